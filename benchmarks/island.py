@@ -40,6 +40,7 @@ from typing import Any
 from benchmarks.allreduce import machine
 from benchmarks.netns import Network, available
 from benchmarks.systems.island_model import MANIFEST
+from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml
 from node.rank_process import rank_environment
 from node.trainer.corpus import collect
@@ -73,12 +74,14 @@ class Islands:
         *,
         apart: bool = False,
         codec: str = "int4",
+        manifest: Manifest = MANIFEST,
+        options: Sequence[str] = ("--threads", "1", "--device", "cpu"),
     ) -> None:
-        self.root, self.net, self.seconds = root, net, seconds
+        self.root, self.net, self.seconds, self.options = root, net, seconds, options
         self.apart = apart  # the first trainer has a core of its own
         self.run = root / "run.toml"
-        rounds = MANIFEST.rounds.model_copy(update={"codec": codec})
-        self.run.write_text(to_toml(MANIFEST.model_copy(update={"rounds": rounds})))
+        rounds = manifest.rounds.model_copy(update={"codec": codec})
+        self.run.write_text(to_toml(manifest.model_copy(update={"rounds": rounds})))
 
     def measure(self) -> list[Fact]:
         """Train with both for so long; what each did after the first rounds."""
@@ -114,8 +117,7 @@ class Islands:
     def _start(self, rank: int, arguments: Sequence[str]) -> subprocess.Popen[Any]:
         where = f"{self.net.address(self.net.names[rank])}:{PORT}" if self.net else "127.0.0.1:0"
         words = ["-m", "node", "start", "--dir", str(self.root / str(rank)), "--listen", where]
-        words += ["--api", "127.0.0.1:0", "--threads", "1", "--device", "cpu", *arguments]
-        words += ["--checkpoint-every", "0"]
+        words += ["--api", "127.0.0.1:0", "--checkpoint-every", "0", *self.options, *arguments]
         log = (self.root / f"{rank}.log").open("ab")
         options: Fact = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         if self.net is not None:
@@ -179,7 +181,7 @@ def bare(text: Path, seconds: float, *, tuned: bool = False, apart: bool = False
     if apart:
         for core, loop in enumerate(loops):
             _pin(loop.pid, core)
-    return _results(loops)
+    return results(loops)
 
 
 def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
@@ -196,7 +198,7 @@ def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
         }
         words = ["-m", "benchmarks.systems.torchft_diloco", json.dumps(given)]
         processes.append(net.python(name, *words, stdout=subprocess.PIPE, text=True))
-    return _results(processes)
+    return results(processes)
 
 
 def _pin(pid: int, core: int) -> None:
@@ -313,12 +315,13 @@ def main() -> None:
                 "machine": machine(),
                 "quick": given.quick,
                 "seconds": scale.seconds,
-                "runs": _rounded(runs),
+                "runs": rounded(runs),
             }
             given.json.write_text(json.dumps(result | plain, indent=1) + "\n")
 
 
-def _results(processes: list[subprocess.Popen[str]]) -> list[Fact]:
+def results(processes: list[subprocess.Popen[str]]) -> list[Fact]:
+    """What processes have told at their end."""
     found = []
     for process in processes:
         output, _ = process.communicate(timeout=10 * START_S)
@@ -329,7 +332,7 @@ def _results(processes: list[subprocess.Popen[str]]) -> list[Fact]:
     return found
 
 
-def _rounded(runs: dict[str, list[list[Fact]]]) -> Any:
+def rounded(runs: dict[str, list[list[Fact]]]) -> Any:
     """Steps to a tenth of a millisecond: the file is committed."""
     return json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 4))
 

@@ -3,6 +3,10 @@
 Each layout trains a tiny model for ten steps on the CPU with gloo, one process a rank, as an
 island does in a swarm, and its θ is gathered for the round as it would be sent. Beside it stands
 one process with the same data. ``--doc FILE`` writes the result into a table between two marks.
+
+``--device cuda``: on GPUs with NCCL, beside one process on a GPU, in the same precision. Ranks
+share the devices where there are fewer, which NCCL allows from 2.30 on, with
+``NCCL_MULTI_RANK_GPU_ENABLE=1``.
 """
 
 from __future__ import annotations
@@ -133,7 +137,8 @@ def _rank(
             dims=case.dims,
             **case.settings,
         )
-        device = pick_device(settings.device, rank)
+        place = rank if settings.device == "cpu" else rank % torch.cuda.device_count()
+        device = pick_device(settings.device, place)
         store, alone = f"file://{directory / 'rendezvous'}", not settings.offload
         ranks = Ranks.join(rank, case.dims, device, store, alone=alone)
         leader, reports = None, []
@@ -181,6 +186,20 @@ def _rank(
 Alone = dict[str, tuple[Outcome, Path]]
 
 
+def on_cuda(case: Case) -> Case:
+    """The same on GPUs, in the precision that it has on a CPU."""
+    settings = {"bf16": False, **case.settings, "device": "cuda"}
+    return dataclasses.replace(case, settings=settings)
+
+
+def devices_for(ranks: int) -> bool:
+    """Whether NCCL takes so many ranks on this host's devices, several on one if need be."""
+    import torch
+
+    several = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return torch.cuda.device_count() >= (1 if several else ranks)
+
+
 def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
     """Run a case and, once, what it is compared with; one row of the result.
 
@@ -189,8 +208,9 @@ def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
     """
     import numpy as np
 
-    precision = BF16 if case.settings.get("bf16") else {}
-    wanted, wanted_delta = _single(case, precision, directory, alone)
+    device = {key: value for key, value in case.settings.items() if key == "device"}
+    half = bool(case.settings.get("bf16"))
+    wanted, wanted_delta = _single(case, device | {"bf16": half}, directory, alone)
     number = sum(1 for _ in directory.iterdir())
     found, delta = run(case, directory / f"case-{number}")
     row: dict[str, Any] = {
@@ -208,8 +228,8 @@ def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
     validation = abs(wanted.validation - found.validation)
     limits: dict[str, float] = {"loss_limit": 5e-5, "delta_limit": 1e-5}
     ok = loss < 5e-5 and validation < 5e-5 and largest < 1e-5
-    if precision:
-        limits = _rounding(case, directory, alone)
+    if half:
+        limits = _rounding(case, device, directory, alone)
         ok = loss < limits["loss_limit"] and relative < limits["delta_relative_limit"]
     return row | {
         "ok": ok and len(found.losses) == STEPS and np.isfinite(found.losses).all().item(),
@@ -223,13 +243,15 @@ def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
     }
 
 
-def _rounding(case: Case, directory: Path, alone: Alone) -> dict[str, float]:
+def _rounding(
+    case: Case, device: dict[str, Any], directory: Path, alone: Alone
+) -> dict[str, float]:
     """Limits of a case in bf16: of the losses, and of Δ by its norm.
 
     One run is one draw of what rounding does to ten losses, and which one depends on the processor.
     """
-    exact = _single(case, {}, directory, alone)
-    rounded = [_single(case, BF16 | micro, directory, alone) for micro in SUMMED]
+    exact = _single(case, device | {"bf16": False}, directory, alone)
+    rounded = [_single(case, device | BF16 | micro, directory, alone) for micro in SUMMED]
     losses, deltas, _ = zip(*(_apart(*exact, *one) for one in rounded), strict=True)
     return {"loss_limit": 2 * max(losses), "delta_relative_limit": 2 * max(deltas)}
 
@@ -297,6 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="result; with --only or --part, other rows stay")
     parser.add_argument("--doc", type=Path, help="file whose table is replaced")
     parser.add_argument("--only", default="", help="part of a name, several with |, none with -")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th case from the K-th on")
     given = parser.parse_args(arguments)
     part, parts = (int(number) for number in given.part.split("/"))
@@ -310,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
         for case in CASES[part - 1 :: parts]:
             if not any(part in case.name for part in wanted):
                 continue
-            row = compare(case, directory, alone)
+            row = compare(on_cuda(case) if given.device == "cuda" else case, directory, alone)
             rows[case.name] = {key: value for key, value in row.items() if key != "losses"}
             sys.stdout.write(json.dumps(rows[case.name]).replace("\\n", "\n") + "\n")
             sys.stdout.flush()

@@ -1,6 +1,7 @@
 """What an island's trainer does on a CUDA device, where there is one; one device is enough.
 
-Layouts take one for each rank, with NCCL, and are passed over where there are fewer.
+Layouts take one for each rank, with NCCL, and are passed over where there are fewer; but from NCCL
+2.30 on ranks may share one, with ``NCCL_MULTI_RANK_GPU_ENABLE=1``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from trainer_kit import TARGET, Bench, Script, apply, begin, committing
 
 from benchmarks.layout_cases import CASES, Case
-from benchmarks.layouts import run
+from benchmarks.layouts import Alone, compare, devices_for, on_cuda, run
 from diloco.pseudo_gradient import rebase
 from node.trainer.channel import (
     Applied,
@@ -30,6 +31,7 @@ from node.trainer.channel import (
     Ready,
     Report,
     Saved,
+    Snapshot,
     StepDone,
     Stop,
 )
@@ -57,6 +59,7 @@ LAYOUTS = (
     "FSDP x TP, Muon",
     "llama, PP x FSDP x TP",
 )
+IN_BF16 = tuple(case for case in CASES if case.settings.get("bf16"))
 
 
 def trained(directory: Path, **settings: Any) -> Script:
@@ -113,6 +116,29 @@ def test_the_loss_that_is_told_is_that_of_what_all_have(tmp_path: Path) -> None:
         return [report.validation_loss for report in script.run(*commands).of(Applied)]
 
     assert losses(**CUDA) == pytest.approx(losses(), abs=1e-4)
+
+
+def test_a_snapshot_with_nan_is_told_of(tmp_path: Path) -> None:
+    """Looked for on the device, before it is sent."""
+
+    def spoiling(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == TARGET:
+            first = bench.trainer.weights.names[0]
+            bench.trainer.weights.local(first)[0].detach().view(-1)[3] = math.nan
+        return committing(1)(bench, report)
+
+    bench = Bench(tmp_path, spoiling, **CUDA)
+    snapshots = bench.run(begin()).of(Snapshot)
+    assert [snapshot.finite for snapshot in snapshots[:1]] == [False]
+
+
+def test_memory_that_is_locked_twice_does_no_harm(tmp_path: Path) -> None:
+    """As any that the driver refuses to lock: copies work as before, and so do kernels."""
+    bench = Bench(tmp_path, committing(1), **CUDA)
+    bench.vectors.lock_pages()
+    assert torch.ones(3, device="cuda").sum() == 3
+    bench.run(begin())
+    assert torch.equal(bench.theta, bench.vectors.tensors()[0])
 
 
 # --- what is on disk ------------------------------------------------------------------------------
@@ -210,7 +236,7 @@ def test_a_script_comes_back_with_its_moments(tmp_path: Path) -> None:
     "case", [case for case in CASES if case.name in LAYOUTS], ids=lambda case: case.name
 )
 def test_a_layout_learns_what_a_cpu_learns(case: Case, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < case.dims.size:
+    if not devices_for(case.dims.size):
         pytest.skip(f"there are fewer than {case.dims.size} CUDA devices")
     there = dataclasses.replace(case, settings=case.settings | CUDA)
     found, _ = run(there, tmp_path / "cuda")
@@ -218,3 +244,19 @@ def test_a_layout_learns_what_a_cpu_learns(case: Case, tmp_path: Path) -> None:
     alone, _ = run(Case("alone", model=case.model, inner=case.inner), tmp_path / "cpu")
     assert found.losses == pytest.approx(alone.losses, abs=1e-3)
     assert found.validation == pytest.approx(alone.validation, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Alone:
+    """What one process has come to, by model and precision."""
+    return {}
+
+
+@pytest.mark.parametrize("case", IN_BF16, ids=lambda case: case.name)
+def test_a_layout_in_bf16_learns_what_one_rank_learns(
+    case: Case, tmp_path_factory: pytest.TempPathFactory, alone: Alone
+) -> None:
+    if not devices_for(case.dims.size):
+        pytest.skip(f"there are fewer than {case.dims.size} CUDA devices")
+    row = compare(on_cuda(case), tmp_path_factory.mktemp("bf16"), alone)
+    assert row["ok"], row

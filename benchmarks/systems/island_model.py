@@ -57,9 +57,12 @@ def gradients(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tenso
     return float(loss.detach())
 
 
-def report(steps: list[float], elapsed: float, cpu: float = 0.0) -> None:
-    """Tell the benchmark the seconds of each step, those of all together, and of the processor."""
-    told = {"steps": steps, "elapsed": elapsed, "tokens": TOKENS * len(steps)}
+def report(steps: list[float], elapsed: float, cpu: float = 0.0, tokens: int = TOKENS) -> None:
+    """Tell the benchmark the seconds of each step, those of all together, and of the processor.
+
+    ``tokens``: of one step.
+    """
+    told = {"steps": steps, "elapsed": elapsed, "tokens": tokens * len(steps)}
     print(json.dumps(told | {"cpu_s_a_step": cpu / max(1, len(steps))}))
 
 
