@@ -131,6 +131,20 @@ def test_lag() -> None:
     assert raised(views, [], 0.0) == [], "it is catching up"
 
 
+def test_one_that_claims_any_round_does_not_make_the_others_lag() -> None:
+    views = peers()
+    views[0] = replace(views[0], round=2**62)
+    assert raised(views, [], 0.0) == []
+    views[3] = replace(views[3], round=6, agrees=None)
+    assert [alarm.peers for alarm in raised(views, [], 0.0)] == [(views[3].peer,)]
+
+
+def test_of_two_islands_the_slower_one_lags() -> None:
+    views = peers(2)
+    views[1] = replace(views[1], round=6, agrees=None)
+    assert [alarm.kind for alarm in raised(views, [], 0.0)] == ["lag"]
+
+
 def test_islands_that_count_rounds_of_their_own_do_not_lag() -> None:
     views = [replace(view, agrees=None) for view in peers()]
     views[3] = replace(views[3], round=400)

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bootstrap.handshake import Gate, admission, anyone, shared_token
+from bootstrap.handshake import Gate, admission, anyone, greet, shared_token
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
@@ -31,11 +32,11 @@ async def first_picture(observer):
 class Swarm:
     """One node that answers for several islands, as far as an observer can ask."""
 
-    def __init__(self, invitation=""):
+    def __init__(self, invitation="", signed=None):
         self.identity = Identity.generate()
         self.transport = HttpTransport(self.identity, listen="127.0.0.1:0")
         self.islands = [self.identity, Identity.generate(), Identity.generate()]
-        self.signed = SignedManifest.create(Manifest(), self.identity)
+        self.signed = signed or SignedManifest.create(Manifest(), self.identity)
         self.run = self.signed.run_id
         self.invitation = invitation
         self.said = {}
@@ -169,3 +170,55 @@ async def test_a_peer_that_leaves_after_the_dial_cannot_be_reached(monkeypatch):
         with pytest.raises(OperatorError) as error:
             await first_picture(Observer([address]))
     assert (error.value.code, error.value.what) == ("E101", f"cannot reach {address.hostport}")
+
+
+async def test_one_island_that_lies_spoils_no_figure_of_the_others():
+    async with Swarm() as swarm:
+        huge = {"round": 2**62, "work": 2**62, "loss": 1.7e308, "validation_loss": 1.7e308}
+        swarm.say(2, state=b"x" * 32, **huge)
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        for n in range(2):
+            swarm.say(n, round=4, state=b"t" * 32, work=4000, loss=2.0 + n, validation_loss=2.5)
+        async with asyncio.timeout(30):
+            while (picture := await anext(stream))["history"]["rounds"] == 0:
+                pass
+        row = {name: values[-1] for name, values in picture["history"]["columns"].items()}
+        assert (row["round"], row["agreeing"], row["tokens"], row["loss"]) == (3, 2, 1000, 2.5)
+        assert picture["state"]["alarms"] == []
+        agree = {peer["peer"]: peer["agrees"] for peer in picture["state"]["peers"]}
+        assert [agree[one.peer_id] for one in swarm.islands] == [True, True, None]
+        await stream.aclose()
+
+
+async def test_losses_that_no_sum_can_hold_end_nothing():
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        for n in range(3):
+            swarm.say(
+                n, round=4, state=b"t" * 32, work=4000, loss=1.7e308, validation_loss=-1.7e308
+            )
+        async with asyncio.timeout(30):
+            while (picture := await anext(stream))["history"]["rounds"] == 0:
+                pass
+        assert picture["history"]["columns"]["loss"] == [None]
+        await stream.aclose()
+
+
+async def test_one_peer_whose_clock_is_wrong_hides_no_island(monkeypatch):
+    """What it says is in time for the others is not for who believes that clock."""
+
+    async def greeted(transport, whereabouts, peer, **more):
+        found = await greet(transport, whereabouts, peer, **more)
+        return replace(found, offset=3600.0) if peer == liar.identity.peer_id else found
+
+    monkeypatch.setattr("node.monitor.observer.greet", greeted)
+    liar = Swarm()
+    async with liar, Swarm(signed=liar.signed) as second, Swarm(signed=liar.signed) as third:
+        second.said = third.said = liar.said
+        peers = [parse_address(one.address) for one in (liar, second, third)]
+        picture = await first_picture(Observer(peers, interval_s=0.0))
+        assert len(picture["state"]["peers"]) == 3

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_high
 from typing import Literal
 
 from node.monitor.event_log import EventLog
@@ -224,8 +224,9 @@ def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
     live = _live(peers)
     if all(peer.agrees is None for peer in live):
         return  # in gossip each counts rounds of its own, and whoever is quick is ahead of all
-    head = max((peer.round for peer in live), default=0)
-    behind = [peer for peer in live if peer.status == "active" and head - peer.round > LAG_ROUNDS]
+    active = [peer for peer in live if peer.status == "active"]
+    usual = median_high(peer.round for peer in active or live)  # one alone may claim anything
+    behind = [peer for peer in active if usual - peer.round > LAG_ROUNDS]
     if behind:
         yield Alarm(
             "lag",

@@ -34,6 +34,7 @@ MAX_ISLANDS = 64  # with a loss curve of their own
 MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
+MAX_DRAWN = 1e12  # what is larger is made up by a peer, or says no more than that it is large
 MAX_PARTS = 64  # rounds of other fragments that count to one of fragment 0
 OUTCOMES = ("committed", "degraded", "skipped")
 PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
@@ -171,7 +172,11 @@ class History:
             if peer in self.totals or len(self.totals) < MAX_TOTALS:
                 counted[peer] = int(tokens)
                 self.totals[peer] = self.totals.get(peer, 0) + counted[peer]
-            if loss is not None and (column := self._column(peer)) is not None:
+            if (
+                loss is not None
+                and can_be_drawn(loss)
+                and (column := self._column(peer)) is not None
+            ):
                 self._losses[self._size, column] = loss
         self._counted.append((float(row[_ROUND]), counted))
         self._size += 1
@@ -334,6 +339,11 @@ class History:
             os.replace(draft, self.path)
         except OSError:
             self.lost += 1
+
+
+def can_be_drawn(value: float) -> bool:
+    """Whether a value is small enough for a chart, and for sums of many; peers may say anything."""
+    return abs(value) < MAX_DRAWN
 
 
 def _starts(groups: Array) -> npt.NDArray[np.int64]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import median, median_low
 from typing import Any
 
-from bootstrap.handshake import Greeting, admission, greet
+from bootstrap.handshake import Clocks, Greeting, admission, greet
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.seeds import Reached, explain, find_peers
 from bootstrap.state import fetch_manifest
@@ -32,7 +33,7 @@ from node.monitor.alarms import Watch
 from node.monitor.dashboard import Feed
 from node.monitor.event_log import EventLog
 from node.monitor.events import PeerJoined, PeerLeft, RoundDone
-from node.monitor.history import History
+from node.monitor.history import History, can_be_drawn
 from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
 from node.monitor.views import NodeView, PeerView, RunView
@@ -86,7 +87,7 @@ class Observer:
         self._whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)
         self._run = b""
         self._total = 0
-        self._offset = 0.0  # the peers' clock minus ours
+        self._clocks = Clocks(math.inf)  # who only looks may have any clock
         self._work = 0
         self._answered = time.monotonic()
         self._seen: dict[PeerId, bool] = {}
@@ -151,7 +152,9 @@ class Observer:
             )
             self.state.status = "active"
             await ask_past(self.transport, peers, self.history, before=ENDLESS_ROUNDS)
-        self._offset = greetings[0].offset
+        self._clocks = Clocks(math.inf)  # anew, as our own may have been set meanwhile
+        for greeting in greetings:
+            self._clocks.add(greeting.peer, greeting.offset, greeting.round_trip)
         self._answered = time.monotonic()
         for greeting in greetings:
             self._learn(greeting.welcome.announces)
@@ -210,7 +213,7 @@ class Observer:
         now = time.monotonic()
         for envelope in envelopes:
             try:
-                opened = open_announce(envelope, self._run, time.time() + self._offset)
+                opened = open_announce(envelope, self._run, time.time() + self._clocks.offset)
             except RemoteProtocolError:
                 continue  # stale, or not what it says: members tell their operators of that
             announce = opened.message
@@ -241,31 +244,31 @@ class Observer:
         for peer in self._seen.keys() - self.membership.islands.keys():
             del self._seen[peer]
         islands = self.membership.islands_alive(now)
-        head = max((one.round for one in islands), default=0)
+        head = usual_round(islands)
         if head > self.state.round:
             if self._work or head == 1:
                 self._round_done(head, islands)
             self.state.round = head
-        self._work = max((one.work for one in islands), default=0)
+        self._work = _work(head, islands)
         self._watch.look()
 
     def _round_done(self, head: int, islands: Sequence[Announce]) -> None:
         """The swarm has moved to ``head``: what was heard makes up its last round."""
         there = [one for one in islands if one.round == head]
         states = Counter(one.state for one in there)
-        losses = {one.peer: one.loss for one in islands if one.loss}
+        losses = {one.peer: one.loss for one in islands if one.loss and can_be_drawn(one.loss)}
         spread = self._spread(islands)
         self._distances = spread.to_mean
-        validation = [one.validation_loss for one in there if one.validation_loss]
+        validation = [loss for one in there if can_be_drawn(loss := one.validation_loss) and loss]
         self.log.emit(
             RoundDone(
                 round=head - 1,
                 total_rounds=self._total,
                 members=len(there),
                 live=len(islands),
-                loss=fmean(losses.values()) if losses else None,
-                validation_loss=fmean(validation) if validation else None,
-                tokens=max(0, max(one.work for one in there) - self._work),
+                loss=median(losses.values()) if losses else None,
+                validation_loss=median(validation) if validation else None,
+                tokens=max(0, _work(head, islands) - self._work),
                 consensus=spread.before,
                 agreeing=None if self._in_pairs else max(states.values()),
                 state=states.most_common(1)[0][0].hex(),
@@ -294,7 +297,7 @@ class Observer:
         """All peers heard of; the observer itself is none of them."""
         now = time.monotonic()
         alive = self.membership.islands_alive(now)
-        head = max((one.round for one in alive), default=0)
+        head = usual_round(alive)
         states = Counter(one.state for one in alive if one.round == head)
         usual = states.most_common(1)[0][0] if states else b""
         views = []
@@ -316,3 +319,14 @@ class Observer:
                 )
             )
         return views
+
+
+def usual_round(islands: Sequence[Announce]) -> int:
+    """The round that half of those who take part have come to: one alone may claim anything."""
+    active = [one.round for one in islands if one.status == "active"]
+    return median_low(active or [one.round for one in islands] or [0])
+
+
+def _work(head: int, islands: Sequence[Announce]) -> int:
+    """Tokens merged up to a round, as most of those who stand there say."""
+    return median_low([one.work for one in islands if one.round == head] or [0])

@@ -65,7 +65,8 @@ export class Peers {
     });
     const shown = sorted.slice(0, SHOWN);
     say(this.more, sorted.length > shown.length ? `and ${sorted.length - shown.length} more; /api/v1/state has all` : "");
-    const head = Math.max(...live.map((peer) => peer.round), 0);
+    const rounds = live.map((peer) => peer.round).sort((a, b) => a - b);
+    const head = rounds[rounds.length >> 1] ?? 0; // the median: one alone may claim anything
     const most = Math.max(...peers.map((peer) => peer.merged_tokens), 1);
     const together = peers.reduce((sum, peer) => sum + peer.merged_tokens, 0);
     const rows = shown.map((peer) => this.row(peer, head, most, together));
