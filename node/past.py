@@ -7,11 +7,10 @@ to look at and is proven by nothing: no decision is taken by it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterable
 
-from node.monitor.history import History
+from node.monitor.history import History, can_be_drawn
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
@@ -19,6 +18,7 @@ from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 10.0
+MAX_MERGED = 10**15  # tokens of one island: whoever says more has made it up
 _COUNTS = ("members", "live")
 _FIELDS = tuple(item.name for item in dataclasses.fields(PastRound))
 
@@ -35,7 +35,9 @@ def tell_past(transport: Transport, history: History) -> None:
         most = sorted(history.totals.items(), key=lambda item: -item[1])[:MAX_PEERS]
         return Past(
             rounds=tuple(map(_round, rows)),
-            merged=tuple(Merged(PeerId(island), tokens) for island, tokens in most),
+            merged=tuple(
+                Merged(PeerId(island), min(max(0, tokens), MAX_MERGED)) for island, tokens in most
+            ),
         ).encode()
 
     transport.on_call("past", answer)
@@ -65,7 +67,10 @@ async def ask_past(
         except (TransportError, RemoteProtocolError):
             continue
         rows = [_row(one) for one in told.rounds if _likely(one)]
-        if rows and (added := history.prepend(rows, {m.peer: m.tokens for m in told.merged})):
+        totals: dict[str, int] = {
+            one.peer: one.tokens for one in told.merged if one.tokens <= MAX_MERGED
+        }
+        if rows and (added := history.prepend(rows, totals)):
             return added
     return 0
 
@@ -78,6 +83,4 @@ def _row(one: PastRound) -> dict[str, float | None]:
 def _likely(one: PastRound) -> bool:
     """Whether it can be drawn: a stranger may say anything."""
     known = [value for name in _FIELDS if (value := getattr(one, name)) is not None]
-    return all(math.isfinite(value) and abs(value) < 1e12 for value in known) and (
-        0 < one.time < time.time() + 86_400
-    )
+    return all(map(can_be_drawn, known)) and 0 < one.time < time.time() + 86_400

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node.monitor.event_log import EventLog
-from node.monitor.events import RoundDone
+from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
 from node.past import ask_past, tell_past
 from protocols import virtual_time
+from protocols.bounds import MAX_PEERS
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
-from protocols.messages import MAX_PAST, Merged, Past, PastRound
+from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
+from protocols.wire import MAX_INT
 
 ME, ALPS, MESA = (Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 4))
 RUN = "8c41"
@@ -163,3 +167,48 @@ def test_there_is_always_room_for_what_comes() -> None:
     small.begin(RUN)
     assert small.prepend([{"round": n, "time": 1.0} for n in range(40)], {}) == 8
     assert small.first == 32
+
+
+_floats = st.floats(allow_nan=False, allow_infinity=False)
+_counts = st.one_of(st.integers(0, MAX_INT), st.sampled_from([10**15, MAX_INT]))
+_optional = st.none() | _floats
+_told = st.builds(
+    PastRound,
+    round=st.integers(0, 5) | _counts,
+    time=st.just(1.7e9) | _floats,
+    members=_floats,
+    live=_floats,
+    loss=_optional,
+    validation_loss=_optional,
+    consensus=_optional,
+    consensus_after=_optional,
+)
+
+
+@given(st.lists(_told, max_size=8), st.dictionaries(st.sampled_from([ALPS, MESA]), _counts))
+def test_whatever_one_peer_tells_can_be_told_to_the_next(
+    rounds: list[PastRound], totals: dict[PeerId, int]
+) -> None:
+    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
+        async def lie(peer: PeerId, body: bytes) -> bytes:
+            merged = tuple(Merged(peer, tokens) for peer, tokens in totals.items())
+            return Past((told(0), *rounds), merged).encode()
+
+        others[0].on_call("past", lie)
+        here = history(range(6, 8))
+        assert await ask_past(mine, [ALPS], here, before=6) >= 1
+        assert max(here.totals.values()) <= 10**15
+        islands = {ALPS: {"loss": 1.7e308, "tokens": 2**40}}
+        here(Record(9, 1.7e9, RoundDone(round=8, loss=1.7e308, islands=islands)))
+        tell_past(mine, here)
+        request = PastRequest(bytes.fromhex(RUN), MAX_INT, MAX_PAST).encode()
+        reply = await others[1].call(ME, "past", request, timeout=9, max_reply=Past.MAX_BYTES)
+        assert Past.decode(reply).rounds
+
+    play(main)
+
+
+def test_the_largest_past_has_room_in_its_message() -> None:
+    one = PastRound(MAX_INT, *(1.1,) * 7)
+    islands = tuple(Merged(ALPS, MAX_INT) for _ in range(MAX_PEERS))
+    assert len(Past((one,) * MAX_PAST, islands).encode()) < Past.MAX_BYTES
