@@ -44,7 +44,7 @@ class GossipReports(PeerReports):
         """The outer step of a round is taken."""
         self.rounds_committed += what.fragment == 0
         self.state.round = self.round
-        if self.swarm.status.status == "active":
+        if self.state.status != "leaving" and self.swarm.status.status == "active":
             self.state.status = "active"
         for one in what.exchanged:
             met = one.met

@@ -346,9 +346,9 @@ class Participation:
         limit, place = self.config.rounds, self.replicas[0].place
         if is_over(self.manifest, self.reporter.round, place.work):
             self.finishing = True
-            self.node.daemon.stop(f"the run is over after {counted(self.reporter.round, 'round')}")
+            self.node.leave(f"the run is over after {counted(self.reporter.round, 'round')}")
         elif limit and self.reporter.rounds_committed >= limit:
-            self.node.daemon.stop(f"{counted(limit, 'round')} done, as --rounds says")
+            self.node.leave(f"{counted(limit, 'round')} done, as --rounds says")
 
     @property
     def manifest(self) -> Manifest:

@@ -93,7 +93,8 @@ class Reporter(PeerReports):
             min(now, max(chain.timing.held_at, chain.timing.planned_at)) if took_part else now,
         )
         self.state.round = self.round
-        if self.swarm.status.status in ("joining", "active"):
+        leaving = self.state.status == "leaving"  # rounds come until its farewell
+        if not leaving and self.swarm.status.status in ("joining", "active"):
             self.state.status = "active" if self.swarm.status.status == "active" else "joining"
         if self.conductor is None or self.conductor.ready is None:
             self._done(fragment, None)

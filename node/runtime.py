@@ -209,7 +209,7 @@ class Node:
 
     async def _stop_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        self.daemon.stop(f"{seconds:g} s are over")
+        self.leave(f"{seconds:g} s are over")
 
     async def open_directory(self, stack: AsyncExitStack, run: Run) -> Dht:
         """Join the run's DHT and publish this node's address in it."""

@@ -237,6 +237,8 @@ def test_other_lines():
         Problem(code="E301", what="clock", why="w", fix="f", fatal=True)
     )
     assert "Ctrl-C" in render(Stopping(reason="interrupted"))
+    assert "(Ctrl-C again stops now)" in render(Stopping(reason="SIGINT"))
+    assert "(Ctrl-C twice stops now)" in render(Stopping(reason="3 s are over"))
     assert "12.00 MB in 0.5 s" in render(
         CheckpointSaved(round=1, path="/x", bytes=12_000_000, seconds=0.5)
     )

@@ -8,9 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_swarm import simulated_swarm
 
+from bootstrap.manifest import Manifest
 from gossip.membership import Liveness
 from node.leaving import leave
+from node.monitor.event_log import EventLog
+from node.monitor.state import NodeState
+from node.monitor.views import NodeView
+from node.participation import Participation
+from node.runtime import Node
+from protocols import virtual_time
 
 
 class Leaver:
@@ -118,3 +126,37 @@ async def test_who_waits_for_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatc
     leaver.keeper.save = slowly
     await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
     assert leaver.did == ["farewell", "says so", "save, still from now on", "stop"]
+
+
+@pytest.mark.parametrize("why", ["rounds", "seconds"])
+def test_who_stops_by_itself_says_so_to_its_peers_and_here(why: str) -> None:
+    """As after Ctrl-C: else the others would wait for it, and its operator see no reason."""
+
+    async def main() -> None:
+        async with simulated_swarm(2) as swarm:
+            await asyncio.sleep(5.0)
+            first, second = swarm.members.values()
+            log = EventLog()
+            state = NodeState(NodeView(peer=first.peer), log=log)
+            stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            node: Any = SimpleNamespace(
+                events=log, daemon=SimpleNamespace(stop_reason=stopped, stop=stopped.set_result)
+            )
+            node.leave = lambda reason: Node.leave(node, reason)
+            part: Any = Leaver()
+            part.node.leave, part.manifest, part.swarm = node.leave, Manifest(), first.swarm
+            part.replicas, part.config.rounds = first.replicas, 3
+            part.reporter = SimpleNamespace(round=3, rounds_committed=3)
+            if why == "rounds":
+                Participation._check_end(part)
+            else:
+                await Node._stop_after(node, 1.0)
+            assert "3 rounds done" in await stopped or why == "seconds"
+            assert [record.event.kind for record in log.recent] == ["stopping"]
+            assert state.status == "leaving"
+            await leave(part, AsyncExitStack())
+            heard = second.swarm.membership.announcement(first.peer)
+            assert heard is not None
+            assert heard.status == "leaving"
+
+    virtual_time.run(main())

@@ -39,5 +39,5 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
     async with AsyncExitStack() as stack:
         await Participation._start(part, stack, MagicMock(greetings=[], peers=[]))
     assert part.finishing is over
-    assert part.node.daemon.stop.called is over
+    assert part.node.leave.called is over
     assert part.events.emit.called is not over  # that it joins at a round which never comes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from signal import Signals
 from typing import TextIO
 
 from node.monitor.events import (
@@ -150,7 +151,8 @@ def render(event: Event, key: str = "") -> str:
         case Notice():
             return clean(event.text)
         case Stopping():
-            return f"leaving: {clean(event.reason)} (Ctrl-C again stops now)"
+            more = "again" if event.reason in Signals.__members__ else "twice"
+            return f"leaving: {clean(event.reason)} (Ctrl-C {more} stops now)"
         case _:
             return ""
 
