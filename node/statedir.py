@@ -35,10 +35,13 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from node.errors import operator_error
+from protocols.errors import OperatorError
 
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
 _MAX_API_FILE = 4096
 _KEY_BYTES = 16
+# at a lock: others may only look at it, and who has just taken it has yet to write who it is
+_TRIES, _TRY_S = 10, 0.01
 _MAX_DIGITS = 15  # of Unix milliseconds, for thirty thousand years
 _MAX_LOG_FILE = 2 * 1024 * 1024
 
@@ -50,6 +53,18 @@ class ApiFile:
     address: str  # HOST:PORT
     pid: int
     key: str = ""
+
+
+def unusable(root: Path, error: OSError) -> OperatorError:
+    """E105 for a state directory in which something cannot be made or opened."""
+    return operator_error(
+        "E105",
+        f"cannot use the state directory {root}",
+        why="a file has that name"
+        if isinstance(error, FileExistsError)
+        else error.strerror or str(error),
+        fix="give a directory this user may write with --dir (scripts: dir=)",
+    )
 
 
 class _Log(RotatingFileHandler):
@@ -70,32 +85,30 @@ class StateDir:
         self.key_file = root / "dashboard.key"
         self._lock: int | None = None
 
-    def lock(self) -> None:
-        """Create the directory and keep it for this process; raises E105 if another has it."""
+    def make(self) -> None:
+        """Create the directory and the folders in it that are always there; raises E105."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             for directory in (self.checkpoints, self.logs):
                 directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unusable(self.root, error) from error
+
+    def lock(self) -> None:
+        """Create the directory and keep it for this process; raises E105 if another has it."""
+        self.make()
+        try:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise operator_error(
-                "E105",
-                f"cannot use the state directory {self.root}",
-                why="a file has that name"
-                if isinstance(error, FileExistsError)
-                else error.strerror or str(error),
-                fix="give a directory this user may write with --dir (scripts: dir=)",
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = os.read(descriptor, 32).decode(errors="replace").strip()
+            raise unusable(self.root, error) from error
+        if not _taken(descriptor, fcntl.LOCK_EX):
+            pid = _written(descriptor)
             os.close(descriptor)
             raise operator_error(
                 "E105",
                 f"the state directory {self.root} is in use",
                 why=f"another node (process {pid or '?'}) runs in it",
-            ) from error
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor  # the lock ends with the process, however that ends
@@ -103,6 +116,8 @@ class StateDir:
     def unlock(self) -> None:
         """Give the directory free; without effect where it is not held."""
         if self._lock is not None:
+            with contextlib.suppress(OSError):  # a disk that has become read-only
+                os.ftruncate(self._lock, 0)  # whoever holds it next is not this process
             os.close(self._lock)
             self._lock = None
 
@@ -127,19 +142,26 @@ class StateDir:
             )
 
     def holder(self) -> int | None:
-        """The process whose daemon runs here; None where none does, whatever files it left."""
+        """The process whose daemon runs here; None where none does, whatever files it left.
+
+        A number that a killed daemon has left in the lock is not taken for that of the next one,
+        which has the lock a moment before it has written its own.
+        """
         try:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDONLY)
         except OSError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(descriptor, 32).decode(errors="replace").strip()
-            return int(pid) if pid.isdecimal() else None
+            for _ in range(_TRIES):
+                if _taken(descriptor, fcntl.LOCK_SH, tries=1):
+                    return None
+                pid = _written(descriptor)
+                if pid is not None and _exists(pid):
+                    return pid
+                time.sleep(_TRY_S)
+            return pid  # perhaps in another container, where processes have other numbers
         finally:
             os.close(descriptor)
-        return None
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
@@ -225,3 +247,31 @@ class StateDir:
                     file.write(text)
                 return Path(path)
         return None
+
+
+def _taken(descriptor: int, how: int, tries: int = _TRIES) -> bool:
+    """Lock a file, for a moment more where others only look at the lock; False: it is held."""
+    for left in reversed(range(tries)):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return True
+        if left:
+            time.sleep(_TRY_S)
+    return False
+
+
+def _written(descriptor: int) -> int | None:
+    """The process id in a lock file; None where there is none."""
+    text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is a process of that number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import subprocess
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -105,3 +108,55 @@ def test_a_full_disk_leaves_no_drafts_and_is_told_with_the_file(tmp_path, monkey
         home.publish_api("127.0.0.1:2")
     assert home.incarnation(5.0) == 5000
     assert [path.name for path in tmp_path.iterdir()] == ["api.json"]
+
+
+@pytest.fixture
+def ended() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_the_number_that_a_killed_node_left_is_not_that_of_the_next(
+    tmp_path: Path, ended: int
+) -> None:
+    """Which has the lock a moment before it has written its own."""
+    lock = tmp_path / "daemon.lock"
+    lock.write_text(f"{ended}\n")
+    with lock.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        timer = Timer(0.03, lambda: os.pwrite(file.fileno(), f"{os.getpid()}  \n".encode(), 0))
+        timer.start()
+        assert StateDir(tmp_path).holder() == os.getpid()
+        timer.join()
+    assert StateDir(tmp_path).holder() is None
+
+
+def test_a_node_that_is_in_another_container_runs_all_the_same(tmp_path: Path, ended: int) -> None:
+    lock = tmp_path / "daemon.lock"
+    lock.write_text(f"{ended}\n")
+    with lock.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert StateDir(tmp_path).holder() == ended
+
+
+def test_who_leaves_takes_its_number_along(tmp_path: Path) -> None:
+    home = StateDir(tmp_path)
+    home.lock()
+    assert home.holder() == os.getpid()
+    home.unlock()
+    assert (tmp_path / "daemon.lock").read_bytes() == b""
+    assert home.holder() is None
+
+
+def test_who_only_looks_keeps_no_node_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "daemon.lock").touch()
+    looking = os.open(tmp_path / "daemon.lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    timer = Timer(0.03, lambda: os.close(looking))
+    timer.start()
+    home = StateDir(tmp_path)
+    home.lock()
+    timer.join()
+    home.unlock()
