@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trainer_kit import apply, merge, tiny_manifest
 from bootstrap.manifest import Manifest
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
-from node.script.joining import _lasting, _manifest, join
+from node.script.joining import _lasting, _log, _manifest, join
 from node.script.parameters import named_parameters
 from node.script.session import Joined, ended
 from node.trainer.channel import (
@@ -399,3 +400,37 @@ async def test_a_script_is_told_how_long_its_run_waits(tmp_path: Path) -> None:
     assert told == Terms(manifest.label, 3, 7.5)
     theirs.close()
     await attached.stop()
+
+
+def test_the_log_of_a_quiet_node_lies_where_only_its_user_can_read(tmp_path: Path) -> None:
+    with _log(tmp_path / "state"):
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "state" / "logs" / "node.log").exists()
+
+
+@pytest.mark.parametrize("name", ["state", "state/logs/node.log"])
+def test_a_state_directory_that_cannot_be_used_is_told_to_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("node.script.joining._lasting", lambda *_, **__: pytest.fail("started"))
+    if name == "state":
+        (tmp_path / name).write_text("a file")
+    else:
+        (tmp_path / name).mkdir(parents=True)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(OperatorError, match="cannot use the state directory") as caught:
+        join(model, optimizer, dir=tmp_path / "state", quiet=True)
+    assert caught.value.code == "E105"
+
+
+def test_a_setting_that_cannot_be_told_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.script.joining._lasting", lambda *_, **__: pytest.fail("started"))
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(OperatorError, match="cannot be told to the node") as caught:
+        join(model, optimizer, dir=tmp_path / "state", quiet=True, wait_s=Decimal("1.5"))
+    assert caught.value.code == "E204"
+    assert not (tmp_path / "state").exists()

@@ -29,13 +29,15 @@ import node
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_modes import MODE_ROUNDS
 from bootstrap.manifest_rounds import is_table
-from bootstrap.validation import check
+from bootstrap.validation import bad_config, check
 from node.config import NodeConfig, resolve
 from node.errors import operator_error
+from node.outermost import first_known
 from node.script.optimizers import Watch, as_one
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import HEARING_S, Joined, ended
+from node.statedir import StateDir, unusable
 from node.trainer.channel import Channel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
@@ -113,8 +115,10 @@ def join(
             directory = config.dir
             _refuse_shared(directory)
             daemon, channel = _start_node(given, config, run, layout, vectors, quiet)
-        except OperatorError as error:
-            ranks.broadcast(ended(error).encode())  # else the others would wait for ever
+        except (OperatorError, OSError) as error:
+            ranks.broadcast(
+                ended(first_known(error)).encode()
+            )  # else the others would wait for ever
             raise
         progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     joined = Joined(progress, daemon)
@@ -185,9 +189,25 @@ def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
 
 
 def _log(directory: Path) -> IO[bytes]:
-    logs = directory / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    return (logs / "node.log").open("ab")
+    """The log of a quiet node; raises E105."""
+    home = StateDir(directory)
+    home.make()
+    try:
+        return (home.logs / "node.log").open("ab")
+    except OSError as error:
+        raise unusable(directory, error) from error
+
+
+def _encoded(order: Mapping[str, Any]) -> bytes:
+    """What the node is told; raises E204."""
+    try:
+        return json.dumps(order).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise bad_config(
+            "a setting of node.join cannot be told to the node",
+            str(error),
+            "give texts, paths, numbers, or lists of them",
+        ) from error
 
 
 def _start_node(
@@ -202,14 +222,16 @@ def _start_node(
     manifest = None
     if run is not None or not (config.peers or config.resume):
         manifest = _manifest(run or {}, layout)
+    order = _encoded(
+        {
+            "config": {key: _plain(value) for key, value in given.items()},
+            "manifest": manifest.canonical().decode() if manifest is not None else "",
+            "layout": layout.digest,
+            "size": layout.size,
+        }
+    )
     log = _log(config.dir) if quiet else None
     ours, theirs = socket.socketpair()
-    order = {
-        "config": {key: _plain(value) for key, value in given.items()},
-        "manifest": manifest.canonical().decode() if manifest is not None else "",
-        "layout": layout.digest,
-        "size": layout.size,
-    }
     packages = str(Path(node.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     with theirs:
@@ -237,7 +259,7 @@ def _start_node(
         )
     assert daemon.stdin is not None
     with suppress(BrokenPipeError), daemon.stdin as pipe:  # the channel tells whether it is gone
-        pipe.write(json.dumps(order).encode())
+        pipe.write(order)
     return daemon, ours
 
 
