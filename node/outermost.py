@@ -6,13 +6,18 @@ import errno
 import os
 import select
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from node.errors import operator_error, reason
 from node.interrupts import EXIT_INTERRUPTED
 from protocols.errors import OperatorError
+
+_USUAL = "~/.atoll"
+_MAX_SETTINGS_BYTES = 64 * 1024
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -147,9 +152,27 @@ def _internal(
 
 def _state_directory(arguments: Sequence[str]) -> Path:
     """The state directory as far as it can be told when all else may be broken."""
+    given = _option(arguments, "--dir") or os.environ.get("ATOLL_DIR") or _configured(arguments)
+    return Path(os.path.expanduser(given or _USUAL))
+
+
+def _option(arguments: Sequence[str], name: str) -> str:
+    """What an option is given; empty where it is not."""
     for index, argument in enumerate(arguments):
-        if argument == "--dir" and index + 1 < len(arguments):
-            return Path(os.path.expanduser(arguments[index + 1]))
-        if argument.startswith("--dir="):
-            return Path(os.path.expanduser(argument.removeprefix("--dir=")))
-    return Path(os.path.expanduser(os.environ.get("ATOLL_DIR") or "~/.atoll"))
+        if argument == name and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"{name}="):
+            return argument.removeprefix(f"{name}=")
+    return ""
+
+
+def _configured(arguments: Sequence[str]) -> str:
+    """What the settings file says it is; empty where it does not, or is no such file."""
+    given = _option(arguments, "--config") or os.environ.get("ATOLL_CONFIG")
+    path = Path(given or os.path.expanduser(f"{_USUAL}/node.toml"))
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file():  # a pipe has been read, and would be waited for
+            with path.open("rb") as file:
+                found = tomllib.loads(file.read(_MAX_SETTINGS_BYTES).decode()).get("dir")
+            return found if isinstance(found, str) else ""
+    return ""

@@ -38,6 +38,27 @@ def test_a_defect_is_e999_with_a_log(command, runtime, tmp_path):
     assert "Traceback" in log.read_text()
 
 
+@pytest.mark.parametrize("named", ["option", "variable", "usual"])
+def test_a_log_goes_to_the_directory_that_a_settings_file_names(
+    command, runtime, tmp_path, monkeypatch, named
+):
+    home = tmp_path / "home"
+    file = home / ".atoll" / "node.toml" if named == "usual" else tmp_path / "my.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'dir = "{tmp_path / "other"}"\n')
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("ATOLL_DIR")
+    if named == "variable":
+        monkeypatch.setenv("ATOLL_CONFIG", str(file))
+    _raising(ZeroDivisionError("oops"))
+    _, _, err = command("start", *(("--config", file) if named == "option" else ()))
+    [log] = (tmp_path / "other" / "logs").iterdir()
+    assert str(log) in err
+    file.write_text("dir = [")
+    status, _, err = command("start", "--config", file)
+    assert (status, err[:10]) == (2, "error E204")
+
+
 def test_a_log_goes_elsewhere_where_the_directory_is_broken(
     command, runtime, tmp_path, monkeypatch
 ):
