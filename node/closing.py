@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
+
+from node.checkpoint import CheckpointStore
 
 
 def newest_round(checkpoints: Path) -> int | None:
-    """The round of the newest checkpoint in that folder; None: there is none."""
-    rounds = [path.name.removeprefix("ckpt-") for path in checkpoints.glob("ckpt-*")]
-    return max((int(round_) for round_ in rounds if round_.isdecimal()), default=None)
+    """The round of the checkpoint in that folder which was made last; None: there is none."""
+    with suppress(OSError):
+        for newest in CheckpointStore(checkpoints, owns=False).paths():
+            return int(newest.name.removeprefix("ckpt-"))
+    return None
 
 
 def last_words(

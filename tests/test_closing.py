@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from node.checkpoint import CheckpointStore
 from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.daemon import Daemon
@@ -36,6 +38,16 @@ def test_what_the_newest_checkpoint_does_not_have_is_told(tmp_path: Path) -> Non
     assert said.startswith(f"ended: SIGINT; the run stands at round 12{told}to go on: ")
     assert told in last_words("it is over", rounds=12, over=True, home=HOME, saved=saved)
     assert told not in last_words("SIGINT", rounds=10, home=HOME, saved=saved)
+
+
+def test_the_newest_checkpoint_is_the_one_that_was_made_last(tmp_path: Path) -> None:
+    """As for who goes on from it: the round may be an earlier one, of another side of a split."""
+    for number, made in ((9, 100.0), (4, 200.0)):
+        (tmp_path / f"ckpt-{number:08d}").mkdir()
+        os.utime(tmp_path / f"ckpt-{number:08d}", (made, made))
+    newest = CheckpointStore(tmp_path, owns=False).paths()[0]
+    assert newest.name == "ckpt-00000004"
+    assert newest_round(tmp_path) == 4
 
 
 def test_one_that_is_over_can_be_exported() -> None:
