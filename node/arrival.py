@@ -139,7 +139,7 @@ class Arrival:
         reason, told = "no island has announced a state", ""
         untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
         for pause in backoff(self.dice, first=0.2, last=5.0):
-            wrong, found = "", await self.look()
+            wrong, found = "", await self.look(end - loop.time())
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
             for target in options:
@@ -183,13 +183,18 @@ class Arrival:
             await asyncio.sleep(pause)
         raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
 
-    async def look(self) -> list[Announce]:
+    async def look(self, within: float = PATIENCE_S) -> list[Announce]:
         """Who stands where, freshly asked: the swarm may move on every second.
 
-        Where those to ask are gone it is asked of whom they have named.
+        Where those to ask are gone it is asked of whom they have named. After so many seconds
+        nobody more is asked: each of them may be one that does not answer.
         """
         found: dict[PeerId, Announce] = {}
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within
         for peer in dict.fromkeys([*self.ask(), *self._named]):
+            if loop.time() > end:
+                break
             try:
                 reply = await ask(
                     self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
@@ -323,9 +328,10 @@ class OwnArrival(Arrival):
     def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Each holds another one."""
 
-    async def look(self) -> list[Announce]:
+    async def look(self, within: float = PATIENCE_S) -> list[Announce]:
         """Islands, since seeds have no state here."""
-        return [announce for announce in await super().look() if announce.role == "island"]
+        found = await super().look(within)
+        return [announce for announce in found if announce.role == "island"]
 
     async def _standing(self, target: Target, fragment: int) -> ChainStanding:
         return own_standing(self.run, self.founders[0], target.round, fragment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -108,6 +108,7 @@ class Scene:
         self,
         *,
         seed_known_at: float = 0.0,
+        entries: Sequence[PeerId] = (),
         wanted: Callable[[Announce], bool] = lambda announce: True,
     ) -> Arrived:
         async def greet(peer: PeerId) -> None:
@@ -118,7 +119,7 @@ class Scene:
             self.network.join(NEWCOMER.peer_id),
             RUN,
             (CREATOR.peer_id,),
-            lambda: [self.seed.peer_id] if now() >= seed_known_at else [LIAR.peer_id],
+            lambda: entries or [self.seed.peer_id if now() >= seed_known_at else LIAR.peer_id],
             lambda: WALL,
             lambda announce: self.learned.set(),
             greet,

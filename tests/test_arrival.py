@@ -15,7 +15,7 @@ from gossip import lineage
 from gossip.certificate import genesis, heavier
 from gossip.lineage import Lineage
 from gossip.validity import Place
-from node.arrival import PATIENCE_S, beyond, targets
+from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import (
@@ -88,6 +88,20 @@ def test_who_was_ahead_is_not_waited_for_once_nobody_is() -> None:
         with pytest.raises(OperatorError, match="nobody is further"):
             await scene.arrive(wanted=beyond(lambda: mine, 0))
         assert asyncio.get_running_loop().time() < 10
+
+    played(story)
+
+
+def test_however_many_are_silent_it_ends_in_time() -> None:
+    async def story(scene: Scene) -> None:
+        silent = [Identity.from_seed(bytes([150 + n]) * 32).peer_id for n in range(60)]
+        for peer in silent:
+            scene.network.join(peer)
+            scene.network.freeze(peer)
+        with pytest.raises(OperatorError) as caught:
+            await scene.arrive(entries=silent)
+        assert caught.value.code == "E502"
+        assert asyncio.get_running_loop().time() <= PATIENCE_S + CALL_TIMEOUT_S
 
     played(story)
 
