@@ -210,3 +210,21 @@ def test_of_a_node_of_another_version_little_is_told(tmp_path, daemon, monkeypat
     monkeypatch.setattr("node.status.fetch", lambda directory: {"schema": 9, "status": "active"})
     found = look(tmp_path / "x")
     assert (found.status, found.pid, found.api) == ("other version", process.pid, "127.0.0.1:1")
+
+
+def test_a_note_is_whole_or_not_there(tmp_path, monkeypatch):
+    home = StateDir(tmp_path / "z")
+    home.lock()
+    home.unlock()
+    note(home.root)
+    seen = []
+    replace = os.replace
+
+    def between(draft, path):
+        seen.append(noted())  # while it is written again
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "replace", between)
+    note(home.root)
+    assert seen == [[home.root]]
+    assert len(list(places.notes().iterdir())) == 1
