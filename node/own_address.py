@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import socket
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
+from node.hosts.interface import ipv4_interfaces
 from node.setting_values import host_port, is_loopback
 from protocols.addresses import address_towards, hostport
 
@@ -18,29 +16,20 @@ if TYPE_CHECKING:
     from protocols.http import HttpTransport
     from protocols.whereabouts import Whereabouts
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
+INTERNET = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody's, and routed as all that is far away
 
 
-def outward_address(towards: str = "192.0.2.1") -> str:
+def outward_address(towards: str = INTERNET) -> str:
     """The address of the interface that leads to ``towards``, by default to the internet.
 
-    Where none does, as in a closed network, any that is not loopback; loopback where there is no
-    other. Nothing is sent (192.0.2.1 is TEST-NET-1, RFC 5737) and no name is asked for.
+    Where none does, or it is a name, that which leads to the internet; in a closed network any
+    that is not loopback; loopback where there is no other. Nothing is sent and no name asked for.
     """
-    with contextlib.suppress(OSError):
-        return address_towards(towards)
-    return next(_interfaces(), "127.0.0.1")
-
-
-def _interfaces() -> Iterator[str]:
-    """IPv4 addresses of this machine's interfaces, without loopback; none where not Linux."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                host = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
-                if not is_loopback(host):
-                    yield host
+    for place in dict.fromkeys((towards, INTERNET)):
+        with contextlib.suppress(OSError):
+            return address_towards(place)
+    outward = (str(own) for _, own in ipv4_interfaces() if not own.is_loopback)
+    return next(outward, "127.0.0.1")
 
 
 class OwnPlace:

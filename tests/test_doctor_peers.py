@@ -181,6 +181,17 @@ async def test_behind_a_translator_the_mapping_is_a_finding(tmp_path, seed, monk
     assert found["hairpin"].status == "ok"  # on loopback the outer address is this machine's
 
 
+async def test_a_peer_may_be_given_by_its_name(tmp_path, seed, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "node.doctor.network.outward_address", lambda towards: asked.append(towards) or towards
+    )
+    peer = (await seed()).replace("127.0.0.1", "localhost")
+    found = by_name(await network(config(tmp_path, peers=[peer])))
+    assert asked == ["127.0.0.1"]
+    assert found["nat"].found.startswith("none")
+
+
 async def test_a_peer_that_is_not_there_beside_one_that_is(tmp_path, seed):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"

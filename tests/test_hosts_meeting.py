@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from bootstrap.manifest import Data, Model
 from node.hosts import meeting as module
-from node.hosts.interface import interface_of, told
+from node.hosts.interface import interface_of, ipv4_interfaces, told
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island_settings import IslandSettings
+from node.own_address import INTERNET, outward_address
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
 
@@ -244,3 +245,30 @@ def test_the_interface_of_an_address() -> None:
         "NCCL_SOCKET_IFNAME": "=lo",  # bare, it would stand for lo0 and lo1 too
     }
     assert told("192.0.2.77", {}) == {}
+
+
+def test_the_address_towards_a_name_is_that_towards_the_internet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def towards(host: str) -> str:
+        asked.append(host)
+        if host != INTERNET:
+            raise OSError("no number")
+        return "10.0.0.7"
+
+    monkeypatch.setattr("node.own_address.address_towards", towards)
+    assert outward_address("seed.example") == "10.0.0.7"
+    assert asked == ["seed.example", INTERNET]
+
+
+def test_in_a_closed_network_it_is_that_of_any_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(host: str) -> str:
+        raise OSError("unreachable")
+
+    found = dict(ipv4_interfaces())
+    assert str(found["lo"]) == "127.0.0.1"
+    others = [str(own) for own in found.values() if not own.is_loopback]
+    monkeypatch.setattr("node.own_address.address_towards", nowhere)
+    assert outward_address() == (others[0] if others else "127.0.0.1")

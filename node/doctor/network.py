@@ -7,6 +7,7 @@ nothing of it and count nobody.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -23,7 +24,7 @@ from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.own_address import addresses, outward_address
 from node.setting_values import host_port
 from node.statedir import StateDir
-from protocols.addresses import PeerAddress, hostport, parse_peers
+from protocols.addresses import PeerAddress, host_of, hostport, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http import HttpTransport
 from protocols.identity import Identity
@@ -147,6 +148,19 @@ def _clock(greetings: Sequence[Greeting]) -> Finding:
     return ok("clock", f"{clocks.offset:+.2f} s against the median of {len(greetings)} peers")
 
 
+async def _ip(host: str, observed: str) -> str:
+    """The IP address behind a name, of the kind by which a peer sees this machine, if it has one.
+
+    On the way to another one this machine may have another address of its own.
+    """
+    family = socket.AF_INET6 if ":" in host_of(observed) else socket.AF_INET
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family)
+    except OSError:
+        return host
+    return str(found[0][4][0])
+
+
 async def _reach(
     transport: HttpTransport,
     config: NodeConfig,
@@ -157,7 +171,7 @@ async def _reach(
     """Whether peers can open connections to this machine, and what stands in between."""
     translation = nat.describe(
         [
-            (one.welcome.observed, outward_address(at.host))
+            (one.welcome.observed, outward_address(await _ip(at.host, one.welcome.observed)))
             for at, one in greetings
             if one.welcome.observed
         ]

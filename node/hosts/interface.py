@@ -1,4 +1,4 @@
-"""The network interface that has an address: gloo and NCCL are told by its name."""
+"""The network interfaces of this machine: gloo and NCCL are told one by the name it has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 SIOCGIFADDR = 0x8915  # netdevice(7)
@@ -28,6 +28,13 @@ def interface_of(address: str) -> str:
         return _ipv6(wanted)
     if wanted.is_loopback:
         return "lo"
+    return next((name for name, own in ipv4_interfaces() if own == wanted), "")
+
+
+def ipv4_interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
+    """Names of interfaces with the IPv4 address that each has; none where this is not Linux."""
+    if sys.platform != "linux":
+        return
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -37,9 +44,7 @@ def interface_of(address: str) -> str:
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, request + bytes(8))
             except OSError:  # it has no IPv4 address
                 continue
-            if answer[20:24] == wanted.packed:
-                return name
-    return ""
+            yield name, ipaddress.IPv4Address(answer[20:24])
 
 
 def _ipv6(wanted: ipaddress.IPv6Address) -> str:
