@@ -148,15 +148,11 @@ def verify_run(checkpoint: Path) -> bytes:
     return bytes.fromhex(verify(checkpoint).run)
 
 
-def read_checkpoint(path: Path) -> OuterFiles:
-    """Read a checkpoint directory, or the newest whole one of a state directory; else E404."""
-    return read_newest(path)[1]
-
-
 def read_newest(path: Path) -> tuple[Path, OuterFiles]:
-    """As :func:`read_checkpoint`; and which one it was.
+    """Read a checkpoint directory, or the newest whole one of a state directory; else E404.
 
-    A node that runs there may remove it while it is read: then the newest by then is tried.
+    Returns which one it was as well. A node that runs there may remove it while it is read: then
+    the newest by then is tried.
     """
     for left in reversed(range(TRIES)):
         before = _listed(path)

@@ -18,7 +18,7 @@ from node.config import NodeConfig
 from node.daemon import Daemon
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
-from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.outer_files import OuterFiles, read_newest, write_outer
 from node.statedir import StateDir
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -185,7 +185,7 @@ def test_every_checkpoint_is_damaged(refused, tmp_path):
     assert "--peers" in fix
     assert "nothing to do" not in fix
     with pytest.raises(CheckpointError, match=r"none in it is whole .*another hash"):
-        read_checkpoint(state)
+        read_newest(state)
     for path, content in before.items():
         assert path.read_bytes() == content  # damaged as they are, they are not thrown away
 

@@ -13,7 +13,7 @@ from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointStore, Facts
 from node.commands.manifest import manifest_for
 from node.config import resolve
-from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.outer_files import OuterFiles, read_newest, write_outer
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 
@@ -192,7 +192,7 @@ def checkpoint(tmp_path):
 def test_outer_files_round_trip(checkpoint, tmp_path):
     outer, path = checkpoint
     for source in (path, tmp_path / "state"):
-        back = read_checkpoint(source)
+        back = read_newest(source)[1]
         assert back.base.equal(outer.base)
         assert back.vectors["v"].equal(outer.vectors["v"])
         assert back.signed == outer.signed
@@ -220,7 +220,7 @@ def test_export_leaves_alone_what_a_node_is_writing(command, checkpoint, tmp_pat
         assert command("export", tmp_path / "model", "--from", tmp_path / "state")[0] == 0
         facts = Facts(run=checkpoint[0].signed.run_id.hex(), round=4, step=40, tokens=400)
         store.commit(draft, facts)
-    assert read_checkpoint(tmp_path / "state").base.equal(checkpoint[0].base)
+    assert read_newest(tmp_path / "state")[1].base.equal(checkpoint[0].base)
 
 
 @pytest.mark.parametrize("when", ["verify", "read_outer"])

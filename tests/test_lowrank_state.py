@@ -20,7 +20,7 @@ from diloco.lowrank import Plan
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.lowrank_state import BASES, LowRankReplica
 from node.modes import check_runs
-from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.outer_files import OuterFiles, read_newest, write_outer
 from node.replica import ChainStanding
 from node.saving import floats_saved
 from node.trainer.layout import Layout
@@ -279,7 +279,7 @@ def test_a_checkpoint_holds_bases_and_errors(tmp_path: Path) -> None:
     with store.draft() as draft:
         write_outer(draft, OuterFiles(base, vectors, signed, residual=normal(5, layout.size)))
         path = store.commit(draft, facts).path
-    back = read_checkpoint(path)
+    back = read_newest(path)[1]
     assert back.residual is not None
     assert back.residual.equal(normal(5, layout.size))
     assert {name: vector.equal(vectors[name]) for name, vector in back.vectors.items()} == {
@@ -290,7 +290,7 @@ def test_a_checkpoint_holds_bases_and_errors(tmp_path: Path) -> None:
         write_outer(draft, OuterFiles(base, vectors | {BASES: normal(4, plan.kept // 2)}, signed))
         path = store.commit(draft, facts).path
     with pytest.raises(CheckpointError):
-        read_checkpoint(path)
+        read_newest(path)
 
 
 def test_what_powersgd_cannot_have_is_refused() -> None:

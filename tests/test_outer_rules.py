@@ -18,7 +18,7 @@ from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.certificate import genesis
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
-from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.outer_files import OuterFiles, read_newest, write_outer
 from node.replica import OuterReplica
 from node.run_rules import kind_of
 from node.trainer.layout import Layout
@@ -156,7 +156,7 @@ def test_a_checkpoint_holds_all_of_it(name: str, tmp_path: Path) -> None:
         write_outer(draft, OuterFiles(made.base, made.vectors, signed))
         facts = Facts(run=signed.run_id.hex(), round=1, step=1, tokens=1)
         path = store.commit(draft, facts).path
-    back = read_checkpoint(path)
+    back = read_newest(path)[1]
     assert list(back.vectors) == list(made.vectors)
     for key, vector in made.vectors.items():
         assert back.vectors[key].equal(vector)
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         facts = Facts(run=signed.run_id.hex(), round=1, step=1, tokens=1)
         path = store.commit(draft, facts).path
     with pytest.raises(CheckpointError):
-        read_checkpoint(path)
+        read_newest(path)
 
 
 async def test_rounds_with_some_of_the_islands_are_parts_of_one_nesterov_step() -> None:

@@ -14,7 +14,7 @@ from bootstrap.manifest_rounds import Rounds
 from bootstrap.signed_manifest import SignedManifest
 from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
-from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.outer_files import OuterFiles, read_newest, write_outer
 from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
@@ -211,7 +211,7 @@ def test_it_is_in_checkpoints(tmp_path: Path) -> None:
         with store.draft() as draft:
             write_outer(draft, OuterFiles(normal(1), {"v": normal(2)}, signed, residual))
             store.commit(draft, Facts(run=signed.run_id.hex(), round=number, step=0, tokens=0))
-        back = read_checkpoint(tmp_path / f"ckpt-{number:08d}")
+        back = read_newest(tmp_path / f"ckpt-{number:08d}")[1]
         assert torch.equal(back.base, normal(1))
         if residual is None:
             assert back.residual is None
@@ -222,4 +222,4 @@ def test_it_is_in_checkpoints(tmp_path: Path) -> None:
         write_outer(draft, OuterFiles(normal(1), {"v": normal(2)}, signed, torch.zeros(3)))
         store.commit(draft, Facts(run=signed.run_id.hex(), round=9, step=0, tokens=0))
     with pytest.raises(CheckpointError, match="cannot be used"):
-        read_checkpoint(tmp_path / "ckpt-00000009")
+        read_newest(tmp_path / "ckpt-00000009")

@@ -10,7 +10,7 @@ from swarm_kit import Island, Islands, Record, islands, settings, until
 
 from bootstrap.manifest import Manifest
 from node.lowrank_state import BASES
-from node.outer_files import read_checkpoint
+from node.outer_files import read_newest
 from node.trainer.layout import Layout
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -71,7 +71,7 @@ def test_a_round_for_every_gradient(
             assert sum(sent) / len(sent) < Layout.of_manifest(Manifest()).size / 2  # 2.7 whole
         for island in swarm:
             island.kill()
-            kept = read_checkpoint(island.dir)
+            kept = read_newest(island.dir)[1]
             assert (BASES in kept.vectors) == (optimizer == "powersgd")
             if optimizer == "adamw":
                 assert kept.residual is None

@@ -14,7 +14,7 @@ from hf_kit import GPT2, QWEN
 from swarm_kit import Island, Islands, islands, node, settings, until
 
 from node.data.tokenizer import FileTokenizer
-from node.outer_files import read_checkpoint
+from node.outer_files import read_newest
 from node.trainer.layout import Layout
 from node.trainer.model import build
 
@@ -68,7 +68,7 @@ def test_two_islands_train_a_model_of_transformers(tmp_path: Path, plain: dict[s
         assert losses[max(losses)][0] < losses[1][0]
         done = node("export", str(tmp_path / "out"), "--from", str(first.dir))
         assert done.returncode == 0, done.stderr
-        outer = read_checkpoint(first.dir)
+        outer = read_newest(first.dir)[1]
         manifest = outer.signed.manifest
         assert (manifest.model.kind, manifest.model.vocab_size) == ("hf", 600)
         model = build(manifest.model, 0)
@@ -102,7 +102,7 @@ def test_a_tokenizer_reaches_joiners_and_a_folder_on_the_web_feeds_them(tmp_path
         address = first.await_up()
         second = made.new("--peers", address, "--data", str(text))
         leave_together(made, first, second)
-        manifest = read_checkpoint(first.dir).signed.manifest
+        manifest = read_newest(first.dir)[1].signed.manifest
         assert manifest.data.tokenizer == FileTokenizer(tokenizer_bytes()).digest
         assert manifest.model.vocab_size == 600
         assert any((first.dir / "data-cache").iterdir())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from swarm_kit import Island, islands, node, settings, until
 
-from node.outer_files import read_checkpoint
+from node.outer_files import read_newest
 from node.trainer.layout import Layout
 from node.trainer.model import build
 
@@ -89,7 +89,7 @@ def test_ctrl_c_once_saves_and_leaves(tmp_path: Path):
         kinds = [event["kind"] for event in island.events()]
         assert kinds.index("stopping") < len(kinds) - 1 - kinds[::-1].index("checkpoint")
         done = max(island.rounds()) + 1
-        assert read_checkpoint(island.dir).signed.manifest.seed == 7
+        assert read_newest(island.dir)[1].signed.manifest.seed == 7
         assert island.events("checkpoint")[-1]["round"] == done
 
 
@@ -148,7 +148,7 @@ def test_the_export_of_a_run_gives_its_logits(
     folder = tmp_path / "model"
     answer = node("export", str(folder), "--from", str(reference.dir), "--to", "hf")
     assert answer.returncode == 0, answer.stderr
-    outer = read_checkpoint(reference.dir)
+    outer = read_newest(reference.dir)[1]
     config = outer.signed.manifest.model
     ours = build(config, 0)
     views = Layout.of_config(config).views(outer.base)

@@ -98,7 +98,7 @@ class RoundDone(Event):
 
     kind: ClassVar[str] = "round"
     round: int
-    outcome: Literal["committed", "degraded", "skipped"] = "committed"
+    outcome: Literal["committed", "degraded"] = "committed"
     total_rounds: int = 0
     fragment: int = 0
     fragments: int = 1  # that the model is merged in

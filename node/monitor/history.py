@@ -36,7 +36,7 @@ MAX_POINTS = 2000  # of one answer
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 MAX_DRAWN = 1e12  # what is larger is made up by a peer, or says no more than that it is large
 MAX_PARTS = 64  # rounds of other fragments that count to one of fragment 0
-OUTCOMES = ("committed", "degraded", "skipped")
+OUTCOMES = ("committed", "degraded")
 PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
 # of a round: see RoundDone; "failed" counts the attempts before it that came to nothing
 COLUMNS: Final = (

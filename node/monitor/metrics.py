@@ -21,7 +21,7 @@ from node.monitor.state import NodeState
 from protocols.errors import Reason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = ("committed", "degraded", "skipped", "failed")
+OUTCOMES = ("committed", "degraded", "failed")
 TRAFFIC = ("gradients", "parameters", "state", "control", "dht", "relay")
 PEER_STATUSES = ("joining", "active", "leaving", "suspect", "dead", "left")
 ALARMS = ("split", "silence", "office", "drift", "stall", "lag", "loss", "checkpoint")

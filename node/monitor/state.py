@@ -46,7 +46,7 @@ MAX_FRAGMENTS = 64
 STALL_S = 120.0  # without an inner step, an island that takes part is not healthy
 STALL_STEPS = 20  # nor after that many times its usual step
 
-Status = Literal["starting", "joining", "active", "behind", "leaving"]
+Status = Literal["starting", "joining", "active", "leaving"]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ const PHASES = [
   ["certify", "until a majority had signed"],
   ["apply", "until the trainer stood on the new state"],
 ];
-const SYMBOL = { committed: "✓", degraded: "▲", skipped: "○" };
+const SYMBOL = { committed: "✓", degraded: "▲" };
 
 /** A round of the whole model by its number, one of a fragment by both. */
 const key = (round) => `${round.round}.${round.fragment}`;
