@@ -76,7 +76,7 @@ class Ledger:
         """Rounds whose parts are in memory and have no room there: to be :func:`stored`."""
         room, found = max(SMALL, MEMORY * self.size), []
         for round_, (_, parts) in reversed(self._rounds.items()):
-            if round_ not in self._stored:
+            if parts and round_ not in self._stored:  # nothing takes no room, and makes no file
                 room -= _size(parts)
                 if room < 0 and self.directory is not None:
                     found.append((round_, parts))

@@ -11,6 +11,7 @@ from gossip_kit import PLACE, decided
 
 from gossip.ledger import Ledger, stored
 from gossip.validity import Place
+from protocols import virtual_time
 from protocols.identity import Identity
 from protocols.messages import Certificate
 
@@ -118,6 +119,24 @@ def test_fp32_parts_leave_memory_at_once_and_without_space_altogether(
     assert ledger.part(0, first.start, first.stop, first.digest) is None
     ledger.replace(0, parts, parts)  # it is forgotten
     assert ledger.part(0, first.start, first.stop, first.digest) is None
+
+
+def test_rounds_of_which_there_is_nothing_stay_where_they_are(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state was downloaded, and what came before it was not."""
+    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    ledger = Ledger(keep=5, size=1000, directory=tmp_path)
+    before, after = rounds(identities(2), 2)
+    ledger.add(before, {})
+    ledger.add(after, big(after, 1, 2000))
+    virtual_time.run(ledger.make_room(virtual_time.inline))
+    assert ledger.excess() == []
+    assert ledger.since(0, 5) == (before, after)
+    first = after.outcome.parts[0]
+    data = ledger.part(1, first.start, first.stop, first.digest)
+    assert data is not None
+    assert torch.equal(data, torch.ones(2000, dtype=torch.uint8))
 
 
 def test_without_a_directory_the_newest_round_is_always_kept(
