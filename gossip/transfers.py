@@ -22,6 +22,7 @@ from protocols.transport import Drain, Feed, Incoming
 
 TRIES = 5  # at least, of a push that breaks again and again where it stands
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.25  # before it is tried again
+MOST_DOUBLINGS = 8  # of the pause: it is the longest by then, and no power of two overflows
 AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next try
 ASK_S = 5.0  # at most, for the answer of where to resume
 
@@ -154,7 +155,8 @@ class _Breaks:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next try."""
-        return min(FIRST_PAUSE_S * 2.0 ** (self._count - 1), LAST_PAUSE_S)
+        doublings = min(self._count - 1, MOST_DOUBLINGS)
+        return min(FIRST_PAUSE_S * 2.0**doublings, LAST_PAUSE_S)
 
     def reached(self, done: int) -> None:
         """The other end has so many elements."""
