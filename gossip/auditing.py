@@ -35,7 +35,7 @@ from gossip.commitments import (
     way,
     way_length,
 )
-from gossip.slicing import encode_within, shares
+from gossip.slicing import FINITE, encode_within, shares, within
 from gossip.weighing import inner_products, triangle
 from protocols.codecs import Chunk, RangeCodec
 from protocols.errors import BadSignature, Malformed, NonFinite
@@ -111,6 +111,8 @@ class Case:
             try:
                 if peer == self.result.owner:
                     row.copy_(torch.frombuffer(bytearray(data), dtype=torch.float32))
+                    if not within(row, FINITE):  # beside an infinite norm any product would do
+                        raise NonFinite("a value is not finite")
                 else:
                     self.codec.decode_chunk(chunk, bytearray(data), row)
             except (Malformed, NonFinite) as error:

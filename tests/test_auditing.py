@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -18,6 +19,7 @@ from gossip.commitments import packed, unpacked
 from gossip.judging import WeighedMerge
 from gossip.slicing import shares
 from gossip.weighing import gram_of, sign_gram
+from protocols.codecs import CHUNK
 from protocols.counts import pack_counts
 from protocols.errors import Malformed
 from protocols.identity import PeerId
@@ -156,6 +158,18 @@ def test_who_was_weighed_and_not_merged_is_found() -> None:
     all_of_them = tuple(dataclasses.replace(c, scale=1.0) for c in case.outcome.contributors)
     other = dataclasses.replace(case.outcome, contributors=all_of_them)
     assert "less than" in verdict(dataclasses.replace(case, outcome=other), owner)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_an_owner_that_brings_something_infinite_itself_is_found(codec: str) -> None:
+    """Whatever it states of its norm is as good as any other beside an infinite one."""
+    told = brought(codec).merge._products[1]  # as if its slice were an honest one
+    owner = Owner(WeighedMerge, codec)
+    owner.values[0][CHUNK + 7] = math.inf
+    owner.bring_all()
+    owner.merge._products[1] = told
+    owner.merge._tree = owner.merge._by_chunk()
+    assert "cannot be merged" in verdict(merged_by(owner), owner)
 
 
 # --- what is no evidence --------------------------------------------------------------------------
