@@ -171,7 +171,7 @@ class Service:
             raise Malformed("passed on as of another round")
         if sender == note.author:
             told, here = replace(note, to=()), set(office) - {chain.me, sender}
-            for peer in note.to:
+            for peer in dict.fromkeys(note.to):  # once, however often it is named
                 if peer in here:
                     chain.sending.tell(chain.round, (peer,), told)
         return message

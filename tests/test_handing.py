@@ -153,3 +153,26 @@ def test_a_plan_that_keeps_to_the_rules_is_nobodys_fault() -> None:
         assert not it.told()
 
     staged(play)
+
+
+def test_who_is_named_many_times_is_told_once() -> None:
+    """A note may be as long as two megabytes, and each of its copies would be."""
+
+    async def play(it: Scene) -> None:
+        told: list[PeerId] = []
+
+        def tap(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+            if sender == it.taker.peer and name == "round" and note.body in data:
+                told.append(receiver)
+            return data
+
+        note = it.signed(it.plan())
+        it.swarm.network.tamper = tap
+        node = it.swarm.network.node(it.leader.peer)
+        assert node is not None
+        many = dataclasses.replace(note, to=(it.hander.peer,) * 500)
+        await node.transport.call(it.taker.peer, "round", many.encode(), timeout=5.0)
+        await asyncio.sleep(1.0)
+        assert told == [it.hander.peer]
+
+    staged(play)
