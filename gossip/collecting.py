@@ -18,10 +18,10 @@ from typing import Protocol
 
 from gossip.bodies import Wiring, chunk_at
 from gossip.buffers import Whole
+from gossip.collected import CollectedPart
 from gossip.lateness import Lateness
 from gossip.merging import PartMerge
 from gossip.mixing import Mix
-from gossip.owned import OwnedPart
 from gossip.routing import STRAIGHT, Paths
 from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
@@ -50,7 +50,7 @@ class Collecting(ABC):
     listener: Refused
     whole: Whole
     mix: Mix
-    _parts: dict[PartKey, OwnedPart] = field(default_factory=dict, kw_only=True)
+    _parts: dict[PartKey, CollectedPart] = field(default_factory=dict, kw_only=True)
 
     @property
     def me(self) -> PeerId:
@@ -69,7 +69,7 @@ class Collecting(ABC):
         if part.merge.merged:
             self._spread(part)  # not everybody has it, it seems
 
-    def _end(self, key: PartKey) -> OwnedPart | None:
+    def _end(self, key: PartKey) -> CollectedPart | None:
         """Let go of a part; returns it, if there was one."""
         part = self._parts.pop(key, None)
         if part is None:
@@ -117,7 +117,7 @@ class Collecting(ABC):
         drain = part.merge.drain(sender, chunk_at(self.wiring.codec, header))
         await self.transfers.receive(sender, header, incoming, drain, part.plan.patience_s)
 
-    def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
+    def _open_to(self, sender: PeerId, header: Transfer) -> CollectedPart:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
         if part is None or not part.merge.open_to(sender):
             raise RemoteRefused("late", "this slice is not expected any more")
@@ -125,17 +125,17 @@ class Collecting(ABC):
             raise Malformed("a slice that begins behind what is here")
         return part
 
-    def _abandon(self, part: OwnedPart) -> None:
+    def _abandon(self, part: CollectedPart) -> None:
         for overseer in part.overseers:
             overseer.cancel()
         self.wiring.transport.post(part.merge.close)
 
     def _begin(
         self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId], paths: Paths
-    ) -> OwnedPart:
+    ) -> CollectedPart:
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
-        part: OwnedPart
+        part: CollectedPart
         merge = self._kind(key, header, plan, paths, lambda: part)(
             self.wiring.codec.named(plan.codec),
             key[0],
@@ -150,21 +150,21 @@ class Collecting(ABC):
             begun=lambda: on_loop(loop, lambda: self._spread(part)),
             finished=lambda: self._seal(part, loop),
         )
-        part = OwnedPart(key, header, plan, merge, paths, plan.draft)
+        part = CollectedPart(key, header, plan, merge, paths, judging=plan.draft)
         self.transfers.start(self._contribute(part, self.me in expected))
         part.overseers.append(self.transfers.start(self._oversee(part, merge.waits_for())))
         return part
 
-    def _renew(self, part: OwnedPart, plan: Plan, paths: Paths) -> None:
+    def _renew(self, part: CollectedPart, plan: Plan, paths: Paths) -> None:
         """Another plan goes on with a part."""
         part.plan, part.paths = plan, paths
 
-    async def _contribute(self, part: OwnedPart, active: bool) -> None:
+    async def _contribute(self, part: CollectedPart, active: bool) -> None:
         """Add my own values, if they are fit to be added."""
         source = self.own.source if active and await self.own.is_sound() else None
         self.wiring.transport.post(lambda: part.merge.settle(source))
 
-    async def _oversee(self, part: OwnedPart, who: Set[PeerId]) -> None:
+    async def _oversee(self, part: CollectedPart, who: Set[PeerId]) -> None:
         """Give up on who of these is too late or stands still.
 
         Not on everybody: where nothing comes in at all the others find me at fault, rightly, or
@@ -184,7 +184,7 @@ class Collecting(ABC):
             left = lateness.deadline - now()
             await asyncio.sleep(min(plan.patience_s / 8, left) if left > 0 else plan.patience_s)
 
-    def _give_up(self, part: OwnedPart, peer: PeerId) -> None:
+    def _give_up(self, part: CollectedPart, peer: PeerId) -> None:
         self.wiring.transport.post(lambda: part.merge.give_up(peer))
 
     # --- where owners and relays differ ----------------------------------------------------------
@@ -196,16 +196,16 @@ class Collecting(ABC):
         header: Transfer,
         plan: Plan,
         paths: Paths,
-        part: Callable[[], OwnedPart],
+        part: Callable[[], CollectedPart],
     ) -> Callable[..., PartMerge]:
         """How a part of this plan is merged; ``part`` gives it once it has begun."""
 
     @abstractmethod
-    def _seal(self, part: OwnedPart, loop: asyncio.AbstractEventLoop) -> None:
+    def _seal(self, part: CollectedPart, loop: asyncio.AbstractEventLoop) -> None:
         """The last chunk is merged. Runs where data is handled."""
 
     @abstractmethod
-    def _spread(self, part: OwnedPart) -> None:
+    def _spread(self, part: CollectedPart) -> None:
         """Stream what is merged to everybody who is to have it from me."""
 
 

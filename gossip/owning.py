@@ -17,13 +17,13 @@ import torch
 from gossip.auditing import Shown
 from gossip.bodies import chunk_at, result_of, trailer_of, trailer_size
 from gossip.certificate import sign_result
+from gossip.collected import CollectedPart
 from gossip.collecting import Collecting, on_loop
 from gossip.fetching import nobody
 from gossip.joining import JointMerge, SumDrain
 from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.merging import MergedFeed, PartMerge
-from gossip.owned import OwnedPart
 from gossip.routing import STRAIGHT, Paths
 from gossip.slicing import shares
 from gossip.validity import PartKey
@@ -99,7 +99,7 @@ class Owning(Collecting):
         coefficients = {peer: share * scales[peer] for peer, share in counted.items()}
         self.wiring.transport.post(lambda: merge.deal(coefficients))
 
-    def _judged(self, part: OwnedPart) -> Callable[[], None]:
+    def _judged(self, part: CollectedPart) -> Callable[[], None]:
         """All slices of a draft's part are in: what to tell. Runs where data is handled."""
         merge = part.merge
         assert isinstance(merge, WeighedMerge)
@@ -116,14 +116,14 @@ class Owning(Collecting):
 
     def _begin(
         self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId], paths: Paths
-    ) -> OwnedPart:
+    ) -> CollectedPart:
         part = super()._begin(key, header, plan, expected, paths)
         if isinstance(part.merge, JointMerge):
             overseer = self._oversee_relays(part, part.merge)
             part.overseers.append(self.transfers.start(overseer))
         return part
 
-    def _renew(self, part: OwnedPart, plan: Plan, paths: Paths) -> None:
+    def _renew(self, part: CollectedPart, plan: Plan, paths: Paths) -> None:
         for relay in part.paths.collected.keys() - paths.collected.keys():
             self._drop(part, relay, Stale("no relay any more"))
         super()._renew(part, plan, paths)
@@ -136,7 +136,7 @@ class Owning(Collecting):
         header: Transfer,
         plan: Plan,
         paths: Paths,
-        part: Callable[[], OwnedPart],
+        part: Callable[[], CollectedPart],
     ) -> Callable[..., PartMerge]:
         loop = asyncio.get_running_loop()
         if paths.collected:
@@ -184,13 +184,13 @@ class Owning(Collecting):
         if part.merge.merged:
             self._spread(part)
 
-    def _joint(self, relay: PeerId, header: Transfer) -> tuple[OwnedPart, JointMerge]:
+    def _joint(self, relay: PeerId, header: Transfer) -> tuple[CollectedPart, JointMerge]:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
         if part is None or not isinstance(part.merge, JointMerge) or not part.merge.brings(relay):
             raise RemoteRefused("late", "this sum is not expected any more")
         return part, part.merge
 
-    async def _oversee_relays(self, part: OwnedPart, merge: JointMerge) -> None:
+    async def _oversee_relays(self, part: CollectedPart, merge: JointMerge) -> None:
         """Drop relays that are too late or stand still."""
         now, plan = self.wiring.now, part.plan
         patience = relay_patience_s(plan.patience_s, plan.expected_s)
@@ -203,13 +203,17 @@ class Owning(Collecting):
                 self._drop(part, relay, why)
             await asyncio.sleep(plan.patience_s / 8)
 
-    def _drop(self, part: OwnedPart, relay: PeerId, why: RemoteProtocolError) -> None:
+    def _drop(self, part: CollectedPart, relay: PeerId, why: RemoteProtocolError) -> None:
         merge = part.merge
         if isinstance(merge, JointMerge):
             self.wiring.transport.post(lambda: merge.drop(relay, why))
 
     def _dropped(
-        self, part: OwnedPart, relay: PeerId, members: tuple[PeerId, ...], why: RemoteProtocolError
+        self,
+        part: CollectedPart,
+        relay: PeerId,
+        members: tuple[PeerId, ...],
+        why: RemoteProtocolError,
     ) -> None:
         """A relay is not waited for with these any more: they are to bring their slices."""
         if self.transfers.closed:
@@ -220,7 +224,7 @@ class Owning(Collecting):
         if members:
             part.overseers.append(self.transfers.start(self._oversee(part, set(members))))
 
-    async def _ask_for(self, part: OwnedPart, peer: PeerId) -> None:
+    async def _ask_for(self, part: CollectedPart, peer: PeerId) -> None:
         reached = part.merge.reached(peer)
         header = dataclasses.replace(part.header, done=part.merge.elements(peer))
         try:
@@ -234,7 +238,7 @@ class Owning(Collecting):
 
     # --- the merged part -------------------------------------------------------------------------
 
-    def _seal(self, part: OwnedPart, loop: asyncio.AbstractEventLoop) -> None:
+    def _seal(self, part: CollectedPart, loop: asyncio.AbstractEventLoop) -> None:
         """The last chunk is merged: state what came out. Runs where data is handled."""
         header, merge = part.header, part.merge
         contributors = part.plan.contributors
@@ -246,7 +250,7 @@ class Owning(Collecting):
             self.shown[header.start, header.stop] = merge.shown()
         on_loop(loop, lambda: self.held(result, merge.result))
 
-    def _spread(self, part: OwnedPart) -> None:
+    def _spread(self, part: CollectedPart) -> None:
         """Stream a part to everybody whom it is not on its way to, starting behind myself."""
         if self.transfers.closed:
             return
@@ -262,7 +266,7 @@ class Owning(Collecting):
                     self._send(part, peer, again=running is not None)
                 )
 
-    async def _send(self, part: OwnedPart, peer: PeerId, *, again: bool) -> None:
+    async def _send(self, part: CollectedPart, peer: PeerId, *, again: bool) -> None:
         """Stream a part to a member; to one that is not there yet only once it is.
 
         While it catches up its link is busy, and it could not take this round's parts anyway.

@@ -21,11 +21,11 @@ import torch
 
 from gossip.bodies import as_bytes, trailer_size
 from gossip.buffers import Whole, buffers
+from gossip.collected import CollectedPart
 from gossip.collecting import Collecting
 from gossip.joining import magnitude, mark_of, mark_size
 from gossip.lateness import merged_patience_s
 from gossip.merging import PartMerge
-from gossip.owned import OwnedPart
 from gossip.receiving import Inflow
 from gossip.routing import Paths
 from gossip.validity import PartKey
@@ -270,15 +270,15 @@ class Relaying(Collecting):
         header: Transfer,
         plan: Plan,
         paths: Paths,
-        part: Callable[[], OwnedPart],
+        part: Callable[[], CollectedPart],
     ) -> Callable[..., PartMerge]:
         return functools.partial(GroupMerge, brought=self._ends[key][1])
 
-    def _seal(self, part: OwnedPart, loop: asyncio.AbstractEventLoop) -> None:
+    def _seal(self, part: CollectedPart, loop: asyncio.AbstractEventLoop) -> None:
         """The last chunk is merged: there is nothing to state but what is in the marks."""
         part.merge.seal(b"")
 
-    def _spread(self, part: OwnedPart) -> None:
+    def _spread(self, part: CollectedPart) -> None:
         """Stream the sum to the part's owner."""
         if self.transfers.closed or part.key not in self._ends:
             return
@@ -289,7 +289,7 @@ class Relaying(Collecting):
                 self._send(part, owner, again=running is not None)
             )
 
-    async def _send(self, part: OwnedPart, peer: PeerId, *, again: bool) -> None:
+    async def _send(self, part: CollectedPart, peer: PeerId, *, again: bool) -> None:
         plan, merge = part.plan, part.merge
         assert isinstance(merge, GroupMerge)
         patience = merged_patience_s(plan.patience_s, plan.expected_s)

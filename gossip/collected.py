@@ -1,4 +1,8 @@
-"""One part that a member merges, with all that :mod:`gossip.owning` keeps about it."""
+"""One part whose slices come to this member, with all that is kept about it meanwhile.
+
+:mod:`gossip.owning` keeps those that the member merges for everybody, :mod:`gossip.relaying` those
+that it adds up for its group.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,19 @@ from protocols.messages import Gram, Plan, Transfer
 
 
 @dataclass
-class OwnedPart:
-    """One part that this member merges."""
+class CollectedPart:
+    """One part as an owner or a relay collects it; from ``judging`` on what owners alone need.
+
+    ``key`` names the part as if it were this member's own, also where it only relays it.
+    """
 
     key: PartKey
     header: Transfer
     plan: Plan
     merge: PartMerge
     paths: Paths = STRAIGHT
+    overseers: list[asyncio.Task[None]] = field(default_factory=list)
+    sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     judging: bool = False  # for a draft: nothing of it is merged before its plan is there
     asked: set[PeerId] = field(default_factory=set)  # who wants it from me and from no relay
-    overseers: list[asyncio.Task[None]] = field(default_factory=list)
     gram: Gram | None = None  # of a draft's part, once all slices are in
-    sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
