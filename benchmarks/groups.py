@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 from benchmarks.output import write
-from gossip.bodies import Wiring
 from gossip.certificate import genesis
 from gossip.exchange import Exchange
 from gossip.grouping import Grouping, lay_out, traffic
 from gossip.partition import MIN_PART, Link
 from gossip.validity import PartKey, Place, Shape
+from gossip.wiring import Wiring
 from protocols import virtual_time
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId

@@ -22,11 +22,11 @@ from typing import Protocol
 import torch
 
 from gossip.auditing import Case, Shown
-from gossip.bodies import Wiring
 from gossip.certificate import outcome_hash
 from gossip.exchange import Exchange
 from gossip.ledger import NOT_KEPT
 from gossip.mixing import Mix
+from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed, read_into
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId

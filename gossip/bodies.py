@@ -1,4 +1,4 @@
-"""What all exchanges of a node share, and the format of a merged part on the wire.
+"""The format of a merged part on the wire, and where in a body its chunks begin.
 
 A merged part is streamed while it is merged, so what its owner states about it comes last: the
 body is the encoded part and a trailer of a length that both ends know beforehand::
@@ -11,12 +11,8 @@ in the order of the plan's contributors, big endian. Header and trailer make up 
 
 from __future__ import annotations
 
-import asyncio
 import struct
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -24,27 +20,10 @@ from protocols.bounds import MAX_PEERS
 from protocols.codecs import RangeCodec
 from protocols.counts import pack_counts, runs_of
 from protocols.errors import Malformed
-from protocols.identity import Identity, PeerId
+from protocols.identity import PeerId
 from protocols.messages import PartResult, Transfer
-from protocols.tasks import Offload
-from protocols.transport import Transport
-
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 _DIGEST, _COUNT, _SIGNATURE = 32, 8, 64
-
-
-@dataclass
-class Wiring:
-    """What every exchange of a node shares."""
-
-    transport: Transport
-    identity: Identity
-    run: bytes
-    codec: RangeCodec  # of the vector; each round's is ``codec.named(plan.codec)``
-    spawn: Spawn
-    offload: Offload
-    now: Callable[[], float]
 
 
 def trailer_size(contributors: int) -> int:

@@ -14,10 +14,10 @@ from enum import Enum
 
 import torch
 
-from gossip.bodies import Wiring
 from gossip.certificate import check_certificate
 from gossip.gathering import Gathering, Held, NotKeptError, Paces
 from gossip.validity import Place, Shape, check_outcome
+from gossip.wiring import Wiring
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import PeerId

@@ -20,7 +20,6 @@ import torch
 from gossip.agreement import NONE
 from gossip.approach import Approach
 from gossip.auditor import Auditor
-from gossip.bodies import Wiring
 from gossip.exchange import Exchange
 from gossip.following import Following, is_further
 from gossip.forgetting import Forgetting
@@ -44,6 +43,7 @@ from gossip.standing import seen_from
 from gossip.timing import Timing
 from gossip.trial import Trial
 from gossip.validity import Place
+from gossip.wiring import Wiring
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, PartResult, Passed, Plan, Promise

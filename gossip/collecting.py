@@ -16,7 +16,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gossip.bodies import Wiring, chunk_at
+from gossip.bodies import chunk_at
 from gossip.buffers import Whole
 from gossip.collected import CollectedPart
 from gossip.lateness import Lateness
@@ -26,6 +26,7 @@ from gossip.routing import STRAIGHT, Paths
 from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey
+from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Plan, Transfer

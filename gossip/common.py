@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from gossip.bodies import Wiring
 from gossip.ladder import Chosen
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.standing import changed, seen_from
+from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Announce
 

@@ -18,7 +18,6 @@ from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring
 from gossip.certificate import basis_of
 from gossip.dividing import in_turn
 from gossip.inbox import Inbox, Receiver
@@ -29,6 +28,7 @@ from gossip.routing import Routes
 from gossip.slicing import OwnContribution, Source, shares
 from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place, Shape, key_of
+from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Certificate, PartResult, Plan
 

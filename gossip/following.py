@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gossip.approach import Approach
-from gossip.bodies import Wiring
 from gossip.catchup import Advance, Ending, Replay
 from gossip.certificate import heavier
 from gossip.gathering import Held
 from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
+from gossip.wiring import Wiring
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Outcome

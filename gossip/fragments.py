@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from gossip.bodies import Wiring
 from gossip.common import Member
 from gossip.hooks import Hooks
 from gossip.presence import Presence
 from gossip.validity import Place
+from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Announce
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gossip.bodies import Wiring
 from gossip.buffers import Whole
 from gossip.estimating import UNKNOWN_SPEED
 from gossip.ledger import NOT_KEPT
 from gossip.receiving import Inflow, Pieced
+from gossip.wiring import Wiring
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import PartResult

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring, chunk_at, result_from, trailer_size
+from gossip.bodies import chunk_at, result_from, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import check_result
 from gossip.collecting import Collecting
@@ -28,6 +28,7 @@ from gossip.slicing import OwnContribution
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, Place, Shape, check_statement, fixes, key_of
 from gossip.watches import Watches
+from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, Transfer

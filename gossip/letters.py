@@ -21,9 +21,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gossip.bodies import Wiring, as_bytes, chunk_at
+from gossip.bodies import as_bytes, chunk_at
 from gossip.meeting import Key, Stamp
 from gossip.transfers import AT_ONCE, Transfers
+from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed
 from protocols.bounds import MAX_PEERS
 from protocols.codecs import Encoded, RangeCodec

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gossip.bodies import Wiring
 from gossip.letters import Letters
 from gossip.meeting import Instruction, Post
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.wandering import Wandering
+from gossip.wiring import Wiring
 from protocols.codecs import Encoded
 from protocols.errors import (
     RemoteProtocolError,

@@ -20,13 +20,13 @@ from typing import Any
 
 from blake3 import blake3
 
-from gossip.bodies import Wiring
 from gossip.membership import THERE, Liveness, Membership
 from gossip.origin import origin
 from gossip.rumours import EVERYBODY, FANOUT, PAUSE_S, Rumours
 from gossip.silence import Wakefulness
 from gossip.standing import fragments, with_places
 from gossip.validity import Place
+from gossip.wiring import Wiring
 from protocols.asking import ask
 from protocols.envelope import Opened, check_times, open_envelope, seal
 from protocols.errors import (

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from gossip.bodies import Wiring
+from gossip.wiring import Wiring
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from blake3 import blake3
 
-from gossip.bodies import Wiring, as_bytes
+from gossip.bodies import as_bytes
 from gossip.buffers import Whole
+from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import PeerId

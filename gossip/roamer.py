@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from gossip.bodies import Wiring
 from gossip.common import OfFragment
 from gossip.ladder import Chosen
 from gossip.letter_times import Choice, LetterTimes, Terms
@@ -28,6 +27,7 @@ from gossip.presence import Presence
 from gossip.rounded import Acquaintance, Exchanged, Rounded
 from gossip.validity import Place
 from gossip.wandering import Wandering
+from gossip.wiring import Wiring
 from protocols.codecs import Encoded
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId

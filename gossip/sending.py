@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gossip.bodies import Wiring
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.round import Round
 from gossip.rules import PATIENCE_S
+from gossip.wiring import Wiring
 from protocols.errors import (
     RemoteProtocolError,
     TransferStalled,

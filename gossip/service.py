@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
+from gossip.bodies import MAX_TRAILER, as_bytes
 from gossip.chain import Chain
 from gossip.commitments import SEAL_SIZE
 from gossip.exchange import Exchange
@@ -20,6 +20,7 @@ from gossip.instructions import Work
 from gossip.ledger import NOT_KEPT
 from gossip.presence import Presence
 from gossip.spreading import check_passed
+from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId

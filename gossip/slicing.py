@@ -15,9 +15,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from gossip.bodies import Wiring, as_bytes
+from gossip.bodies import as_bytes
 from gossip.commitments import SEAL_SIZE, Node, leaf
 from gossip.validity import Shape
+from gossip.wiring import Wiring
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.errors import NonFinite
 from protocols.identity import PeerId

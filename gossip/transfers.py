@@ -13,8 +13,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gossip.bodies import Wiring, chunk_at
+from gossip.bodies import chunk_at
 from gossip.validity import PartKey, Place
+from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteRefused, Unreachable, Why
 from protocols.identity import PeerId
 from protocols.messages import Plan, Transfer

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from gossip.bodies import Wiring
 from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
@@ -22,6 +21,7 @@ from gossip.pairs import Pairs
 from gossip.presence import Presence
 from gossip.promises import Record
 from gossip.standing import first_announcement
+from gossip.wiring import Wiring
 from node import __version__, clock
 from node.conductor import Conductor
 from node.cores import contention

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from bootstrap.manifest import Manifest
 from diloco.mixing import extra_exchanges
-from gossip.bodies import Wiring
 from gossip.hooks import Hooks
 from gossip.letter_times import Terms
 from gossip.meeting import Habits
@@ -15,6 +14,7 @@ from gossip.pairs import Pairs
 from gossip.presence import Presence
 from gossip.roamer import Roamer
 from gossip.rounded import Acquaintance
+from gossip.wiring import Wiring
 from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.run_rules import hidden_steps

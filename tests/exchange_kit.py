@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from gossip_kit import PLACE, RUN, leader, plan_of
 
-from gossip.bodies import Wiring, as_bytes
+from gossip.bodies import as_bytes
 from gossip.certificate import basis_of
 from gossip.exchange import Exchange
 from gossip.validity import PartKey, Shape
+from gossip.wiring import Wiring
 from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec

@@ -26,7 +26,6 @@ from fault_meddling import Meddling
 from gossip_kit import announce_of
 from toy_replica import RUN, ToyReplica
 
-from gossip.bodies import Wiring
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
 from gossip.hooks import Hooks
@@ -35,6 +34,7 @@ from gossip.membership import Membership, Patience
 from gossip.presence import Presence
 from gossip.round import Round
 from gossip.rules import Rules
+from gossip.wiring import Wiring
 from node.bench.watching import Stage as Passed
 from node.bench.watching import Watch, WatchedChain
 from protocols.codecs import RangeCodec

@@ -16,7 +16,6 @@ from exchange_kit import until
 from bootstrap.manifest import Manifest
 from diloco.mixing import ALPHA, BETA
 from diloco.optimizers import Rates, named
-from gossip.bodies import Wiring
 from gossip.certificate import genesis
 from gossip.hooks import Hooks
 from gossip.letter_times import Terms
@@ -30,6 +29,7 @@ from gossip.rounded import Acquaintance, Rounded
 from gossip.sketch import sketch
 from gossip.standing import first_announcement
 from gossip.validity import Place
+from gossip.wiring import Wiring
 from node.blending import Blend
 from node.choosing import Chooser
 from node.monitor.event_log import EventLog

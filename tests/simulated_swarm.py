@@ -15,7 +15,6 @@ from zlib import crc32
 from exchange_kit import until
 from toy_replica import RUN, ToyReplica
 
-from gossip.bodies import Wiring
 from gossip.catchup import Ending
 from gossip.chain import Chain
 from gossip.driver import Swarm
@@ -28,6 +27,7 @@ from gossip.presence import Presence
 from gossip.promises import Record
 from gossip.rules import Rules
 from gossip.standing import first_announcement
+from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gossip import letters
-from gossip.bodies import Wiring
 from gossip.letters import PUSHES, Letter, Letters, Mail, receive
+from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK, Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteRefused, TransportError

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 from gossip_kit import RUN
 
-from gossip.bodies import Wiring
 from gossip.slicing import SliceFeed
 from gossip.transfers import LAST_PAUSE_S, Transfers
+from gossip.wiring import Wiring
 from protocols import virtual_time
 from protocols.codecs import RangeCodec
 from protocols.errors import Unreachable, Why

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bootstrap.seeds import explain
-from gossip.bodies import Wiring
 from gossip.driver import Swarm
 from gossip.grouping import Grouping
 from gossip.hooks import Hooks
@@ -24,6 +23,7 @@ from gossip.presence import Presence
 from gossip.rules import Rules
 from gossip.standing import first_announcement
 from gossip.validity import Place
+from gossip.wiring import Wiring
 from node import __version__
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes
 from node.bench.noise import Noise

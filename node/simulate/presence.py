@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossip.bodies import Wiring
 from gossip.membership import Membership, Patience
 from gossip.presence import Presence
 from gossip.standing import first_announcement
 from gossip.validity import Place
+from gossip.wiring import Wiring
 from node.simulate.world import Node
 from protocols.codecs import RangeCodec
 from protocols.tasks import Tasks

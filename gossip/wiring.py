@@ -1,0 +1,28 @@
+"""What everything that talks to peers needs of its node: who it is, the run, transport and clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from protocols.codecs import RangeCodec
+from protocols.identity import Identity
+from protocols.tasks import Offload
+from protocols.transport import Transport
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # owned by the node
+
+
+@dataclass
+class Wiring:
+    """One node's, as one fragment of the model sees it; fragments share all but ``codec``."""
+
+    transport: Transport
+    identity: Identity
+    run: bytes
+    codec: RangeCodec  # of the vector; each round's is ``codec.named(plan.codec)``
+    spawn: Spawn
+    offload: Offload
+    now: Callable[[], float]  # monotonic seconds
