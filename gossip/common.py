@@ -16,6 +16,7 @@ from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.standing import changed, seen_from
+from gossip.validity import Place
 from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -75,6 +76,8 @@ class Member(Wired):
 class AnyChain(Protocol):
     """This node's rounds, or exchanges, of one fragment."""
 
+    wiring: Wiring
+    presence: Presence
     fragment: int
 
     @property
@@ -107,6 +110,26 @@ class AnyChain(Protocol):
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once."""
+        ...
+
+    def announced_place(self) -> Place:
+        """Where this node says that it stands."""
+        ...
+
+    def still(self) -> AbstractAsyncContextManager[None]:
+        """No outer step is taken while this is held."""
+        ...
+
+    def on_news(self, announce: Announce) -> None:
+        """A peer announced something."""
+        ...
+
+    def kick(self) -> None:
+        """Something has changed: look what is due."""
+        ...
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
         ...
 
 

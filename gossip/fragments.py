@@ -9,47 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Generic, TypeVar
 
-from gossip.common import Member
+from gossip.common import AnyChain, Member
 from gossip.hooks import Hooks
 from gossip.presence import Presence
-from gossip.validity import Place
 from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
-
-class Fragment(Protocol):
-    """One of them, as far as all have it in common."""
-
-    wiring: Wiring
-    presence: Presence
-    fragment: int
-
-    def announced_place(self) -> Place:
-        """Where this node says that it stands."""
-        ...
-
-    def still(self) -> AbstractAsyncContextManager[None]:
-        """No outer step is taken while this is held."""
-        ...
-
-    def on_news(self, announce: Announce) -> None:
-        """A peer announced something."""
-        ...
-
-    def kick(self) -> None:
-        """Something has changed: look what is due."""
-        ...
-
-    async def run(self) -> None:
-        """Do what is due, until cancelled."""
-        ...
-
-
-F = TypeVar("F", bound=Fragment)
+F = TypeVar("F", bound=AnyChain)
 
 
 class Fragments(Member, Generic[F]):
