@@ -57,24 +57,23 @@ def choose_codec(
     links: Sequence[Link],
     rules: Rules,
     round_s: float,
-    past: Ladder | None,
+    past: Ladder,
 ) -> str:
     """What a round is encoded in; ``round_s``: its usual seconds, 0: not known yet."""
     if round_s <= 0:  # no round has been timed yet
-        previous = past.codec if past is not None else None
-        return previous if previous in rules.codecs else rules.codecs[0]
+        return past.codec if past.codec in rules.codecs else rules.codecs[0]
     contributing = {link.peer: link.contributes for link in links}
 
     def by_pace(name: str) -> float:
         moved = _busiest_bytes(parts, groups, contributing, rules, name)
-        return (past.seconds(moved) if past is not None else None) or 0.0
+        return past.seconds(moved) or 0.0
 
     return choose(
         rules.codecs,
         lambda name: expected_seconds(parts, groups, links, rules, name),
         budget_s(round_s, rules.exposed, rules.overlapped),
         past,
-        by_pace if past is not None and past.seconds(0.0) is not None else None,
+        by_pace if past.seconds(0.0) is not None else None,
     )
 
 

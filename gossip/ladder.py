@@ -162,7 +162,7 @@ def choose(
     codecs: Sequence[str],
     by_links: Seconds,
     budget: float,
-    past: Ladder | None = None,
+    past: Ladder,
     by_pace: Seconds | None = None,
 ) -> str:
     """The codec of a round, out of ``codecs``, the finest first.
@@ -176,7 +176,6 @@ def choose(
         raise LocalProtocolError("a ladder without rungs")
     if math.isnan(budget):
         raise LocalProtocolError("no budget")
-    past = past or Ladder()
 
     def seconds(name: str) -> float:
         return min(by_links(name), by_pace(name)) if by_pace is not None else by_links(name)

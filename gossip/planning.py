@@ -15,7 +15,7 @@ from gossip.estimating import choose_codec, links_of, measured, timing_of
 from gossip.grouping import UNGROUPED, lay_out, may_group, renewed_groups
 from gossip.ladder import Ladder
 from gossip.mixing import MAX_NORM
-from gossip.rules import PATIENCE_S, Rules
+from gossip.rules import Rules
 from gossip.validity import (
     MAX_EXPECTED_S,
     MAX_PATIENCE_S,
@@ -50,11 +50,11 @@ def fresh_plan(
     ready: Sequence[Announce],
     members: Sequence[Announce],
     next_roster: Iterable[PeerId],
-    round_s: float = 0.0,
-    past: Ladder | None = None,
-    patience_s: float = PATIENCE_S,
-    unreliable: Set[PeerId] = frozenset(),
-    trips: Mapping[PeerId, float] | None = None,
+    round_s: float,
+    past: Ladder,
+    patience_s: float,
+    unreliable: Set[PeerId],
+    trips: Mapping[PeerId, float],
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
 
@@ -81,7 +81,7 @@ def fresh_plan(
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
     owning = [link for link in links if link.peer in merging]
-    counts = by_owner(identity.peer_id, owning, trips or {})
+    counts = by_owner(identity.peer_id, owning, trips)
     if draft:  # which shows the products of all contributors for each part
         most = max(1, MAX_PRODUCTS // (len(owning) * len(ready) ** 2))
         counts = {peer: min(count, most) for peer, count in counts.items()}
@@ -115,7 +115,7 @@ def fresh_plan(
 
 
 def owners_among(
-    members: Sequence[Announce], rules: Rules, unreliable: Set[PeerId] = frozenset()
+    members: Sequence[Announce], rules: Rules, unreliable: Set[PeerId]
 ) -> Sequence[Announce]:
     """Who of the live members merges parts: all, or the servers where the run has some.
 

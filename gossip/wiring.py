@@ -1,4 +1,4 @@
-"""What everything that talks to peers needs of its node: who it is, the run, transport and clock."""
+"""What all that talks to peers needs of its node: who it is, its run, its transport, its clock."""
 
 from __future__ import annotations
 

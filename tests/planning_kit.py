@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from gossip_kit import PLACE, SHAPE, leader, roster_of
 
 from gossip.agreed import Remains
+from gossip.ladder import Ladder
 from gossip.planning import fresh_plan
-from gossip.rules import Rules
+from gossip.rules import PATIENCE_S, Rules
 from gossip.validity import Known, check_plan, key_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, PartResult, Plan
@@ -22,6 +23,9 @@ def fresh(
     announces: list[Announce],
     ready: list[Announce] | None = None,
     rules: Rules = RULES,
+    *,
+    round_s: float = 0.0,
+    past: Ladder | None = None,
     trips: Mapping[PeerId, float] | None = None,
 ) -> Plan:
     """A plan by the first of ``members``, checked as the others will check it."""
@@ -36,7 +40,11 @@ def fresh(
         ready=announces if ready is None else ready,
         members=announces,
         next_roster=roster,
-        trips=trips,
+        round_s=round_s,
+        past=past or Ladder(),
+        patience_s=PATIENCE_S,
+        unreliable=frozenset(),
+        trips=trips or {},
     )
     check_plan(plan, PLACE, rules.shape, roster, Known())
     return plan

@@ -11,6 +11,7 @@ import pytest
 from gossip_kit import PLACE, announce_of, leader, plan_of, roster_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_kit import fresh as planned
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
@@ -19,7 +20,7 @@ from gossip.agreed import Remains
 from gossip.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.mixing import Mix
 from gossip.partition import MIN_PART, Link
-from gossip.planning import fresh_plan, renewed_plan
+from gossip.planning import renewed_plan
 from gossip.routing import Routes
 from gossip.rules import Rules
 from gossip.validity import Known, Shape, check_plan
@@ -206,20 +207,8 @@ RULES = Rules(
 
 
 def fresh(members: list[Identity], rules: Rules = RULES) -> Plan:
-    roster = roster_of(members)
-    announces = [announce_of(p, region=f"r{n % 2}") for n, p in enumerate(roster)]
-    plan = fresh_plan(
-        leader(members),
-        PLACE,
-        rules,
-        ballot=(0, 0),
-        roster=roster,
-        ready=announces,
-        members=announces,
-        next_roster=roster,
-    )
-    check_plan(plan, PLACE, rules.shape, roster, Known())
-    return plan
+    announces = [announce_of(p, region=f"r{n % 2}") for n, p in enumerate(roster_of(members))]
+    return planned(members, announces, rules=rules)
 
 
 def test_a_leader_plans_groups_where_the_run_has_them(identities: Identities) -> None:

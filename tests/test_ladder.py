@@ -243,6 +243,6 @@ def test_a_codec_is_explained_by_what_was_seen_before_it() -> None:
 
 def test_a_ladder_needs_rungs_and_a_budget() -> None:
     with pytest.raises(LocalProtocolError):
-        choose((), lambda _: 1.0, 1.0)
+        choose((), lambda _: 1.0, 1.0, Ladder())
     with pytest.raises(LocalProtocolError):
-        choose(RUNGS, lambda _: 1.0, float("nan"))
+        choose(RUNGS, lambda _: 1.0, float("nan"), Ladder())

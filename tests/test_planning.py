@@ -12,7 +12,7 @@ from planning_kit import RULES, Identities, fresh
 from gossip.agreement import Agreement
 from gossip.certificate import certify, outcome_of
 from gossip.ladder import Ladder
-from gossip.planning import fresh_plan, next_roster_of, owners_among
+from gossip.planning import next_roster_of, owners_among
 from gossip.rules import FRIENDS, PATIENCE_S, STRANGERS, Rules
 from gossip.validity import (
     MAX_PATIENCE_S,
@@ -92,18 +92,9 @@ def test_the_codec_of_a_fresh_plan_follows_from_links_round_and_history(
         speed: float, round_s: float, previous: str | None = None, exposed: float = 0.1
     ) -> str:
         announces = [announce_of(peer, upload=speed, download=speed) for peer in peers]
-        return fresh_plan(
-            leader(members),
-            PLACE,
-            dataclasses.replace(rules, exposed=exposed),
-            ballot=(0, 0),
-            roster=peers,
-            ready=announces,
-            members=announces,
-            next_roster=peers,
-            round_s=round_s,
-            past=Ladder(previous),
-        ).codec
+        changed = dataclasses.replace(rules, exposed=exposed)
+        past = Ladder(previous)
+        return fresh(members, announces, rules=changed, round_s=round_s, past=past).codec
 
     assert SHAPE.size == 65536  # int8 takes 1 s at 64 KiB/s, int4 half of it, int2 a quarter
     assert [taken(65536, round_s) for round_s in (11.0, 6.0, 3.0, 1.0)] == [
@@ -252,16 +243,7 @@ def test_no_stranger_merges_most_or_makes_all_wait_by_what_it_claims(
     large = dataclasses.replace(RULES, size=2**20, believed=STRANGERS)
 
     def planned(announces: list[Announce], rules: Rules) -> Plan:
-        return fresh_plan(
-            leader(members),
-            PLACE,
-            rules,
-            ballot=(0, 0),
-            roster=roster_of(members),
-            ready=announces,
-            members=announces,
-            next_roster=roster_of(members),
-        )
+        return fresh(members, announces, rules=rules)
 
     def owned(plan: Plan) -> int:
         return sum(part.stop - part.start for part in plan.parts if part.owner == liar.peer)

@@ -10,13 +10,14 @@ import torch
 from gossip_kit import PLACE, RUN, SHAPE, announce_of, leader, plan_of, results_of, roster_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_kit import fresh
 
 from diloco import merge, robust
 from gossip.agreed import Remains
 from gossip.certificate import basis_of, outcome_of
 from gossip.commitments import packed
 from gossip.mixing import MEAN, Mix
-from gossip.planning import fresh_plan, renewed_plan, repeated_plan
+from gossip.planning import renewed_plan, repeated_plan
 from gossip.rules import Rules
 from gossip.validity import Known, check_plan
 from gossip.weighing import (
@@ -304,20 +305,7 @@ def first_plan(mix: Mix, count: int = 5, **changes: object) -> Plan:
     members = [Identity.from_seed(bytes([1 + n // 200, n % 200]) * 16) for n in range(count)]
     announces = [announce_of(member.peer_id, norm=1.0 + n) for n, member in enumerate(members)]
     announces = [dataclasses.replace(a, **changes) for a in announces]
-    by = leader(members)
-    roster = roster_of(members)
-    plan = fresh_plan(
-        by,
-        PLACE,
-        rules(mix),
-        ballot=(0, 0),
-        roster=roster,
-        ready=announces,
-        members=announces,
-        next_roster=roster,
-    )
-    check_plan(plan, PLACE, rules(mix).shape, roster, Known())
-    return plan
+    return fresh(members, announces, rules=rules(mix))
 
 
 def test_first_plans() -> None:
