@@ -12,7 +12,6 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 
@@ -66,10 +65,10 @@ buffers = Buffers()  # of this process
 class Whole:
     """Memory for the encoded parts of one vector of ``size`` elements.
 
-    With codec fp32 they lie in one block, each where it belongs, so that in the end the vector is
-    there without a copy. A range that overlaps one taken before, as another owner's after a
-    takeover does, gets memory of its own, and so does every other codec's. The block stays for as
-    long as a part of it.
+    With codec fp32 they lie in one block, each where it belongs, so that in the end whoever wants
+    the vector as a whole has it without a copy (:mod:`node.bench.noise`). A range that overlaps one
+    taken before, as another owner's after a takeover does, gets memory of its own, and so does
+    every other codec's. The block stays for as long as a part of it.
     """
 
     def __init__(self, size: int) -> None:
@@ -87,14 +86,3 @@ class Whole:
         complete = 4 * sum(end - begin for begin, end in self._taken) == self._size
         self._block = None if complete else block  # from then on the parts alone keep it
         return block[4 * start : 4 * stop]
-
-
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Uint8 tensors that follow each other in memory as one, without a copy; None: they do not."""
-    at, size = parts[0].storage_offset(), 0
-    block = parts[0].untyped_storage().data_ptr()
-    for part in parts:
-        if part.untyped_storage().data_ptr() != block or part.storage_offset() != at + size:
-            return None
-        size += len(part)
-    return parts[0].as_strided((size,), (1,))

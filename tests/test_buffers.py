@@ -7,7 +7,8 @@ import gc
 import torch
 
 from gossip.bodies import as_bytes
-from gossip.buffers import SMALL, Buffers, Whole, joined
+from gossip.buffers import SMALL, Buffers, Whole
+from node.bench.noise import joined
 from protocols.codecs import RangeCodec
 
 SIZE = 3 * SMALL + 17

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import torch
 from blake3 import blake3
 
-from gossip.buffers import joined
 from gossip.certificate import genesis, outcome_hash
 from gossip.validity import Place
 from node.bench.settings import Settings
@@ -104,3 +104,14 @@ class Noise:
         """BLAKE3 of the mean: 32 bytes."""
         view = memoryview(self.mean.numpy()).cast("B")  # type: ignore[arg-type]  # as in merging
         return blake3(view, max_threads=blake3.AUTO).digest()
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Uint8 tensors that follow each other in memory as one, without a copy; None: they do not."""
+    at, size = parts[0].storage_offset(), 0
+    block = parts[0].untyped_storage().data_ptr()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != block or part.storage_offset() != at + size:
+            return None
+        size += len(part)
+    return parts[0].as_strided((size,), (1,))
