@@ -40,7 +40,7 @@ def turn_of(rounds: Sequence[int]) -> int:
     return int.from_bytes(blake3(b"atoll turn\x00" + text).digest(6), "big")
 
 
-class Whole:
+class WholeSketch:
     """The sketch of an island's whole model, from those of the fragments' last snapshots."""
 
     def __init__(self, fragments: int, turn: Callable[[Sequence[int]], int] = turn_of) -> None:

@@ -13,7 +13,7 @@ from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.common import AnySwarm
 from gossip.roamer import ramp
 from gossip.sketch import sketch
-from gossip.spread import Whole, turn_of
+from gossip.spread import WholeSketch, turn_of
 from node.island import Island
 from node.modes import by_gradients, is_over, weight_of
 from node.replica import OuterReplica
@@ -41,7 +41,7 @@ class Readiness:
         # round of the last snapshot, and turn of the sketch that was made with it
         self.sketched = [(-1, 0)] * fragments
         # in pairs there are no common turns: a sketch is as old as its oldest part
-        self._whole = Whole(fragments, min if manifest.mode in GOSSIP else turn_of)
+        self._whole = WholeSketch(fragments, min if manifest.mode in GOSSIP else turn_of)
 
     def is_out(self, snapshot: Snapshot) -> bool:
         """Whether ``sent`` still is this snapshot, and waits for the round it was taken for.

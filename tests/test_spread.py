@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossip.sketch import SIZE, sketch
-from gossip.spread import REMEMBERED, Published, Spread, Whole, in_pairs, turn_of
+from gossip.spread import REMEMBERED, Published, Spread, WholeSketch, in_pairs, turn_of
 from protocols.identity import PeerId
 
 RUN = b"r" * 32
@@ -43,7 +43,7 @@ def data(*values: float) -> bytes:
 
 def publish(vector: torch.Tensor, rounds: list[int]) -> tuple[int, bytes]:
     """An island's sketch after it took a snapshot of every fragment, in the rounds given."""
-    whole, found = Whole(len(CUTS) - 1), None
+    whole, found = WholeSketch(len(CUTS) - 1), None
     for fragment, round_ in enumerate(rounds):
         piece = vector[CUTS[fragment] : CUTS[fragment + 1]]
         found = whole.add(fragment, round_, sketch(piece, RUN, start=CUTS[fragment]))
@@ -119,7 +119,7 @@ def test_what_is_no_sketch_is_passed_over(bad: bytes) -> None:
     published = Published()
     learn(published, Said("a", 1, bad), Said("b", 1, data(1.0)), Said("c", 1, data(2.0)))
     assert set(published.of_turn(1, names("abc")).to_mean) == {"b", "c"}
-    assert Whole(1).add(0, 1, bad) is None
+    assert WholeSketch(1).add(0, 1, bad) is None
 
 
 def test_in_pairs_whoever_is_rounds_ahead_is_compared_and_whose_sketch_is_old_is_not() -> None:
