@@ -77,18 +77,3 @@ def is_finite(delta: Tensor) -> bool:
         math.isfinite(torch.dot(part, part).item()) or bool(torch.isfinite(part).all())
         for part in torch.split(delta, CHUNK)
     )
-
-
-@torch.no_grad()
-def clip_norm(delta: Tensor, bound: float) -> float:
-    """Scale ``delta`` in place to a norm of at most ``bound``; returns the factor, at most 1.
-
-    Raises :class:`ValueError` if the norm is not finite.
-    """
-    size = norm(delta)
-    if not math.isfinite(size):
-        raise ValueError(f"the pseudo-gradient's norm is {size}")
-    if size <= bound:
-        return 1.0
-    delta.mul_(bound / size)
-    return bound / size
