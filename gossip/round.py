@@ -197,7 +197,7 @@ class Round:
         self.candidacies.followed(sender, before, now)
         if isinstance(answer, Certificate):
             self._turns.not_due()
-        else:
+        elif self.agreement.promised > before:  # who only asks again holds nobody up for longer
             self._turns.put_off(now)
         return answer
 

@@ -1,8 +1,8 @@
 """When a member of a round stands for leader: each waits a turn longer than the one before. Pure.
 
-A turn lasts one patience (seconds): long enough for a candidate to ask and be answered. Whoever is
-asked waits for its own turn from then on. So two candidates at once are the exception, and cost
-nothing but time.
+A turn lasts one patience (seconds): long enough for a candidate to ask and be answered. Whoever
+has promised waits for its own turn from then on, and no longer by being asked again. So two
+candidates at once are the exception, and cost nothing but time.
 """
 
 from __future__ import annotations

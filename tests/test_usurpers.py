@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,12 +21,13 @@ from gossip.company import Company
 from gossip.drafting import Drafting
 from gossip.instructions import Send
 from gossip.proposer import Proposer
+from gossip.round import Round
 from node.mixing import mix_of
 from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId
-from protocols.messages import Gram, Plan
+from protocols.messages import Gram, Plan, Prepare
 
 STRANGER = Identity.from_seed(b"s" * 32)
 
@@ -64,6 +65,24 @@ def asks_anew(member: Member, now: float) -> None:
     chain.carry_out(of, [Send(peer, prepare) for peer in of.roster if peer != chain.me])
 
 
+@dataclass
+class AsksAgain:
+    """It asks for the same promise all the time, once it has it, and makes nothing of it."""
+
+    of: Round | None = None
+    asked: Prepare | None = None
+
+    def __call__(self, member: Member, now: float) -> None:
+        chain = member.swarm.chains[0]
+        of = chain.round
+        if of is not self.of or self.asked is None:
+            self.of, self.asked = of, Proposer(of.agreement).prepare(0, of.roster)
+            of.agreement.on_prepare(chain.me, self.asked)
+            of.tick = lambda now: []  # type: ignore[method-assign]
+            of.opening.compose = lambda *what: None  # type: ignore[method-assign]
+        chain.carry_out(of, [Send(peer, self.asked) for peer in of.roster if peer != chain.me])
+
+
 def commits_beside(act: Callable[[Member, float], None], every: float) -> int:
     """Rounds that four commit in half a minute with a fifth that is silent, and does that.
 
@@ -89,7 +108,15 @@ def commits_beside(act: Callable[[Member, float], None], every: float) -> int:
 
 
 @pytest.mark.parametrize(
-    ("act", "every"), [(plans_anew, 0.2), (plans_anew, 0.6), (plans_anew, 2.0), (asks_anew, 1.2)]
+    ("act", "every"),
+    [
+        (plans_anew, 0.2),
+        (plans_anew, 0.6),
+        (plans_anew, 2.0),
+        (asks_anew, 1.2),
+        (AsksAgain(), 0.2),
+        (AsksAgain(), 0.6),
+    ],
 )
 def test_who_takes_the_lead_again_and_again_stops_nobody(
     act: Callable[[Member, float], None], every: float
