@@ -76,8 +76,10 @@ class Islands:
         codec: str = "int4",
         manifest: Manifest = MANIFEST,
         options: Sequence[str] = ("--threads", "1", "--device", "cpu"),
+        start_s: float = START_S,
     ) -> None:
         self.root, self.net, self.seconds, self.options = root, net, seconds, options
+        self.start_s = start_s
         self.apart = apart  # the first trainer has a core of its own
         self.run = root / "run.toml"
         rounds = manifest.rounds.model_copy(update={"codec": codec})
@@ -146,7 +148,7 @@ class Islands:
         self._wait(lambda: len(self._both()) > WARM_ROUNDS)
 
     def _wait(self, condition: Any) -> Any:
-        end = time.monotonic() + START_S
+        end = time.monotonic() + self.start_s
         while not (value := condition()):
             if time.monotonic() > end:
                 logs = [(self.root / f"{rank}.log").read_text()[-2000:] for rank in (0, 1)]

@@ -12,6 +12,7 @@ share the devices where there are fewer, which NCCL allows from 2.30 on, with
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import json
 import multiprocessing
@@ -200,6 +201,27 @@ def devices_for(ranks: int) -> bool:
     return torch.cuda.device_count() >= (1 if several else ranks)
 
 
+def nccl_version() -> str:
+    """Of the library that is loaded, which may be another one than torch was built with."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    return f"{version.value // 10_000}.{version.value // 100 % 100}.{version.value % 100}"
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """What is told of the devices of a result; of a CPU nothing."""
+    import torch
+
+    if device == "cpu":
+        return {}
+    name = torch.cuda.get_device_name()
+    return {
+        "devices": f"{torch.cuda.device_count()} x {name}",
+        "torch": torch.__version__,
+        "nccl": nccl_version(),
+    }
+
+
 def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
     """Run a case and, once, what it is compared with; one row of the result.
 
@@ -339,7 +361,8 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()
             if given.json:  # what is done stays done
                 found = [rows[case.name] for case in CASES if case.name in rows]
-                text = json.dumps({"steps": STEPS, "layouts": found}, indent=1)
+                told = {"steps": STEPS, **_machine(given.device), "layouts": found}
+                text = json.dumps(told, indent=1)
                 given.json.write_text(text + "\n")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
