@@ -40,7 +40,7 @@ from node.trainer.model import causal_attention, documents_apart
 from node.trainer.shared import SharedVectors
 from node.trainer.speed import flops_a_token, peak_flops
 
-STEPS = 40  # inner steps a round
+STEPS = 24  # inner steps a round
 MANIFEST = Manifest.model_validate(
     {
         "name": "gpu-bench",
@@ -56,7 +56,7 @@ MANIFEST = Manifest.model_validate(
         "inner": {"lr": 3e-4},
         "rounds": {
             "inner_steps": STEPS,
-            "overlap_steps": 8,
+            "overlap_steps": 6,
             "total_rounds": 10_000,
             "eval_every": 0,
         },

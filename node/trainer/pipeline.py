@@ -71,7 +71,8 @@ class Pipeline:
         rows = inputs.shape[0] // parts
         stages = [self._stage(number, rows, inputs.shape[1]) for number in sorted(self.stages)]
         schedule = _schedule(self.ranks.dims, stages, parts, loss)
-        tokens = (inputs,) if 0 in self.stages else ()
+        # a stage takes what is laid out as it was told (torch 2.11), and this may be part of windows
+        tokens = (inputs.contiguous(),) if 0 in self.stages else ()
         wanted = targets if self.last is not None else None
         schedule.step(*tokens, target=wanted, return_outputs=False, **given)
 
@@ -99,11 +100,11 @@ class Pipeline:
         config = module.config
         last = number == self.count - 1
 
-        def passing(width: int, dtype: torch.dtype) -> Tensor:
-            shape = (rows, self.width, width)
-            return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
+        def passing(*shape: int) -> Tensor:
+            return torch.empty((rows, *shape), dtype=self.dtype, device=device, requires_grad=True)
 
-        hidden, logits = passing(module.width, self.dtype), passing(config.vocab_size, self.dtype)
+        # logits are of all tokens, also where tp has cut the sequence between matrices
+        hidden, logits = passing(self.width, module.width), passing(tokens, config.vocab_size)
         first = torch.empty((rows, tokens), dtype=torch.int64, device=device)
         return PipelineStage(
             module,
