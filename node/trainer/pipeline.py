@@ -71,7 +71,7 @@ class Pipeline:
         rows = inputs.shape[0] // parts
         stages = [self._stage(number, rows, inputs.shape[1]) for number in sorted(self.stages)]
         schedule = _schedule(self.ranks.dims, stages, parts, loss)
-        # a stage takes what is laid out as it was told (torch 2.11), and this may be part of windows
+        # torch 2.11 holds a stage to the layout that it was told of; this may be part of windows
         tokens = (inputs.contiguous(),) if 0 in self.stages else ()
         wanted = targets if self.last is not None else None
         schedule.step(*tokens, target=wanted, return_outputs=False, **given)
