@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.torch_version import TorchVersion
 
 from bootstrap.manifest import Model
 from node.trainer import pipeline
@@ -62,3 +64,21 @@ def test_where_tp_cuts_sequences_logits_are_still_of_all_tokens(
     assert told["input_args"].shape == ((rows, TOKENS) if number == 0 else (rows, *hidden))
     assert told["output_args"].shape == (rows, *((TOKENS, VOCABULARY) if number else hidden))
     assert [tokens.is_contiguous() for tokens in stepped] == [True] * (number == 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "runs"),
+    [("2.11.0", "cpu", False), ("2.11.0", "cuda", True), ("2.12.1+cpu", "cpu", True)],
+)
+def test_a_schedule_that_gloo_cannot_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, device: str, runs: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    check = partial(
+        pipeline.check_schedule, ParallelDims(pp=2, schedule="zbv"), torch.device(device)
+    )
+    if runs:
+        check()
+    else:
+        with pytest.raises(ValueError, match=r"zbv on CPUs needs torch 2\.12"):
+            check()

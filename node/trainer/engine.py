@@ -34,7 +34,7 @@ from node.trainer.model import Decoder, build, document_numbers
 from node.trainer.model_moe import Experts, MixtureOfExperts
 from node.trainer.parallel import Ranks, share
 from node.trainer.parallelize import lay_out
-from node.trainer.pipeline import Pipeline, cut, rank_of_stage
+from node.trainer.pipeline import Pipeline, check_schedule, cut, rank_of_stage
 from node.trainer.weights import Weights, local
 
 Batch = Callable[[range], tuple[Tensor, Tensor]]  # rows -> inputs and targets, int64 [rows, T]
@@ -56,6 +56,7 @@ class Engine:
         if manifest.model.attention == "document":
             self.document_end = manifest.model.document_end
         self.dims.check(manifest.model, manifest.data)
+        check_schedule(self.dims, ranks.device)
         if computing.compile:
             check_compiler(ranks.device, cache_folder() / "compiled")
         self.parts: dict[int, Decoder] = {}

@@ -48,6 +48,20 @@ def cut(model: Decoder, stage: int, stages: int) -> Decoder:
     return model
 
 
+def check_schedule(dims: ParallelDims, device: torch.device) -> None:
+    """Raises ValueError where this torch cannot run a schedule on such devices."""
+    # a rank with two neighbouring stages sends to itself at first, which gloo does not do
+    if (
+        dims.pp > 1
+        and dims.schedule == "zbv"
+        and device.type == "cpu"
+        and torch.__version__ < "2.12"
+    ):
+        raise ValueError(
+            f"the schedule zbv on CPUs needs torch 2.12, and this is {torch.__version__}"
+        )
+
+
 class Pipeline:
     """This rank's stages, by their number, and the way through all stages."""
 
