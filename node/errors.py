@@ -75,8 +75,9 @@ _ROWS = (
     Kind(
         "E107",
         "a node does not stop",
-        "it is still writing its last checkpoint, waits for others to finish a round, or hangs",
-        "wait, or end it at once with `node stop --now`",
+        "it is still writing its last checkpoint, waits for others to finish a round, or hangs; or "
+        "it runs in another container or on another machine, and cannot be asked from here",
+        "wait, or end it at once with `node stop --now`; where it runs in a container, stop that",
     ),
     Kind(
         "E108",

@@ -209,12 +209,21 @@ def stop(
     """Have the node in ``directory`` leave, and wait until it has; the pid it had.
 
     As Ctrl-C does: once, it makes a checkpoint and says farewell; with ``now`` it ends at once.
-    Raises OperatorError E106 where none runs, E107 where it does not end in time.
+    Raises OperatorError E106 where none runs, E107 where it does not end in time or cannot be asked
+    from here.
     """
     home = StateDir(directory)
-    pid = home.holder()
-    if pid is None:
+    found = home.held_by()
+    if found is None:
         raise operator_error("E106", f"no node runs with the state directory {directory}")
+    if not found.here:
+        raise operator_error(
+            "E107",
+            f"{found} cannot be asked to stop from here",
+            why="its number is none of this machine, or that of a process that is no node",
+            fix="run `node stop` where it runs, or stop its container",
+        )
+    pid = found.pid
     tell(f"process {pid}: asked to " + ("end at once" if now else "leave"))
     began = time.monotonic()
     asked = 0

@@ -4,7 +4,7 @@
 
     identity.pem     the node's key
     node.toml        settings, where the operator wrote some
-    daemon.lock      held while a daemon runs
+    daemon.lock      held while a daemon runs, which it names
     api.json         where its API listens, while it runs
     events.jsonl     what happened (rotated)
     history.jsonl    the run so far, a line a round (see node.monitor.history)
@@ -42,6 +42,7 @@ _MAX_API_FILE = 4096
 _KEY_BYTES = 16
 # at a lock: others may only look at it, and who has just taken it has yet to write who it is
 _TRIES, _TRY_S = 10, 0.01
+_MAX_LOCK_FILE = 256
 _MAX_DIGITS = 15  # of Unix milliseconds, for thirty thousand years
 _MAX_LOG_FILE = 2 * 1024 * 1024
 
@@ -53,6 +54,17 @@ class ApiFile:
     address: str  # HOST:PORT
     pid: int
     key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a state directory."""
+
+    pid: int
+    here: bool  # or its number is one of another container or machine, and here of no use
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" + ("" if self.here else " of another container or machine")
 
 
 def unusable(root: Path, error: OSError) -> OperatorError:
@@ -102,15 +114,15 @@ class StateDir:
         except OSError as error:
             raise unusable(self.root, error) from error
         if not _taken(descriptor, fcntl.LOCK_EX):
-            pid = _written(descriptor)
+            holder = _written(descriptor)
             os.close(descriptor)
             raise operator_error(
                 "E105",
                 f"the state directory {self.root} is in use",
-                why=f"another node (process {pid or '?'}) runs in it",
+                why=f"another node ({holder or 'process ?'}) runs in it",
             )
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {numbering()}".rstrip().encode() + b"\n", 0)
         self._lock = descriptor  # the lock ends with the process, however that ends
 
     def unlock(self) -> None:
@@ -142,6 +154,11 @@ class StateDir:
             )
 
     def holder(self) -> int | None:
+        """The number of :meth:`held_by`."""
+        found = self.held_by()
+        return None if found is None else found.pid
+
+    def held_by(self) -> Holder | None:
         """The process whose daemon runs here; None where none does, whatever files it left.
 
         A number that a killed daemon has left in the lock is not taken for that of the next one,
@@ -155,11 +172,11 @@ class StateDir:
             for _ in range(_TRIES):
                 if _taken(descriptor, fcntl.LOCK_SH, tries=1):
                     return None
-                pid = _written(descriptor)
-                if pid is not None and _exists(pid):
-                    return pid
+                found = _written(descriptor)
+                if found is not None and found.here:
+                    return found
                 time.sleep(_TRY_S)
-            return pid  # perhaps in another container, where processes have other numbers
+            return found
         finally:
             os.close(descriptor)
 
@@ -260,10 +277,25 @@ def _taken(descriptor: int, how: int, tries: int = _TRIES) -> bool:
     return False
 
 
-def _written(descriptor: int) -> int | None:
-    """The process id in a lock file; None where there is none."""
-    text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-    return int(text) if text.isascii() and text.isdecimal() else None
+def numbering() -> str:
+    """Where the numbers of processes mean what they do for this one: boot and PID namespace.
+
+    Empty where the system does not tell.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def _written(descriptor: int) -> Holder | None:
+    """The process that a lock file names; None where it names none."""
+    text = os.pread(descriptor, _MAX_LOCK_FILE, 0).decode(errors="replace").strip()
+    number, _, where = text.partition(" ")
+    if not (number.isascii() and number.isdecimal()):
+        return None
+    pid, where = int(number), where.strip()
+    return Holder(pid, here=where in ("", numbering()) and _exists(pid))
 
 
 def _exists(pid: int) -> bool:

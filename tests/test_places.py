@@ -228,3 +228,29 @@ def test_a_note_is_whole_or_not_there(tmp_path, monkeypatch):
     note(home.root)
     assert seen == [[home.root]]
     assert len(list(places.notes().iterdir())) == 1
+
+
+@pytest.mark.parametrize("elsewhere", ["another boot/pid:[1]", ""], ids=["named", "no such number"])
+def test_a_process_of_another_container_is_not_asked_by_its_number(
+    tmp_path, monkeypatch, elsewhere
+):
+    """In a container a node is process 1, and process 1 of the host is its init."""
+    home = StateDir(tmp_path / "x")
+    home.lock()
+    pid = os.getpid()
+    if not elsewhere:
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        pid = gone.pid
+    (tmp_path / "x" / "daemon.lock").write_text(f"{pid} {elsewhere}".strip() + "\n")
+    asked = []
+    monkeypatch.setattr(places, "_signal", asked.append)
+    began = time.monotonic()
+    with pytest.raises(OperatorError, match="another container or machine") as error:
+        stop(tmp_path / "x", timeout_s=20, now=False)
+    assert error.value.code == "E107"
+    assert str(pid) not in error.value.fix
+    assert not asked
+    assert time.monotonic() - began < 10
+    assert look(tmp_path / "x").pid == pid  # a node runs there all the same
+    home.unlock()

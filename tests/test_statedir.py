@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.statedir import StateDir
+from node.statedir import Holder, StateDir
 from protocols.errors import OperatorError
 
 
@@ -159,4 +159,23 @@ def test_who_only_looks_keeps_no_node_from_starting(tmp_path: Path) -> None:
     home = StateDir(tmp_path)
     home.lock()
     timer.join()
+    home.unlock()
+
+
+def test_a_lock_tells_where_its_number_means_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = StateDir(tmp_path)
+    home.lock()
+    assert home.held_by() == Holder(os.getpid(), here=True)
+    monkeypatch.setattr("node.statedir.numbering", lambda: "boot/pid:[2]")
+    assert home.held_by() == Holder(os.getpid(), here=False)
+    with pytest.raises(OperatorError) as caught:
+        StateDir(tmp_path).lock()
+    assert f"process {os.getpid()} of another container or machine" in caught.value.why
+    monkeypatch.setattr("node.statedir.numbering", str)  # a system that does not tell
+    home.unlock()
+    home.lock()
+    assert (tmp_path / "daemon.lock").read_text() == f"{os.getpid()}\n"
+    assert home.held_by() == Holder(os.getpid(), here=True)
     home.unlock()
