@@ -5,6 +5,7 @@ Almost everything is imported inside, after Ctrl-C has been taken care of.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -29,10 +30,11 @@ def main() -> None:
 
 
 def open_streams() -> None:
-    """Closed standard streams, as of a node that was detached, become the null device.
+    """See to it that writing to the standard streams does not fail, whatever is written.
 
-    Python has None for them, and their numbers would go to the next files that are opened: what a
-    library prints would be written into one of those.
+    Closed ones, as of a node that was detached, become the null device: Python has None for them,
+    and their numbers would go to the next files that are opened, so that what a library prints
+    would be written into one of those. Signs that the locale's encoding lacks become "?".
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -42,6 +44,9 @@ def open_streams() -> None:
                 os.close(opened)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

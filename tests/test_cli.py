@@ -1,5 +1,6 @@
 """The command line: quick to start, and clear when wrong."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,17 @@ def test_closed_streams_are_no_defect_and_go_to_no_file(tmp_path):
         assert int((tmp_path / "file").read_text()) > 2
     ended = subprocess.run(["sh", "-c", '"$0" -m node frob 2>&-', sys.executable], check=False)
     assert ended.returncode == 2
+
+
+def test_signs_that_the_locale_does_not_have_are_no_defect():
+    code = "import node.__main__ as m; m.open_streams(); print('caf\\u00e9 \\u2026 \\U0001f680')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.stdout.decode("latin-1") == "caf\N{LATIN SMALL LETTER E WITH ACUTE} ? ?\n"
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,18 @@ def test_the_json_log_has_every_event():
     assert [json.loads(line)["step"] for line in out.getvalue().splitlines()] == [0, 1, 2]
 
 
+def test_signs_that_a_terminal_does_not_have_do_not_silence_it():
+    """A script's own stream, in Latin-1; those of the commands are set up by node.__main__."""
+    file = io.BytesIO()
+    log = EventLog()
+    log.subscribe(Console(io.TextIOWrapper(file, encoding="latin-1")))
+    log.emit(PeerJoined(peer="p", name="caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{ROCKET}"))
+    log.emit(RoundFailed(round=3, reason="no majority"))
+    joined, failed = file.getvalue().decode("latin-1").splitlines()
+    assert "caf\N{LATIN SMALL LETTER E WITH ACUTE} ?" in joined
+    assert failed == "round 3 failed: no majority"
+
+
 def test_a_closed_terminal_does_not_stop_the_log():
     class Gone(io.StringIO):
         def write(self, text):

@@ -82,10 +82,17 @@ class Console:
         if not text or self._closed:
             return
         try:
-            self._out.write(text + "\n")
+            self._write(text + "\n")
             self._out.flush()
         except (OSError, ValueError):  # the terminal or pipe is gone; training is not its business
             self._closed = True
+
+    def _write(self, text: str) -> None:
+        try:
+            self._out.write(text)
+        except UnicodeEncodeError:  # in Latin-1, say: what it has no sign for becomes a "?"
+            encoding = self._out.encoding
+            self._out.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def render(event: Event, key: str = "") -> str:
