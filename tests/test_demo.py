@@ -19,6 +19,7 @@ from node_process import wait_until
 
 from node.demo import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory
 from node.demo_summary import as_text, summary_of
+from protocols.errors import OperatorError
 
 ROUND = {
     "state": "ab",
@@ -164,6 +165,23 @@ class Clock:
         self.now += seconds
 
 
+def played(demo: Demo, clock: Clock, round_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its islands become ones that are :class:`Played`; the first three are there."""
+
+    def new(*arguments: str) -> Any:
+        island: Any = Played(f"island-{len(demo.islands) + 1}", clock, round_s)
+        island.start()
+        demo.islands.append(island)
+        return island
+
+    monkeypatch.setattr(demo, "_new", new)
+    monkeypatch.setattr(demo, "_check_alive", lambda leaver: None)
+    demo.address = ""
+    demo.bar = demo.progress.add_task("", total=demo.rounds, loss="")
+    for _ in range(3):
+        new()
+
+
 @pytest.mark.parametrize("slower", [1.0, 4.0])
 def test_a_machine_that_gets_busier_makes_fewer_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float
@@ -176,19 +194,8 @@ def test_a_machine_that_gets_busier_makes_fewer_rounds(
     demo = Demo(90, 3, 0, tmp_path, 0.0, quiet=True)
     round_s = slower * (demo.takes_s - START_S) / demo.rounds
 
-    def new(*arguments: str) -> Any:
-        island: Any = Played(f"island-{len(demo.islands) + 1}", clock, round_s)
-        island.start()
-        demo.islands.append(island)
-        return island
-
-    monkeypatch.setattr(demo, "_new", new)
-    monkeypatch.setattr(demo, "_check_alive", lambda leaver: None)
-    demo.address = ""
+    played(demo, clock, round_s, monkeypatch)
     with demo.progress:
-        demo.bar = demo.progress.add_task("", total=demo.rounds, loss="")
-        for _ in range(3):
-            new()
         demo._train()
         demo._finish()
     assert demo.joined
@@ -199,6 +206,32 @@ def test_a_machine_that_gets_busier_makes_fewer_rounds(
     stopped = [signal.SIGINT in cast(Any, island).signals for island in demo.islands]
     assert stopped == ([True] * 4 if demo.cut else [False, False, True, False])
     assert cast(Any, demo.islands[2]).signals == [signal.SIGINT]  # twice would end it at once
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_slow_machine_is_not_one_that_makes_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """The least rounds take it longer than three times the seconds that were asked for."""
+    clock = Clock()
+    monkeypatch.setattr("node.demo.step_seconds", lambda: 0.8)
+    monkeypatch.setattr("node.demo.time", clock)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    demo = Demo(90, 3, 0, tmp_path, 0.0, quiet=True)
+    assert demo.rounds == MIN_ROUNDS
+    assert demo.takes_s > 5 * 90
+    round_s = float("inf") if stuck else (demo.takes_s - START_S) / demo.rounds
+    played(demo, clock, round_s, monkeypatch)
+    if not stuck:
+        demo._train()
+        assert demo.joined
+        assert not demo.cut
+        return
+    with pytest.raises(OperatorError, match="makes no progress") as error:
+        demo._train()
+    assert error.value.code == "E405"
+    assert error.value.why == f"round 0 of {MIN_ROUNDS} after {clock.now:.0f} s"
+    assert clock.now > 3 * demo.takes_s
 
 
 def planned(seconds: float, already: float, root: Path) -> Demo:
