@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from node.demo_summary import Summary, as_text, summary_of
+from node.demo_summary import Summary, as_text, summary_of, went_well
 from node.errors import operator_error
 from node.interrupts import held_back
 
@@ -324,8 +324,8 @@ def step_seconds() -> float:
     return median(times)
 
 
-def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> int:
-    """Run the demonstration and print what came of it; exit status 0 if all went well."""
+def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> None:
+    """Run the demonstration and print what came of it; raises typer.Exit 1 if not all went well."""
     import typer
 
     from bootstrap.manifest import Manifest
@@ -335,13 +335,10 @@ def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> int:
     collect(Manifest().data)  # once for all islands; a few seconds the first time
     with _directory() as root:
         summary = Demo(seconds, islands, seed, root, began, quiet=as_json).run()
-    typer.echo(json.dumps(asdict(summary), indent=2) if as_json else as_text(summary))
-    good = (
-        summary.state_digests_equal
-        and not summary.rounds_failed
-        and summary.val_loss_last is not None
-    )
-    return 0 if good else 1
+        typer.echo(json.dumps(asdict(summary), indent=2) if as_json else as_text(summary))
+        if not went_well(summary):
+            typer.echo(f"what the islands did and said is kept in {root}", err=True)
+            raise typer.Exit(1)
 
 
 @contextlib.contextmanager

@@ -77,6 +77,11 @@ def summary_of(demo: Demo, wall_s: float) -> Summary:
     )
 
 
+def went_well(s: Summary) -> bool:
+    """Whether it came to what it is to show."""
+    return s.state_digests_equal and not s.rounds_failed and s.val_loss_last is not None
+
+
 def as_text(s: Summary) -> str:
     """For people."""
     equal = "equal on every island, bit for bit" if s.state_digests_equal else "NOT equal"

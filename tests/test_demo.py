@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import pytest
 from node_process import wait_until
+from typer import Exit
 
-from node.demo import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory
+from node.demo import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory, main
 from node.demo_summary import as_text, summary_of
 from protocols.errors import OperatorError
 
@@ -252,3 +253,38 @@ def test_rounds_are_planned_for_what_is_left_of_the_time(
     least = planned(5, 0, tmp_path)
     assert least.rounds == MIN_ROUNDS
     assert least.takes_s > TOO_LONG * 5
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_what_an_end_that_is_not_good_came_from_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    well: bool,
+) -> None:
+    members = demo(2)
+    first: Any = members.islands[0]
+    rounds = first.events("round")
+
+    def ended(state: str) -> Any:
+        done = [{**one, "validation_loss": 2.0, "state": state} for one in rounds]
+        changed = {"events": lambda kind: done if kind == "round" else []}
+        return SimpleNamespace(**(vars(first) | changed))
+
+    members.islands = [ended("ab"), ended("ab" if well else "cd")]
+    roots: list[Path] = []
+
+    def over(seconds: float, count: int, seed: int, root: Path, *_: Any, **__: Any) -> Any:
+        roots.append(root)
+        return SimpleNamespace(run=lambda: summary_of(members, 12.0))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("node.demo.Demo", over)
+    monkeypatch.setattr("node.trainer.corpus.collect", lambda data: None)
+    with contextlib.nullcontext() if well else pytest.raises(Exit) as ending:
+        main(seconds=90, islands=3, seed=0, as_json=False)
+    assert well or ending.value.exit_code == 1
+    told = capsys.readouterr()
+    assert ("NOT equal" in told.out) == (not well)
+    assert roots[0].exists() == (not well)
+    assert (str(roots[0]) in told.err) == (not well)

@@ -141,7 +141,7 @@ def demo(
     from node.demo import main
 
     clean_up_at_any_end()  # islands are processes
-    raise typer.Exit(main(seconds=seconds, islands=islands, seed=seed, as_json=as_json))
+    main(seconds=seconds, islands=islands, seed=seed, as_json=as_json)
 
 
 @with_settings("listen", "peers", "public_addr", "region", "max_upload")
