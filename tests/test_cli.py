@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+import typer
 from cli_kit import process
 from typer.testing import CliRunner
 
-from node import __version__
+from node import __version__, cli
 from node.cli import app
 from node.commands import shared
 from node.config import NodeConfig
@@ -130,6 +132,34 @@ def test_a_command_line_that_is_not_understood_has_a_code_and_a_way_out(command,
         assert words in text
 
 
+def functions(commands, names=()):
+    """Every command that is no group: (its names on the command line, what it calls)."""
+    for name, what in commands.items():
+        if isinstance(what, typer.Typer):
+            below = {
+                one.name or one.callback.__name__: one.callback for one in what.registered_commands
+            }
+            yield from functions(below, (*names, name))
+        else:
+            yield (*names, name), what
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_no_option_takes_what_is_no_finite_number(command, number):
+    """No minimum refuses nan, and what waits for it waits for ever or ends in an error."""
+    floats = [
+        (*names, f"--{option}")
+        for names, function in functions(cli.COMMANDS)
+        for option, hint in get_type_hints(function).items()
+        if float in (hint, *get_args(hint))
+    ]
+    assert {("stop", "--timeout"), ("simulate", "--churn")} < set(floats)
+    for words in floats:
+        status, _, err = command(*words, number)
+        assert status == 2, words
+        assert err.startswith(f"error E204: invalid value for '{words[-1]}': "), words
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -137,6 +167,7 @@ def test_a_command_line_that_is_not_understood_has_a_code_and_a_way_out(command,
         ("data", "inspect", ""),
         ("export", "", "--from", "state"),
         ("export", "model", "--from", " "),
+        ("export", "model", "--from", "state", "--like", ""),
         ("keygen", "--out", ""),
         ("start", "--config", ""),
         ("simulate", "--json", ""),

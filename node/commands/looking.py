@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from node import __version__
-from node.commands.shared import AsJson, ConfigFile, Preset, given_path
+from node.commands.shared import AsJson, ConfigFile, Preset, finite, given_path
 from node.config import SECRETS, NodeConfig, resolve
 from node.errors import without_credentials
 from node.options import with_settings
@@ -26,7 +26,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=86_400, callback=finite, help="Seconds between looks.")
+    ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """One screen about the node that runs on this machine."""
@@ -55,7 +57,11 @@ def monitor(
     ] = None,
     speed: Annotated[
         float,
-        typer.Option(min=0, help="Seconds of the run that a replay shows in one; 0: all at once."),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Seconds of the run that a replay shows in one; 0: all at once.",
+        ),
     ] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture as JSON.")] = False,
 ) -> None:
@@ -89,7 +95,9 @@ def runs(
 def stop(
     flags: dict[str, Any],
     now: Annotated[bool, typer.Option("--now", help="At once, without a last checkpoint.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for it.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Seconds to wait for it.")
+    ] = 120.0,
 ) -> None:
     """Stop a node on this machine, cleanly.
 

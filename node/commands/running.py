@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bootstrap.validation import bad_config, nearest
-from node.commands.shared import AsJson, ConfigFile, Preset
+from node.commands.shared import AsJson, ConfigFile, Preset, finite
 from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.hosts.meeting import meeting, refuse_hosts
@@ -129,6 +129,7 @@ def demo(
         float,
         typer.Option(
             min=1,
+            callback=finite,
             help="Seconds to plan rounds for, by the speed of this machine at the start; 8 rounds "
             "at least. Fewer are made if the machine gets busier: once all has happened, it ends.",
         ),

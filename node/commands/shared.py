@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,13 @@ def given(text: str) -> str:
 def given_path(text: str) -> Path:
     """As :func:`given`."""
     return Path(given(text))
+
+
+def finite(number: float | None) -> float | None:
+    """For every option that is a float: click takes inf too, and nan, which is below no minimum."""
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter("it is not a finite number")
+    return number
 
 
 ConfigFile = Annotated[

@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from bootstrap.validation import bad_config, explain
-from node.commands.shared import given_path
+from node.commands.shared import finite, given_path
 from node.interrupts import clean_up_first
 from node.monitor.wording import megabytes
 from protocols.errors import OperatorError
@@ -49,13 +49,17 @@ def simulate(
     inner_steps: Annotated[int | None, typer.Option(help="In a round. [default: 20]")] = None,
     codec: Annotated[str | None, typer.Option(help="[default: int4]")] = None,
     latency: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="One way. [default: 0.05]")
+        float | None,
+        typer.Option(callback=finite, metavar="SECONDS", help="One way. [default: 0.05]"),
     ] = None,
     bandwidth: Annotated[
         str | None, typer.Option(metavar="RATE", help="Of each link. [default: 100Mbit]")
     ] = None,
     churn: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Of the islands replaced in 10 rounds.")
+        float | None,
+        typer.Option(
+            callback=finite, metavar="SHARE", help="Of the islands replaced in 10 rounds."
+        ),
     ] = None,
     stragglers: Annotated[int | None, typer.Option(help="Islands that are 4x slower.")] = None,
     attackers: Annotated[int | None, typer.Option(help="Islands that send -3x updates.")] = None,
