@@ -231,3 +231,15 @@ async def test_the_key(kit):
         right = {"Authorization": f"Bearer {KEY}"}
         assert (await client.get("/api/v1/state", headers=right)).status == 200
         assert (await client.get("/healthz")).status == 503
+
+
+async def test_why_it_is_not_healthy_is_told_to_those_with_the_key(kit):
+    kit.state.status = "active"
+    kit.log.emit(Problem(code="E402", what="no space in /home/me", why="", fix="", fatal=True))
+    async with TestClient(TestServer(make_app(kit.state, kit.log, History(), key=KEY))) as client:
+        for headers in ({}, {"Authorization": "Bearer x"}):
+            answer = await client.get("/healthz", headers=headers)
+            assert (answer.status, await answer.json()) == (503, {"healthy": False})
+        answer = await client.get("/healthz", headers={"Authorization": f"Bearer {KEY}"})
+        assert answer.status == 503
+        assert (await answer.json())["reasons"] == ["E402: no space in /home/me"]

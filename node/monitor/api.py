@@ -3,14 +3,15 @@
 ========================  ==================================================================
 ``GET /api/v1/state``     the whole state (:meth:`~node.monitor.state.NodeState.snapshot`)
 ``GET /api/v1/events``    ``?since=SEQ&limit=N``: the events after that number
-``GET /healthz``          200 when healthy, else 503 with the reasons
+``GET /healthz``          200 when healthy, else 503; the reasons only with the key
 ``GET /metrics``          for Prometheus
 ``GET /`` and others      the dashboard, see :mod:`node.monitor.dashboard`
 ========================  ==================================================================
 
 A request must name an IP address or ``localhost`` as its host, so that a web page cannot reach
 the API through a host name of its own (DNS rebinding); there are no CORS headers. On any
-other address than loopback all but ``/healthz`` want the key, as ``Authorization: Bearer KEY``.
+other address than loopback there is a key, as ``Authorization: Bearer KEY``; without it one gets
+the dashboard's page, which holds nothing, and whether the node is healthy.
 """
 
 from __future__ import annotations
@@ -66,9 +67,16 @@ def make_app(
     async def scrape(request: web.Request) -> web.Response:
         return web.Response(body=exposition(metrics), headers={"Content-Type": CONTENT_TYPE})
 
+    async def healthz(request: web.Request) -> web.Response:
+        reasons = state.unhealthy()
+        answer: dict[str, Any] = {"healthy": not reasons}
+        if not key or _has_key(request, key):  # they hold texts of errors, and paths
+            answer["reasons"] = reasons
+        return _json(answer, 503 if reasons else 200)
+
     app.router.add_get("/api/v1/state", _state)
     app.router.add_get("/api/v1/events", _events)
-    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", scrape)
     add_dashboard(app, state, log, history)
     return app
@@ -204,11 +212,6 @@ async def _events(request: web.Request) -> web.Response:
             "events": [record.plain() for record in records],
         }
     )
-
-
-async def _healthz(request: web.Request) -> web.Response:
-    reasons = request.app[STATE].unhealthy()
-    return _json({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 def _natural(text: str) -> int:
