@@ -54,7 +54,9 @@ def keygen(
 def export(
     folder: Annotated[
         Path,
-        typer.Argument(parser=given_path, metavar="DIR", help="Folder to write; must not exist."),
+        typer.Argument(
+            parser=given_path, metavar="DIR", help="Folder to write: a new or an empty one."
+        ),
     ],
     source: Annotated[
         Path,
@@ -72,6 +74,7 @@ def export(
     like: Annotated[
         Path | None,
         typer.Option(
+            parser=given_path,
             metavar="FOLDER",
             help="Take chat template, special tokens and generation settings from this model's "
             "folder.",
