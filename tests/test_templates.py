@@ -20,7 +20,7 @@ from node.monitor import metrics
 from node.monitor.events import CheckpointSaved, RoundDone, Step
 from node.monitor.metrics import exposition, registry
 from node.monitor.views import GpuView, MachineView, PeerView, RunView
-from node.templates import STOP_S, TEMPLATES, render
+from node.templates import STOP_S, TEMPLATES, open_to_others, render
 
 PEERS = ("203.0.113.7:4390/12D3KooWNZcxuidu2rkHZK2K5H1WMTHuvb2QbLhPfnmLGuqU9Xdz", "seed.example:1")
 KINDS = [{}, {"peers": PEERS, "public_addr": "198.51.100.2:4390"}]
@@ -60,6 +60,35 @@ def test_systemd(tmp_path, kind):
     assert "KillMode=mixed" in text
     assert "StateDirectory=atoll" in text
     assert f"TimeoutStopSec={STOP_S}" in text
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_unit_says_that_its_user_cannot_get_to_the_installation(
+    tmp_path, monkeypatch, closed, linked
+):
+    """The README's installation is a clone, often below a home that others cannot enter."""
+    home, elsewhere = tmp_path / "home", tmp_path / "opt"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    python = home / "python"
+    python.touch()
+    if linked:
+        python = elsewhere / "python"
+        python.symlink_to(home / "python")
+    monkeypatch.setattr("node.templates.sys.executable", str(python))
+    monkeypatch.setattr(
+        "node.templates.open_to_others", lambda folder: not (closed and folder == home)
+    )
+    text = render("systemd")
+    assert (f"no other user can enter {home},\n" in text) == closed
+    assert text.count("203/EXEC") == closed
+
+
+@pytest.mark.parametrize(("mode", "open_to_all"), [(0o700, False), (0o750, False), (0o755, True)])
+def test_a_home_that_others_cannot_enter(tmp_path, mode, open_to_all):
+    tmp_path.chmod(mode)
+    assert open_to_others(tmp_path) == open_to_all
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])

@@ -8,11 +8,14 @@ in here.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 from node import __version__
 
@@ -45,6 +48,28 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
+def closed() -> str:
+    """Lines of a unit's head where its own user cannot get to this Python or its packages.
+
+    As below a home that others may not enter: systemd ends such a unit with 203/EXEC.
+    """
+    python = Path(os.path.abspath(sys.executable))
+    for path in (python, python.resolve(), Path(__file__).resolve()):
+        for folder in reversed(path.parents):
+            if not open_to_others(folder):
+                return (
+                    f"# AS IT IS IT ENDS WITH 203/EXEC: no other user can enter {folder},\n"
+                    "# below which Atoll is installed. Install it elsewhere, as in /opt/atoll, or\n"
+                    "# write User= and the name of that folder's owner for DynamicUser=yes.\n"
+                )
+    return ""
+
+
+def open_to_others(folder: Path) -> bool:
+    """Whether users who have nothing to do with a folder may enter it."""
+    return bool(folder.stat().st_mode & stat.S_IXOTH)
+
+
 def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "", hosts: int = 1) -> str:
     """The text of a template; raises KeyError for a name that is none.
 
@@ -71,6 +96,7 @@ def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "", hos
         "NNODES": str(hosts),
         "NODES": "one machine" if hosts == 1 else f"{hosts} machines",
         "STOP_S": str(STOP_S),
+        "CLOSED": closed(),
     }
     for word, value in filled.items():
         text = text.replace(f"@{word}@", value)
