@@ -213,11 +213,6 @@ class NodeConfig(IslandSettings):
         return key not in self._sources
 
 
-def describe(key: str) -> str:
-    """A setting's description."""
-    return NodeConfig.model_fields[key].description or ""
-
-
 def resolve(
     flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None
 ) -> NodeConfig:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.config import NodeConfig, describe, resolve
+from node.config import NodeConfig, resolve
 from node.outermost import report
 from node.setting_values import DEFAULT_PORT, host_port, is_loopback
 from protocols.errors import OperatorError
@@ -164,8 +164,8 @@ def test_loopback():
 
 
 def test_every_setting_has_a_description():
-    for key in NodeConfig.model_fields:
-        assert describe(key).endswith("."), key
+    for key, field in NodeConfig.model_fields.items():
+        assert (field.description or "").endswith("."), key
 
 
 def test_a_variable_that_is_read_elsewhere_is_no_unknown_setting(env):
