@@ -197,7 +197,7 @@ def test_the_presets_that_are_named_exist() -> None:
     from node.presets import PRESETS
 
     text = README.read_text() + OWN.read_text()
-    assert set(re.findall(r"--preset (\w+)", text)) <= set(PRESETS)
+    assert set(re.findall(r"--preset ([\w-]+)", text)) <= set(PRESETS)
 
 
 def test_the_folders_of_the_readme_are_the_packages() -> None:
