@@ -208,12 +208,11 @@ def test_the_start_up_block_ends_with_the_join_line():
             run="tiny-docs-8c41",
             version="0.1.0",
             device="cuda:0",
-            dtype="bf16",
             api="127.0.0.1:4391",
             join_address="203.0.113.7:4390/12D3KooWx",
         )
     )
-    assert "identity 12D3KooWx (saved) · run tiny-docs-8c41 · cuda:0 bf16" in text
+    assert "identity 12D3KooWx (saved) · run tiny-docs-8c41 · cuda:0" in text
     assert "dashboard http://127.0.0.1:4391/" in text
     assert text.splitlines()[-1].strip() == "node start --peers 203.0.113.7:4390/12D3KooWx"
 

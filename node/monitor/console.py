@@ -212,7 +212,7 @@ def _started(event: Started, key: str) -> str:
     identity = f"identity {event.peer} ({'new, saved' if event.identity_new else 'saved'})"
     about = [identity, f"run {event.run}" if event.run else "", event.role]
     if event.role == "island":
-        about[-1] = f"{event.device} {event.dtype}".strip()
+        about[-1] = event.device
     lines = [_INDENT + " · ".join(part for part in about if part)]
     if event.api:
         lines.append(f"{_INDENT}dashboard http://{event.api}/")

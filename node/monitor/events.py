@@ -40,7 +40,6 @@ class Started(Event):
     version: str
     role: str = "island"
     device: str = ""
-    dtype: str = ""
     identity_new: bool = False
     listen: str = ""
     api: str = ""  # HOST:PORT
