@@ -35,6 +35,7 @@ class Pending:
     spread: Spread
     state: bytes
     merging: float  # when every part was here, likewise
+    repeated: bool  # see RoundDone
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Reporter(PeerReports):
     # states this node has had, by fragment and round
     _past: dict[int, dict[int, bytes]] = field(default_factory=dict)
     _merged: dict[int, Set[PeerId]] = field(default_factory=dict)  # in the last round, by fragment
+    _behind: set[int] = field(default_factory=set)  # fragments in which the others were further
     # since when who is ready, by fragment and round
     _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
 
@@ -91,6 +93,7 @@ class Reporter(PeerReports):
             self._spread(fragment, certificate.outcome.round),
             chain.replica.place.state,
             min(now, max(chain.timing.held_at, chain.timing.planned_at)) if took_part else now,
+            self._repeated(fragment, certificate.outcome.round) and not took_part,
         )
         self.state.round = self.round
         leaving = self.state.status == "leaving"  # rounds come until its farewell
@@ -169,9 +172,24 @@ class Reporter(PeerReports):
                 islands=self._islands(
                     pending, ready, {p: outcome.contributors[i] for p, i in merged.items()}
                 ),
+                repeated=pending.repeated,
             )
         )
         return True
+
+    def _repeated(self, fragment: int, round_: int) -> bool:
+        """Whether the others have made a round before this node, as far as they have announced.
+
+        True as well for the one with which it has come up to them.
+        """
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        heads = [seen.round for a in alive if (seen := seen_from(a, fragment)).status == "active"]
+        was = fragment in self._behind
+        if heads and median_low(heads) > round_ + 1:  # one alone may claim anything
+            self._behind.add(fragment)
+        else:
+            self._behind.discard(fragment)
+        return was or fragment in self._behind
 
     def _islands(
         self,

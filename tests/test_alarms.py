@@ -161,6 +161,22 @@ def test_a_stall_is_measured_by_the_usual_round() -> None:
     assert raised(peers(), slow, 9999.0, training=False) == []
 
 
+def test_rounds_that_a_node_repeats_do_not_make_the_usual_one_short() -> None:
+    """A machine returns, replays fifteen rounds in seconds, and goes on with long ones."""
+    here = Here(began=0.0, steps_s=600.0)
+    replayed = [(20.0 + n, RoundDone(round=n, repeated=True)) for n in range(15)]
+
+    def kinds_at(now: float, *live: float) -> list[str]:
+        last = [*replayed, *((when, RoundDone(round=15 + n)) for n, when in enumerate(live))]
+        return [alarm.kind for alarm in raised(peers(), last, now, here=here)]
+
+    assert kinds_at(634.0) == []
+    assert kinds_at(3035.0) == ["stall"], "five times what its inner steps take"
+    assert kinds_at(1000.0, 300.0) == [], "it has come in the midst of a round"
+    assert kinds_at(3800.0, 300.0, 900.0) == []
+    assert kinds_at(3901.0, 300.0, 900.0) == ["stall"]
+
+
 @pytest.mark.parametrize("status", ["active", "joining"])
 def test_who_trains_and_never_merges_anything_is_told_of(status: Literal["active", "joining"]):
     times = iter([0.0, 5.0])

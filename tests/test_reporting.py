@@ -133,6 +133,22 @@ def test_rounds_that_the_others_had_before_this_node_came_are_none_of_those_to_m
     assert found == counted
 
 
+def test_rounds_are_repeated_until_the_others_are_come_up_to() -> None:
+    """And a node that takes part in none, as a seed, has those that come one by one as they are."""
+    reports: Any = SimpleNamespace(swarm=MagicMock(), _behind=set())
+
+    def repeated(round_: int, *heads: int) -> bool:
+        announced = [SimpleNamespace(status="active", round=head) for head in heads]
+        reports.swarm.membership.islands_alive.return_value = announced
+        return Reporter._repeated(reports, 0, round_)
+
+    assert [repeated(round_, 9, 9, 10**9) for round_ in range(5, 10)] == [True] * 4 + [False]
+    assert not repeated(10, 11, 11, 10**9)
+    assert not repeated(11, 11, 11), "before the others say that they have it"
+    assert not repeated(12)
+    assert repeated(13, 20)
+
+
 def test_a_flood_of_what_is_refused_is_counted_and_not_written_down() -> None:
     """Under however many names: older events would make room for it."""
     told: list[Any] = []

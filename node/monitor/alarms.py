@@ -242,17 +242,25 @@ def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
 def _stall(
     rounds: Sequence[tuple[float, RoundDone]], now: float, here: Here | None
 ) -> Iterator[Alarm]:
-    """No round for long; before there is a usual one, by what the inner steps of one take."""
-    times = [when for when, _ in rounds]
-    if len(times) >= 2:
-        usual, floor = median(later - earlier for earlier, later in pairwise(times)), STALL_FLOOR_S
+    """No round for long; before there is a usual one, by what the inner steps of one take.
+
+    Rounds that are only repeated come as fast as they can be had, and tell of no usual one.
+    """
+    gaps = [
+        later - earlier
+        for (earlier, before), (later, done) in pairwise(rounds)
+        if not (before.repeated or done.repeated)
+    ]
+    if gaps:
+        last, usual, floor = rounds[-1][0], median(gaps), STALL_FLOOR_S
         measure = f"one usually takes {usual:.0f} s"
     elif here is not None and here.began is not None:
-        times, usual, floor = [here.began, *times], here.steps_s, FIRST_FLOOR_S
+        last = max([here.began, *(when for when, _ in rounds)])
+        usual, floor = here.steps_s, FIRST_FLOOR_S
         measure = f"the inner steps of one take {usual:.0f} s"
     else:
         return
-    still = now - times[-1]
+    still = now - last
     if still > max(floor, STALL_FACTOR * usual):
         yield Alarm(
             "stall",

@@ -124,6 +124,7 @@ class RoundDone(Event):
     # came), exchange (until every part was here), certify, apply
     phases: Mapping[str, float] = field(default_factory=dict)
     islands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # peer -> see ISLAND
+    repeated: bool = False  # the others had made it before: says nothing of how long one takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
