@@ -243,12 +243,8 @@ def test_the_worst_comes_first() -> None:
 # --- this node's own ----------------------------------------------------------------------------
 
 
-def validated(*losses: float | None) -> list[tuple[float, RoundDone]]:
-    return [(10.0 * n, RoundDone(round=n, validation_loss=loss)) for n, loss in enumerate(losses)]
-
-
-def of_here(here: Here, last: list[tuple[float, RoundDone]] | None = None) -> list[Alarm]:
-    return raised(peers(), last or [], 30.0, here=here)
+def of_here(here: Here) -> list[Alarm]:
+    return raised(peers(), [], 30.0, here=here)
 
 
 def test_a_loss_that_is_no_number_is_critical_once_it_stays_so() -> None:
@@ -272,7 +268,7 @@ def test_a_loss_that_is_no_number_is_critical_once_it_stays_so() -> None:
 def test_a_validation_loss_that_rises(losses: tuple[float | None, ...], told: bool) -> None:
     known = [loss for loss in losses if loss is not None]
     low = min(known)
-    found = of_here(Here(lowest=(losses.index(low), low)), validated(*losses))
+    found = of_here(Here(lowest=(losses.index(low), low), validated=known))
     assert [alarm.kind for alarm in found] == ["loss"] * told
     if told:
         assert f"{losses[-1]:.3f} now, 1.800 after round 1" in found[0].what
@@ -290,6 +286,19 @@ def test_what_a_node_says_of_its_own_loss_comes_from_its_events() -> None:
     assert [alarm.level for alarm in state.alarms_now()] == ["critical", "warning"]
     log.emit(Step(step=LOST_STEPS, round=5, loss=None))
     assert [alarm.level for alarm in state.alarms_now()] == ["warning"]
+
+
+def test_a_loss_that_rises_is_told_however_many_rounds_are_not_evaluated() -> None:
+    """Fragment 0 alone is evaluated, and in some modes one of a hundred rounds of its."""
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    for number, loss in enumerate((2.0, 1.8, *([2.5] * RISEN_TIMES))):
+        assert state.alarms_now() == [], number
+        log.emit(RoundDone(round=100 * number, validation_loss=loss))
+        for more in range(1, 100):
+            log.emit(RoundDone(round=100 * number + more))
+    (alarm,) = state.alarms_now()
+    assert "2.500 now, 1.800 after round 100" in alarm.what
 
 
 def test_a_script_that_does_not_tell_its_loss_raises_no_alarm() -> None:

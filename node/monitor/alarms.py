@@ -64,6 +64,7 @@ class Here:
     lost: int = 0  # inner steps in a row whose loss or gradient is no number
     dropped: int = 0  # times that its work was not finite, since some was merged
     lowest: tuple[int, float] | None = None  # validation loss so far, and in which round
+    validated: Sequence[float] = ()  # the newest validation losses, of rounds however far apart
     saved: CheckpointSaved | None = None  # the newest
     skipped: CheckpointSkipped | None = None  # since then
     disk_free: int | None = None  # bytes
@@ -124,7 +125,7 @@ def raised(
     """The alarms of now, critical ones first; ``rounds`` with their times, oldest first."""
     found = [*_split(peers), *_silence(peers), *_drift(peers, rounds), *_lag(peers)]
     if here is not None:
-        found += [*_office(peers, here, now), *_loss(here, rounds), *_checkpoint(here)]
+        found += [*_office(peers, here, now), *_loss(here), *_checkpoint(here)]
     if training:
         found += _stall(rounds, now, here)
     return sorted(found, key=lambda alarm: alarm.level)
@@ -270,7 +271,7 @@ def _stall(
         )
 
 
-def _loss(here: Here, rounds: Sequence[tuple[float, RoundDone]]) -> Iterator[Alarm]:
+def _loss(here: Here) -> Iterator[Alarm]:
     """The loss is no number, or was clearly lower before."""
     if here.lost >= LOST_STEPS:
         yield Alarm(
@@ -288,8 +289,7 @@ def _loss(here: Here, rounds: Sequence[tuple[float, RoundDone]]) -> Iterator[Ala
             "Nothing of it is sent: it went back to the last merge each time. A parameter grows "
             "without bound, though the loss may not show it: lower the learning rate that it has.",
         )
-    known = [done.validation_loss for _, done in rounds if done.validation_loss is not None]
-    last = known[-RISEN_TIMES:]
+    last = here.validated[-RISEN_TIMES:]
     if here.lowest is None or len(last) < RISEN_TIMES:
         return
     when, low = here.lowest

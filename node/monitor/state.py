@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from node.monitor.alarms import KEPT as ALARM_ROUNDS
-from node.monitor.alarms import Alarm, Here, raised
+from node.monitor.alarms import RISEN_TIMES, Alarm, Here, raised
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
@@ -102,6 +102,7 @@ class NodeState:
         self.skipped: CheckpointSkipped | None = None  # since the newest one
         self.validation_loss: float | None = None  # the newest: not every round has one
         self.lowest: tuple[int, float] | None = None  # validation loss, and in which round
+        self._validated: deque[float] = deque(maxlen=RISEN_TIMES)  # the newest of them
         self._clock = clock
         self._moved = clock()  # when training last moved
         self._began: float | None = None  # when it took its first inner step
@@ -246,6 +247,7 @@ class NodeState:
             self._lost,
             self._dropped,
             self.lowest,
+            tuple(self._validated),
             self.checkpoint[1] if self.checkpoint else None,
             self.skipped,
             self.providers.machine().disk_free,
@@ -280,6 +282,7 @@ class NodeState:
         self.round = max(self.round, done.round)
         if (loss := done.validation_loss) is not None:
             self.validation_loss = loss
+            self._validated.append(loss)
             if self.lowest is None or loss < self.lowest[1]:
                 self.lowest = (done.round, loss)
         if "tokens" in done.islands.get(self.node.peer, {}):
