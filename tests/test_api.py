@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from aiohttp.test_utils import TestClient, TestServer
 from api_kit import KEY, Kit
 
@@ -23,7 +24,12 @@ from node.monitor.history import History
 from node.monitor.metrics import OTHER
 from node.monitor.state import STALL_S
 from node.monitor.views import PeerView, Traffic
+from node.templates import render
 from protocols.bounds import MAX_PEERS
+
+
+def alerts():
+    return yaml.safe_load(render("prometheus"))["groups"][0]["rules"]
 
 
 @pytest.fixture
@@ -177,6 +183,24 @@ async def test_metrics(client, kit):
         "swarm_healthy 1.0",
     ):
         assert expected in lines
+
+
+async def test_a_loss_that_nobody_told_is_none_that_is_no_number(client, kit):
+    """A script may tell it every few hundred steps, or never."""
+
+    async def read():
+        return (await (await client.get("/metrics")).text()).splitlines()
+
+    for number in range(20):
+        kit.log.emit(Step(step=number, round=0, loss=None))
+    lines = await read()
+    assert "swarm_lost_inner_steps 0.0" in lines
+    assert not [line for line in lines if line.startswith("swarm_loss_nats")]
+    for number in range(20, 24):
+        kit.log.emit(Step(step=number, round=0, loss=None, finite=False))
+    assert "swarm_lost_inner_steps 4.0" in await read()
+    [rule] = [rule for rule in alerts() if rule["alert"] == "AtollLossNotFinite"]
+    assert rule["expr"] == "swarm_lost_inner_steps > 2"
 
 
 async def test_the_number_of_series_does_not_grow_with_what_peers_say(client, kit):

@@ -106,6 +106,8 @@ class SwarmCollector(Collector):
         if step is None:
             return
         yield _gauge("swarm_inner_step", "Inner steps taken", step.step)
+        lost = "In a row whose loss or gradient is no number, to the newest one"
+        yield _gauge("swarm_lost_inner_steps", lost, state.lost_steps)
         yield _gauge("swarm_learning_rate", "Of the inner optimizer", step.lr)
         yield _gauge("swarm_tokens_per_second", "Of this node", step.tokens_per_second)
         for name, text, value in (

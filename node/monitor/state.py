@@ -95,6 +95,7 @@ class NodeState:
         self.raw_bytes = 0
         self.rejected: Counter[str] = Counter()  # by reason
         self.refused: Counter[str] = Counter()  # by error code
+        self.lost_steps = 0  # inner steps in a row that were not finite
         self.out_of_memory = 0  # times
         self.problems: deque[tuple[float, Problem]] = deque(maxlen=KEPT_PROBLEMS)
         self.knobs: dict[str, KnobSet] = {}  # what was chosen from measurements, the newest
@@ -106,7 +107,6 @@ class NodeState:
         self._clock = clock
         self._moved = clock()  # when training last moved
         self._began: float | None = None  # when it took its first inner step
-        self._lost = 0  # inner steps in a row that were not finite
         self._dropped = 0  # times that its work was not, since some was merged
         log.subscribe(self)
 
@@ -117,7 +117,7 @@ class NodeState:
                 self.step = step
                 self._began = record.time if self._began is None else self._began
                 self.steps.append((step.step, step.loss))
-                self._lost = 0 if step.finite else self._lost + 1
+                self.lost_steps = 0 if step.finite else self.lost_steps + 1
                 self.tokens += step.tokens
                 self._moved = record.time
             case RoundDone() as done:
@@ -244,7 +244,7 @@ class NodeState:
         """What an operator should look at, worst first."""
         rounds = list(self.rounds)[-ALARM_ROUNDS:]
         here = Here(
-            self._lost,
+            self.lost_steps,
             self._dropped,
             self.lowest,
             tuple(self._validated),
