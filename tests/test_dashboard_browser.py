@@ -223,6 +223,30 @@ async def test_joining_is_shown_while_it_lasts(page: Page) -> None:
         await page.until("!document.querySelector('#steps').hidden")
 
 
+async def test_a_page_that_was_open_before_the_run_was_known_has_what_is_of_the_run(
+    page: Page,
+) -> None:
+    """As that of a seed that waits for one: what it shows must not wait for a reload."""
+    swarm = Imagined(3, 20)
+    run = swarm.state.run
+    assert run is not None
+    swarm.state.run = None
+    manifest = {"script": {"layout": "ab"}, "outer": {"lr": 0.7}}
+    join = "#node .join code"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        assert (await page.evaluate(text(join))).startswith("node start --peers ")
+        assert "outer" not in await page.evaluate(text("#node .facts"))
+        swarm.state.run = replace(run, manifest=manifest)
+        await page.until(f"{text(join)}.startsWith('node.join(model')")
+        await page.until(f"{text('#node .facts')}.includes('0.7 outer')")
+        updates = await page.evaluate(UPDATES)
+        await page.until(f"{UPDATES} > {updates}")
+        assert (await page.evaluate(text(join))).startswith("node.join(model")
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
 async def test_a_locked_dashboard_is_opened_by_the_key(page: Page) -> None:
     async with served(Imagined(3, 10), key=KEY) as url:
         await page.go(url)

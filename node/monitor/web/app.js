@@ -22,6 +22,7 @@ class Store {
     this.links = { peers: [], links: [] };
     this.rounds = picture.rounds;
     this.events = picture.events;
+    this.run = picture.state.run?.id;
     this.outerRate = picture.state.run?.manifest?.outer?.lr;
     this.setHistory(picture.history);
     this.setState(picture.state);
@@ -138,6 +139,8 @@ class App {
   }
 
   async update(news) {
+    const run = news.state.run?.id;
+    if (run && run !== this.store.run) return this.open(); // what is of the run as a whole is only in the first picture
     this.store.add(news, this.last);
     document.documentElement.dataset.updates = String(Number(document.documentElement.dataset.updates ?? 0) + 1);
     const anew = this.store.coarse;
