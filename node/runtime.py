@@ -183,7 +183,7 @@ class Node:
             self.outbound,
         )
         participation = Participation(self, entrance)
-        self.tasks.spawn(Watch(self.state.alarms_now, self.events).run())
+        self.tasks.spawn(Watch(self.state.alarms_now, self.events, self.state.peers).run())
         if self.config.seconds:
             self.tasks.spawn(self._stop_after(self.config.seconds))
         entering = self.tasks.spawn(participation.enter(stack))

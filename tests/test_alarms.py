@@ -22,8 +22,16 @@ from node.monitor.alarms import (
     Watch,
     raised,
 )
+from node.monitor.console import render
 from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSaved, CheckpointSkipped, Rejected, RoundDone, Step
+from node.monitor.events import (
+    AlarmEnded,
+    CheckpointSaved,
+    CheckpointSkipped,
+    Rejected,
+    RoundDone,
+    Step,
+)
 from node.monitor.state import NodeState
 from node.monitor.views import MachineView, NodeView, PeerView, RunView
 from protocols.errors import Reason
@@ -214,7 +222,7 @@ def test_an_island_drifts_where_fragments_take_turns() -> None:
 
 def test_a_watch_says_what_begins_and_ends_and_nothing_twice() -> None:
     log, now = EventLog(), list[Alarm]()
-    watch = Watch(lambda: now, log)
+    watch = Watch(lambda: now, log, list)
     split = Alarm("split", "critical", "mesa has another state", "look", ("mesa",))
 
     def told(*alarms: Alarm) -> list[tuple[str, str]]:
@@ -231,6 +239,24 @@ def test_a_watch_says_what_begins_and_ends_and_nothing_twice() -> None:
     assert told(replace(split, peers=("mesa", "reef"))) == [], "it has only flickered"
     assert [told() for _ in range(ENDED_LOOKS)][-1] == [("alarm_ended", "split")]
     assert told() == []
+
+
+def test_who_was_silent_and_is_forgotten_is_told_as_such_when_the_alarm_ends() -> None:
+    """Ten minutes after two of four have gone nothing is known of them, and they are not back."""
+    log, views = EventLog(), peers()
+    watch = Watch(lambda: raised(views, [], 0.0), log, lambda: views)
+    views[1:3] = [replace(view, status="dead", agrees=None) for view in views[1:3]]
+    watch.look()
+    gone = views.pop(1)
+    for _ in range(ENDED_LOOKS):
+        watch.look()
+    ended = log.recent[-1].event
+    assert ended == AlarmEnded(
+        alarm="silence", peers=(gone.peer, views[1].peer), forgotten=(gone.peer,)
+    )
+    assert render(ended) == (
+        "alarm silence has ended; not back, but forgotten after long silence: …ooWfjord"
+    )
 
 
 def test_the_worst_comes_first() -> None:

@@ -224,6 +224,14 @@ async def test_the_history_by_itself(client: Browser) -> None:
         assert (await client.get(f"/api/v1/history?{query}")).status == 400
 
 
+def test_what_an_island_brought_is_counted_when_it_is_known_no_more(swarm: Imagined) -> None:
+    feed, views = Feed(swarm.state, swarm.log, swarm.history), swarm.peers
+    before = feed.picture(10)["state"]["merged_tokens"]
+    assert before == sum(swarm.history.totals.values()) == sum(swarm.merged)
+    swarm.state.providers.peers = lambda: views()[:2]
+    assert feed.picture(10)["state"]["merged_tokens"] == before
+
+
 # --- the stream ----------------------------------------------------------------------------------
 
 

@@ -80,6 +80,7 @@ class Watch:
 
     alarms: Callable[[], Sequence[Alarm]]
     log: EventLog
+    peers: Callable[[], Sequence[PeerView]]  # that are known
     _standing: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)  # looks without
 
     async def run(self) -> None:
@@ -111,7 +112,16 @@ class Watch:
             elif self._standing[key] >= ENDED_LOOKS:
                 del self._standing[key]
                 if key[0] not in {kind for kind, _ in self._standing}:
-                    self.log.emit(AlarmEnded(alarm=key[0], peers=key[1]))
+                    forgotten = self._forgotten(*key)
+                    ended = AlarmEnded(alarm=key[0], peers=key[1], forgotten=forgotten)
+                    self.log.emit(ended)
+
+    def _forgotten(self, kind: str, peers: tuple[str, ...]) -> tuple[str, ...]:
+        """Who was silent and is known no more: that ends an alarm too, and brings nobody back."""
+        if kind != "silence":
+            return ()
+        known = {view.peer for view in self.peers()}
+        return tuple(peer for peer in peers if peer not in known)
 
 
 def raised(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from signal import Signals
 from typing import TextIO
 
+from node.monitor.alarms import NAMED
 from node.monitor.events import (
     AlarmEnded,
     AlarmRaised,
@@ -148,8 +149,10 @@ def render(event: Event, key: str = "") -> str:
         case AlarmRaised():
             word = "ALARM" if event.level == "critical" else "alarm"
             return f"{word} {event.alarm}: {clean(event.what)}\n  fix: {clean(event.fix)}"
-        case AlarmEnded():
-            return f"alarm {event.alarm} has ended"
+        case AlarmEnded(forgotten=gone):
+            who = ", ".join(map(short, gone[:NAMED])) + (", …" if len(gone) > NAMED else "")
+            more = f"; not back, but forgotten after long silence: {who}" if gone else ""
+            return f"alarm {event.alarm} has ended{more}"
         case KnobSet():
             was = "" if event.before is None else f", was {event.before}"
             inputs = ", ".join(f"{name} {value:.3g}" for name, value in event.inputs.items())

@@ -150,6 +150,7 @@ class Feed:
         state = self._state.brief()
         for peer in state["peers"]:
             peer["merged_tokens"] = self._history.totals.get(peer["peer"], 0)
+        state["merged_tokens"] = sum(self._history.totals.values())  # of those who are gone as well
         return state
 
 

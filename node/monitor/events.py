@@ -300,6 +300,7 @@ class AlarmEnded(Event):
     kind: ClassVar[str] = "alarm_ended"
     alarm: str
     peers: Sequence[str] = ()  # that the last one was of
+    forgotten: Sequence[str] = ()  # of these: silent for so long that they are known no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class Observer:
         self._turn = 0
         self._published = Published()
         self._in_pairs = self._at_will = False  # how the run's islands meet
-        self._watch = Watch(self.state.alarms_now, self.log)
+        self._watch = Watch(self.state.alarms_now, self.log, self.state.peers)
         self._feed = Feed(self.state, self.log, self.history)
 
     async def pictures(self) -> AsyncGenerator[Picture, None]:

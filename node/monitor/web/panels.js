@@ -4,6 +4,7 @@ import { DASH, bytes, clock, count, duration, el, empty, fill, fixed, flops, kno
 
 const LOGGED = 60;
 const JOIN_STEPS = 6;
+const NAMED = 4; // peers in one line
 const ENDLESS = 1e6; // rounds of a run that only its operators end
 const KINDS = {
   gradients: "pseudo-gradients",
@@ -103,9 +104,8 @@ export class Panels {
     const validation = last("validation_loss");
     const first = columns.validation_loss.find(known);
     this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && first !== validation ? `from ${fixed(first, 3)} · training ${fixed(last("loss"), 3)}` : `training ${fixed(last("loss") ?? state.training.step?.loss, 3)}`);
-    const merged = state.peers.reduce((sum, p) => sum + p.merged_tokens, 0);
     const speed = live.reduce((sum, p) => sum + p.tokens_per_second, 0);
-    this.stats.set("tokens", "Tokens merged", count(merged), `${count(speed)} tokens/s together`);
+    this.stats.set("tokens", "Tokens merged", count(state.merged_tokens), `${count(speed)} tokens/s together`);
     const same = live.filter((p) => p.agrees === true).length;
     const differ = live.filter((p) => p.agrees === false).length;
     this.stats.set("peers", "Islands", `${live.length}`, `${live.filter((p) => p.status === "active").length} active, ${live.filter((p) => p.status === "joining").length} joining`);
@@ -318,7 +318,7 @@ function tellEvent(event, names) {
     case "alarm":
       return `${event.alarm}: ${event.what}`;
     case "alarm_ended":
-      return `${event.alarm} has ended`;
+      return `${event.alarm} has ended${event.forgotten.length ? `; not back, but forgotten after long silence: ${event.forgotten.slice(0, NAMED).map((peer) => names.of(peer)).join(", ")}` : ""}`;
     case "knob":
       return `${event.name} is ${event.value}${event.before === null ? "" : `, was ${event.before}`}: ${event.why}`;
     case "peer_refused":

@@ -68,8 +68,7 @@ export class Peers {
     const rounds = live.map((peer) => peer.round).sort((a, b) => a - b);
     const head = rounds[rounds.length >> 1] ?? 0; // the median: one alone may claim anything
     const most = Math.max(...peers.map((peer) => peer.merged_tokens), 1);
-    const together = peers.reduce((sum, peer) => sum + peer.merged_tokens, 0);
-    const rows = shown.map((peer) => this.row(peer, head, most, together));
+    const rows = shown.map((peer) => this.row(store, peer, head, most));
     if (rows.some((row, i) => this.body.children[i] !== row) || this.body.children.length !== rows.length) this.body.replaceChildren(...rows);
     for (const peer of this.rows.keys()) if (!shown.some((p) => p.peer === peer)) this.rows.delete(peer);
   }
@@ -87,7 +86,7 @@ export class Peers {
       one.merged += peer.merged_tokens;
     }
     this.regions.hidden = found.size < 2;
-    const all = [...found.values()].reduce((sum, one) => sum + one.merged, 0);
+    const all = this.store.state.merged_tokens;
     const words = [...found].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, one]) => [name || "no region", `${one.live} live${one.live < one.all ? ` of ${one.all}` : ""} · ${count(one.speed)} tokens/s${all ? ` · ${percent(one.merged / all)} of merged tokens` : ""}`]);
     const shape = JSON.stringify(words);
     if (shape === this.regioned) return;
@@ -95,7 +94,7 @@ export class Peers {
     fill(this.regions, ...words.map(([name, text]) => el("li", {}, el("b", {}, name), ` ${text}`)));
   }
 
-  row(peer, head, most, together) {
+  row(store, peer, head, most) {
     let row = this.rows.get(peer.peer);
     if (!row) {
       row = el("tr", {}, el("th", { scope: "row" }, el("span", { class: "who" }), el("small", { title: peer.peer })), ...COLUMNS.slice(1).map(([key, , , kind]) => el("td", { class: `${kind} ${key}` })));
@@ -118,6 +117,7 @@ export class Peers {
     say(cells[3], gone ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
     cells[4].children[0].firstChild.style.width = `${(100 * peer.merged_tokens) / most}%`;
     say(cells[4].children[1], count(peer.merged_tokens));
+    const together = store.state.merged_tokens;
     cells[4].title = together ? `${percent(peer.merged_tokens / together, 1)} of what was merged; says it has trained ${count(peer.total_tokens)}` : "";
     say(cells[5], peer.tokens_per_second ? count(peer.tokens_per_second) : DASH);
     say(cells[6], fixed(peer.loss));
