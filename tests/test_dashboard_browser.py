@@ -16,7 +16,7 @@ from dashboard_kit import Imagined
 from node_process import nodes
 
 from node.monitor.api import ApiServer, make_app
-from node.monitor.events import JoinProgress, Rejected, RoundFailed
+from node.monitor.events import JoinProgress, Rejected, RoundDone, RoundFailed
 from node.monitor.views import LinkView
 
 pytestmark = IN_A_BROWSER
@@ -176,6 +176,25 @@ async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
         assert "round 21 · 1/3" in await page.evaluate(text("#waits-title"))
         picked = "document.querySelectorAll('#rounds tr.picked').length"
         assert await page.evaluate(picked) == 1
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_islands_that_meet_in_pairs_are_not_said_to_stand_elsewhere(page: Page) -> None:
+    """Nobody's state can be another's: no round differs by that, and no number is null."""
+    swarm = Imagined(3, 0)
+    views = swarm.peers
+    swarm.state.providers.peers = lambda: [replace(view, agrees=None) for view in views()]
+    agrees = "[...document.querySelectorAll('.peers td.agrees')].map(e => e.textContent)"
+    same = "[...document.querySelectorAll('#fragments tbody tr')].map(r => r.cells[6].textContent)"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        assert await page.evaluate(agrees) == ["\u2013"] * 3
+        for number in range(3):
+            swarm.log.emit(RoundDone(round=4, fragment=number, fragments=3, live=3, agreeing=None))
+        await page.until("!document.querySelector('#fragments').hidden")
+        assert await page.evaluate(same) == ["\u2013"] * 3
+        assert await page.evaluate(agrees) == ["\u2013"] * 3
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 

@@ -31,6 +31,8 @@ class Store {
     this.state = state;
     this.me = state.node.peer;
     this.names.learn(state.peers);
+    // in pairs each island has a state of its own, and none is at "another round"
+    this.ownStates = (state.consensus ? state.consensus.agreeing : state.peers.find((p) => p.link === "self")?.agrees) === null;
   }
   setHistory({ every, columns, islands }) {
     Object.assign(this, { every, columns, islands });

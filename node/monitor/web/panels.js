@@ -109,7 +109,7 @@ export class Panels {
     const same = live.filter((p) => p.agrees === true).length;
     const differ = live.filter((p) => p.agrees === false).length;
     this.stats.set("peers", "Islands", `${live.length}`, `${live.filter((p) => p.status === "active").length} active, ${live.filter((p) => p.status === "joining").length} joining`);
-    if (state.consensus?.agreeing === null) this.stats.set("agree", "State agrees", DASH, "each island has its own: they meet in pairs", "");
+    if (store.ownStates) this.stats.set("agree", "State agrees", DASH, "each island has its own: they meet in pairs", "");
     else this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
     const c = state.consensus;
     this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
@@ -142,7 +142,7 @@ export class Panels {
     const shape = JSON.stringify(live.map((p) => [p.peer, p.agrees, p.round]));
     if (shape === this.agreed) return;
     this.agreed = shape;
-    if (store.state.consensus?.agreeing === null) {
+    if (store.ownStates) {
       fill(host, el("p", {}, "Islands meet in pairs, and each has a state of its own."));
       return;
     }
@@ -166,7 +166,6 @@ export class Panels {
     }
     this.fragmented = shape;
     const rows = all.map((f) => {
-      const same = f.agreeing >= f.live;
       return el("tr", {},
         el("th", { scope: "row" }, `${f.fragment + 1} of ${f.fragments}`),
         el("td", { class: "num" }, `${f.round}${f.round < head ? ` (${head - f.round} behind)` : ""}`),
@@ -174,7 +173,7 @@ export class Panels {
         el("td", {}, f.outcome),
         el("td", { class: "num" }, `${f.members} of ${f.live}`),
         el("td", { class: "num" }, seconds(f.sync_s)),
-        el("td", {}, `${same ? "✓" : "○"} ${f.agreeing} of ${f.live}`),
+        el("td", {}, known(f.agreeing) ? `${f.agreeing >= f.live ? "✓" : "○"} ${f.agreeing} of ${f.live}` : DASH),
         el("td", {}, el("code", { title: f.state }, f.state.slice(0, 12) || DASH)));
     });
     const names = [["Fragment"], ["Round", "num"], ["Merged", "num"], ["How"], ["Islands in it", "num"], ["Time to merge", "num"], ["Same state"], ["State"]];

@@ -68,7 +68,7 @@ export class Peers {
     const rounds = live.map((peer) => peer.round).sort((a, b) => a - b);
     const head = rounds[rounds.length >> 1] ?? 0; // the median: one alone may claim anything
     const most = Math.max(...peers.map((peer) => peer.merged_tokens), 1);
-    const rows = shown.map((peer) => this.row(store, peer, head, most));
+    const rows = shown.map((peer) => this.row(peer, head, most));
     if (rows.some((row, i) => this.body.children[i] !== row) || this.body.children.length !== rows.length) this.body.replaceChildren(...rows);
     for (const peer of this.rows.keys()) if (!shown.some((p) => p.peer === peer)) this.rows.delete(peer);
   }
@@ -94,7 +94,7 @@ export class Peers {
     fill(this.regions, ...words.map(([name, text]) => el("li", {}, el("b", {}, name), ` ${text}`)));
   }
 
-  row(store, peer, head, most) {
+  row(peer, head, most) {
     let row = this.rows.get(peer.peer);
     if (!row) {
       row = el("tr", {}, el("th", { scope: "row" }, el("span", { class: "who" }), el("small", { title: peer.peer })), ...COLUMNS.slice(1).map(([key, , , kind]) => el("td", { class: `${kind} ${key}` })));
@@ -114,10 +114,10 @@ export class Peers {
     say(cells[2], `${peer.round.toLocaleString("en")}${lag > 0 ? ` (−${lag})` : ""}`);
     const gone = !["active", "joining"].includes(peer.status);
     cells[3].classList.toggle("bad", peer.agrees === false);
-    say(cells[3], gone ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
+    say(cells[3], gone || this.store.ownStates ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
     cells[4].children[0].firstChild.style.width = `${(100 * peer.merged_tokens) / most}%`;
     say(cells[4].children[1], count(peer.merged_tokens));
-    const together = store.state.merged_tokens;
+    const together = this.store.state.merged_tokens;
     cells[4].title = together ? `${percent(peer.merged_tokens / together, 1)} of what was merged; says it has trained ${count(peer.total_tokens)}` : "";
     say(cells[5], peer.tokens_per_second ? count(peer.tokens_per_second) : DASH);
     say(cells[6], fixed(peer.loss));
