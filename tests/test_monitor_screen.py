@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from monitor_kit import ME, PEERS, done, written_log
 
-from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Record
+from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Record, Started
 from node.monitor.terminal import drawing
 from node.monitor.terminal.app import Monitor
 from node.monitor.terminal.source import Replay, ReplaySource, read_log
@@ -120,6 +120,17 @@ async def test_the_table_shows_links_and_fragments_as_well(log):
         await pilot.press("v")
         assert table.row_count == 3
         assert len(table.columns) == len(drawing.PEER_COLUMNS)
+
+
+def test_the_join_line_says_that_an_invitation_is_needed():
+    """Without one whoever follows it ends with E203."""
+    for needed in (False, True):
+        replay = Replay()
+        said = {"peer": ME, "run": "r", "version": "0.1.0", "join_address": f"a:1/{ME}"}
+        replay.take(Record(1, 1.0, Started(**said, invitation_needed=needed)))
+        shown = str(drawing.node(replay.picture()["state"])).splitlines()[-1]
+        assert shown.startswith(f"join: node start --peers a:1/{ME}")
+        assert shown.endswith(" --invitation …") == needed
 
 
 def test_a_replay_knows_names_and_who_left(log):

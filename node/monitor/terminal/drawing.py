@@ -188,7 +188,8 @@ def node(state: Mapping[str, Any]) -> Text:
     saved = "none" if state["checkpoint"] is None else f"of round {state['checkpoint']['round']}"
     lines.append(f"\ncheckpoint {saved}  turned away: {told or 'nothing'}")
     if address := state["node"]["join_address"]:
-        lines.append(f"\njoin: {join_line(address, scripts=of_scripts(state['run']))}", "dim")
+        invited, scripts = state["node"]["invitation_needed"], of_scripts(state["run"])
+        lines.append(f"\njoin: {join_line(address, invited=invited, scripts=scripts)}", "dim")
     return lines
 
 

@@ -140,6 +140,7 @@ class Replay:
                     device=started.device,
                     started=record.time,
                     join_address=started.join_address,
+                    invitation_needed=started.invitation_needed,
                 )
                 if self.state.run is not None and self.state.run.label != started.run:
                     self.history.begin(started.run)
