@@ -10,6 +10,7 @@ from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Record, Sta
 from node.monitor.terminal import drawing
 from node.monitor.terminal.app import Monitor
 from node.monitor.terminal.source import Replay, ReplaySource, read_log
+from node.monitor.views import PeerView
 
 
 @pytest.fixture
@@ -120,6 +121,49 @@ async def test_the_table_shows_links_and_fragments_as_well(log):
         await pilot.press("v")
         assert table.row_count == 3
         assert len(table.columns) == len(drawing.PEER_COLUMNS)
+
+
+class Claiming:
+    """Of three islands one was merged less than the others, and says that it has trained most."""
+
+    title = "claiming"
+
+    def __init__(self, role):
+        self.replay = Replay()
+        node = replace(self.replay.state.node, peer=ME, role=role)
+        self.replay.state.node = node
+        islands = {peer: {"tokens": 5 if peer == PEERS[2] else 100} for peer in PEERS[1:]}
+        self.replay.take(Record(1, 1.0, done(0, islands=islands)))
+        views = self.replay.state.providers.peers
+        claims = {PEERS[1]: 200, PEERS[2]: 9000}
+        self.replay.state.providers.peers = lambda: (
+            [replace(view, total_tokens=claims[view.peer]) for view in views()]
+            + [PeerView(peer="12D3KooWnew-here", total_tokens=7777)]
+        )
+
+    async def pictures(self):
+        yield self.replay.picture()
+
+
+@pytest.mark.parametrize(
+    ("role", "head", "shown_tokens"),
+    [
+        ("island", "merged", {PEERS[1]: "100", PEERS[2]: "5", "12D3KooWnew-here": "0"}),
+        ("observer", "claimed", {PEERS[2]: "9,000", "12D3KooWnew-here": "7,777", PEERS[1]: "200"}),
+    ],
+)
+async def test_tokens_are_those_that_were_merged_where_these_are_known(role, head, shown_tokens):
+    """And an observer, whose rounds have none by island, says whose words they are."""
+    app = Monitor(Claiming(role))
+    async with app.run_test(size=(160, 46)) as pilot:
+        await shown(app, pilot)
+        table = app.query_one("#peers")
+        at = [str(column.label) for column in table.columns.values()].index(head)
+        rows = [[str(cell) for cell in table.get_row_at(i)] for i in range(table.row_count)]
+        assert [(row[0], row[at]) for row in rows] == [
+            (f"…{peer[-8:]}", tokens) for peer, tokens in shown_tokens.items()
+        ]
+        assert table.border_title == f"islands by {head} tokens"
 
 
 def test_the_join_line_says_that_an_invitation_is_needed():

@@ -46,16 +46,16 @@ class Monitor(App[int]):
         ("s", "sort", "Sort"),
         ("v", "view", "Islands/links/fragments"),
     ]
-    VIEWS: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        ("islands", drawing.PEER_COLUMNS),
-        ("links", drawing.LINK_COLUMNS),
-        ("fragments", drawing.FRAGMENT_COLUMNS),
-    )
+    VIEWS = ("islands", "links", "fragments")
     SORTS: ClassVar[tuple[tuple[str, Any], ...]] = (
-        ("merged tokens", lambda peer: -(peer.get("merged_tokens") or peer["total_tokens"])),
+        ("merged tokens", lambda peer: -peer["merged_tokens"]),
         ("loss", lambda peer: peer["loss"] if peer["loss"] is not None else 1e9),
         ("speed", lambda peer: -peer["tokens_per_second"]),
         ("name", lambda peer: (peer["name"], peer["peer"])),
+    )
+    BY_CLAIMED: ClassVar[tuple[str, Any]] = (  # in place of the first, where no more is known
+        "claimed tokens",
+        lambda peer: -peer["total_tokens"],
     )
 
     def __init__(self, source: Source) -> None:
@@ -66,6 +66,7 @@ class Monitor(App[int]):
         self.paused = False
         self._sorted = 0
         self._view = 0  # of VIEWS, in the table
+        self._heads: tuple[str, ...] = ()  # that the table has
         self._picture: Picture | None = None  # on the screen
         self._newer: Picture | None = None
         self._newest = 0  # event that was told, of the process
@@ -87,7 +88,6 @@ class Monitor(App[int]):
 
     def on_mount(self) -> None:
         """Begin to read the source."""
-        self.query_one("#peers", DataTable).add_columns(*self.VIEWS[self._view][1])
         self.run_worker(self._follow(), exclusive=True)
 
     async def _follow(self) -> None:
@@ -117,9 +117,6 @@ class Monitor(App[int]):
     def action_view(self) -> None:
         """Show another table: islands, links between them, fragments."""
         self._view = (self._view + 1) % len(self.VIEWS)
-        table = self.query_one("#peers", DataTable)
-        table.clear(columns=True)
-        table.add_columns(*self.VIEWS[self._view][1])
         self._again()
 
     def on_resize(self) -> None:
@@ -175,22 +172,30 @@ class Monitor(App[int]):
     def _fill_table(self, picture: Picture) -> None:
         table = self.query_one("#peers", DataTable)
         row, top = table.cursor_row, table.scroll_y
-        table.clear()
-        view = self.VIEWS[self._view][0]
-        if view == "links":
-            table.border_title = "links, the slowest first"
-            rows = drawing.link_rows(picture)
-        elif view == "fragments":
-            table.border_title = "fragments"
-            rows = drawing.fragment_rows(picture["state"])
-        else:
-            name, key = self.SORTS[self._sorted]
-            table.border_title = f"islands by {name}"
-            rows = [drawing.peer_row(peer) for peer in sorted(picture["state"]["peers"], key=key)]
+        title, columns, rows = self._chosen(picture)
+        other = columns != self._heads
+        table.clear(columns=other)
+        if other:
+            table.add_columns(*columns)
+            self._heads, row, top = columns, 0, 0
+        table.border_title = title
         for cells in rows[:_SHOWN_ROWS]:
             table.add_row(*map(Text, cells))
         table.move_cursor(row=row)
         table.scroll_to(y=top, animate=False)  # the cursor moves only where a key moves it
+
+    def _chosen(self, picture: Picture) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+        """Title, columns and rows of what is chosen."""
+        view = self.VIEWS[self._view]
+        if view == "links":
+            return "links, the slowest first", drawing.LINK_COLUMNS, drawing.link_rows(picture)
+        if view == "fragments":
+            return "fragments", drawing.FRAGMENT_COLUMNS, drawing.fragment_rows(picture["state"])
+        claimed = drawing.only_claimed(picture["state"])
+        name, key = self.BY_CLAIMED if claimed and not self._sorted else self.SORTS[self._sorted]
+        peers = sorted(picture["state"]["peers"], key=key)
+        rows = [drawing.peer_row(peer, claimed=claimed) for peer in peers]
+        return f"islands by {name}", drawing.peer_columns(claimed), rows
 
     def _put(self, name: str, text: Text) -> None:
         self.query_one(f"#{name}", Static).update(text)

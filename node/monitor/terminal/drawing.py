@@ -22,7 +22,7 @@ _LEFT = (0x40, 0x04, 0x02, 0x01)  # dots of a braille cell from the bottom up (U
 _RIGHT = (0x80, 0x20, 0x10, 0x08)
 LINK_COLUMNS = ("from", "to", "speed", "round trip", "measured")
 FRAGMENT_COLUMNS = ("fragment", "round", "how", "islands in it", "to merge", "same state", "state")
-PEER_COLUMNS = ("island", "state", "round", "agrees", "loss", "tok/s", "tokens", "apart", "link")
+PEER_COLUMNS = ("island", "state", "round", "agrees", "loss", "tok/s", "merged", "apart", "link")
 
 
 def header(picture: Mapping[str, Any], title: str) -> Text:
@@ -193,8 +193,23 @@ def node(state: Mapping[str, Any]) -> Text:
     return lines
 
 
-def peer_row(peer: Mapping[str, Any]) -> tuple[str, ...]:
-    """One row under :data:`PEER_COLUMNS`."""
+def only_claimed(state: Mapping[str, Any]) -> bool:
+    """Whether of each island's tokens no more is known than what it says it has trained.
+
+    An observer's rounds have none by island, and where islands meet in pairs nobody certifies any.
+    """
+    consensus = state["consensus"]
+    in_pairs = consensus is not None and consensus["agreeing"] is None
+    return in_pairs or state["node"]["role"] == "observer"
+
+
+def peer_columns(claimed: bool) -> tuple[str, ...]:
+    """The heads of :func:`peer_row`."""
+    return tuple("claimed" if claimed and n == "merged" else n for n in PEER_COLUMNS)
+
+
+def peer_row(peer: Mapping[str, Any], *, claimed: bool = False) -> tuple[str, ...]:
+    """One row under :func:`peer_columns`."""
     name = clean(peer["name"], 16)
     who = f"{name} {short(peer['peer'])}" if name else short(peer["peer"])
     agrees = {True: "yes", False: "NO", None: "-"}[peer["agrees"]]
@@ -208,7 +223,7 @@ def peer_row(peer: Mapping[str, Any]) -> tuple[str, ...]:
         agrees,
         number(peer["loss"]),
         f"{peer['tokens_per_second']:,.0f}",
-        f"{peer.get('merged_tokens') or peer['total_tokens']:,}",
+        f"{peer['total_tokens' if claimed else 'merged_tokens']:,}",
         "-" if peer["distance"] is None else f"{peer['distance']:.3f}",
         peer["link"] + rtt,
     )
