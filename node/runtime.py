@@ -22,6 +22,7 @@ from bootstrap.seeds import PeerCache
 from node import __version__, clock
 from node.closing import last_words, newest_round
 from node.entrance import Entrance, Run
+from node.errors import reason
 from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
@@ -93,7 +94,7 @@ class Node:
         self.state.providers.strangers = self._strangers
         self.state.providers.machine = Machine(self.home.root, Gpus())
         self.state.providers.reachability = self.outbound.describe
-        self.history = History(self.home.history)
+        self.history = History(self.home.history, failed=self._on_history_lost)
         events.subscribe(self.history)
         self.api = ApiServer(
             make_app(
@@ -116,6 +117,11 @@ class Node:
                 host=host_port(shown)[0],
             )
             self.dashboard = ApiServer(app, shown, option="--dashboard")
+
+    def _on_history_lost(self, error: OSError) -> None:
+        """Say so, behind the event that it happens in: others have yet to get that one."""
+        text = f"rounds are missing in {self.home.history.name} and its charts: {reason(error)}"
+        asyncio.get_running_loop().call_soon(self.events.emit, Notice(text=text))
 
     def _admits(self, peer: PeerId, name: str) -> bool:
         """Whether a peer may ask for ``name``: strangers may find this node and greet it."""

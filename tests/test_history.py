@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.monitor.event_log import EventLog
-from node.monitor.events import RoundDone, RoundFailed, Step
+from node.monitor.events import Record, RoundDone, RoundFailed, Step
 from node.monitor.history import COLUMNS, MAX_ISLANDS, MAX_POINTS, MAX_TOTALS, PHASES, History
 
 RUN = "8c41"
@@ -261,6 +264,55 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
         file.write('[[2,1],{}]\n[[1,"x"]]\nnull\n{"a":1}\n[[3,')
     assert Kit(path).history.first == 0
     assert Kit(path).history.columns()["columns"]["round"] == [0, 1]
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files take no more bytes than these, as on a disk that is full then."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_row_that_was_cut_short_costs_no_other_one(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    kit.rounds(0)
+    with room_for(path.stat().st_size + 10):
+        kit.rounds(1)  # ten bytes of it
+    kit.rounds(2)
+    assert Kit(path).history.columns()["columns"]["round"] == [0, 2]
+    with path.open("a") as file:
+        file.write("[[3,10")  # and one of a process that was killed
+    again = Kit(path)
+    again.rounds(4)
+    assert Kit(path).history.columns()["columns"]["round"] == [0, 2, 4]
+
+
+def test_a_disk_that_was_full_at_the_start_gets_the_run_when_there_is_room(tmp_path: Path) -> None:
+    """Rows without a head are read by nobody; and a draft would keep the disk full."""
+    path = tmp_path / "history.jsonl"
+    with room_for(20):
+        kit = Kit(path)
+        kit.rounds(0)
+        assert list(tmp_path.iterdir()) == []
+    kit.rounds(1, islands={"a": island(2.0, 5)})
+    kit.rounds(2)
+    again = Kit(path)
+    assert again.history.columns()["columns"]["round"] == [0, 1, 2]
+    assert again.history.totals == {"a": 5}
+
+
+def test_the_first_row_that_is_lost_is_told_of(tmp_path: Path) -> None:
+    told: list[OSError] = []
+    history = History(tmp_path / "gone" / "history.jsonl", failed=told.append)
+    history.begin(RUN)
+    for number in range(3):
+        history(Record(number, 1.0, done(number)))
+    assert [type(error) for error in told] == [FileNotFoundError]
 
 
 def test_a_full_disk_costs_rows_of_the_file_only(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from node.monitor import rounding
 from node.monitor.events import Record, RoundDone, RoundFailed, Step
+from node.monitor.lines import append_line, replace_lines
 
 SCHEMA = 1
 MAX_ROWS = 16_384
@@ -67,7 +68,6 @@ _ROUND, _TIME = 0, 1
 _WORST = (COLUMNS.index("outcome"), COLUMNS.index("failed"))
 _NEWEST = (_ROUND, _TIME)
 _START_ROWS = 256
-_DIGITS = 5  # significant, of what is sent and written
 # what reading a damaged file may raise
 _NOT_OURS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -75,16 +75,27 @@ Array = npt.NDArray[np.float64]
 
 
 class History:
-    """Rounds of one run. ``path`` None: in memory only."""
+    """Rounds of one run. ``path`` None: in memory only.
 
-    def __init__(self, path: Path | None = None, *, max_rows: int = MAX_ROWS) -> None:
+    ``failed`` is told of the first row that cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        failed: Callable[[OSError], None] | None = None,
+    ) -> None:
         self.path = path
+        self._tell = failed
         self.run = ""
         self.islands: list[str] = []  # whose losses are kept, in the order of their columns
         self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
         self._counted: deque[tuple[float, dict[str, int]]] = deque(maxlen=MAX_UNDONE)
         self.added = 0  # rows since the start of this process: a cursor for readers
         self.lost = 0  # rows that could not be written
+        self._begun = False  # the file has this run's head
         self._max_rows = max_rows - max_rows % 4
         self._size = 0
         self._rows: Array = np.full((_START_ROWS, len(COLUMNS)), np.nan)
@@ -105,9 +116,12 @@ class History:
         """The run is known: read back what an earlier process wrote of it, forget any other."""
         if run == self.run:
             return
-        self.__init__(self.path, max_rows=self._max_rows)  # type: ignore[misc]  # all anew
+        self.__init__(  # type: ignore[misc]  # all anew
+            self.path, max_rows=self._max_rows, failed=self._tell
+        )
         self.run = run
-        if not self._restore():
+        self._begun = self._restore()
+        if not self._begun:
             self._rewrite()
 
     def __call__(self, record: Record) -> None:
@@ -151,7 +165,7 @@ class History:
         }
         self._failed = 0
         self._add(values, islands)
-        self._append([[_short(value) for value in values], islands])
+        self._append([[rounding.written(value) for value in values], islands])
 
     def _add(self, values: Iterable[float | None], islands: Mapping[str, Any]) -> None:
         row = np.array([np.nan if value is None else float(value) for value in values])
@@ -264,10 +278,12 @@ class History:
             "every": every,
             "rounds": self._size,
             "columns": {
-                name: _column(rows[:, index], exact=index in _NEWEST)
+                name: rounding.column(rows[:, index], exact=index in _NEWEST)
                 for index, name in enumerate(COLUMNS)
             },
-            "islands": {peer: _column(losses[:, index]) for index, peer in enumerate(self.islands)},
+            "islands": {
+                peer: rounding.column(losses[:, index]) for index, peer in enumerate(self.islands)
+            },
         }
 
     def since(self, added: int) -> list[dict[str, Any]] | None:
@@ -279,9 +295,9 @@ class History:
 
     def _plain(self, index: int) -> dict[str, Any]:
         row, losses = self._rows[index], self._losses[index]
-        values = {n: _number(row[i], exact=i in _NEWEST) for i, n in enumerate(COLUMNS)}
+        values = {n: rounding.number(row[i], exact=i in _NEWEST) for i, n in enumerate(COLUMNS)}
         known = np.flatnonzero(~np.isnan(losses))
-        return values | {"islands": {self.islands[i]: _number(losses[i]) for i in known}}
+        return values | {"islands": {self.islands[i]: rounding.number(losses[i]) for i in known}}
 
     # --- the file --------------------------------------------------------------------------------
 
@@ -314,31 +330,39 @@ class History:
             return  # cut short by a full disk or a kill
 
     def _append(self, row: list[Any]) -> None:
-        if self.path is None:
+        if self.path is None or not self.run:
+            return
+        if not self._begun:  # a row without the head of its run would be read by nobody
+            self._rewrite()
             return
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        except OSError:  # a full disk must not end training
-            self.lost += 1
+            append_line(self.path, json.dumps(row, separators=(",", ":")))
+        except OSError as error:
+            self._lose(error)
 
     def _rewrite(self) -> None:
         """Write the file anew with the rows as they are now."""
         if self.path is None:
             return
-        draft = self.path.with_name(self.path.name + ".new")
-        head = {"run": self.run, "schema": SCHEMA, "totals": self.totals}
         try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(head) + "\n")
-                for index in range(self._size):
-                    losses = self._plain(index)["islands"]
-                    islands = {peer: [loss, 0] for peer, loss in losses.items()}  # in the totals
-                    values = [_short(value) for value in self._rows[index].tolist()]
-                    file.write(json.dumps([values, islands], separators=(",", ":")) + "\n")
-            os.replace(draft, self.path)
-        except OSError:
-            self.lost += 1
+            replace_lines(self.path, self._lines())
+            self._begun = True
+        except OSError as error:
+            self._lose(error)
+
+    def _lines(self) -> Iterator[str]:
+        yield json.dumps({"run": self.run, "schema": SCHEMA, "totals": self.totals})
+        for index in range(self._size):
+            losses = self._plain(index)["islands"]
+            islands = {peer: [loss, 0] for peer, loss in losses.items()}  # in the totals
+            values = [rounding.written(value) for value in self._rows[index].tolist()]
+            yield json.dumps([values, islands], separators=(",", ":"))
+
+    def _lose(self, error: OSError) -> None:
+        """A full disk must not end training."""
+        self.lost += 1
+        if self.lost == 1 and self._tell is not None:
+            self._tell(error)
 
 
 def can_be_drawn(value: float) -> bool:
@@ -370,31 +394,3 @@ def _means(rows: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray
     counts = np.add.reduceat(known, starts, dtype=np.int64)
     sums = np.add.reduceat(np.where(known, rows, 0), starts)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
-def _column(values: npt.NDArray[Any], *, exact: bool = False) -> list[float | None]:
-    """As :func:`_number` for each, all at once."""
-    wide = values.astype(np.float64)
-    digits = np.full(len(wide), 3.0)
-    if not exact:
-        sizes = np.abs(wide, where=np.isfinite(wide), out=np.ones_like(wide))
-        digits = _DIGITS - 1 - np.floor(np.log10(np.maximum(sizes, 1e-30)))
-    scale = 10.0 ** np.clip(digits, 0, 30)  # what is large stays whole
-    rounded: list[float] = (np.round(wide * scale) / scale).tolist()
-    return [value if math.isfinite(value) else None for value in rounded]
-
-
-def _number(value: float, *, exact: bool = False) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    value = round(float(value), 3) if exact else float(f"{value:.{_DIGITS}g}")
-    return int(value) if value.is_integer() else value
-
-
-def _short(value: float | None) -> float | int | None:
-    """As it is written: whole numbers and times exactly, others with few digits."""
-    if value is None or not math.isfinite(value):
-        return None
-    if float(value).is_integer() or abs(value) >= 10**_DIGITS:
-        return _number(value, exact=True)
-    return _number(value)

@@ -1,0 +1,37 @@
+"""Files of lines on a disk that may be full: what is cut short there costs no other line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line, behind the end of one that a full disk or a kill has cut short before.
+
+    Raises OSError where it is not written, or not all of it.
+    """
+    with path.open("a+b", buffering=0) as file:
+        torn = False
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        data = (b"\n" if torn else b"") + line.encode() + b"\n"
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def replace_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a file anew, whole or not at all. Raises OSError, and then leaves no draft behind."""
+    draft = path.with_name(path.name + ".new")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+        os.replace(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
