@@ -120,7 +120,7 @@ class Node:
 
     def _on_history_lost(self, error: OSError) -> None:
         """Say so, behind the event that it happens in: others have yet to get that one."""
-        text = f"rounds are missing in {self.home.history.name} and its charts: {reason(error)}"
+        text = f"{self.home.history.name} lacks rounds, and charts after a restart: {reason(error)}"
         asyncio.get_running_loop().call_soon(self.events.emit, Notice(text=text))
 
     def _admits(self, peer: PeerId, name: str) -> bool:

@@ -210,3 +210,41 @@ async def test_a_sink_that_hangs_costs_figures_and_no_time(monkeypatch):
     async with asyncio.timeout(5):
         await made.aclose()
     release.set()
+
+
+async def test_a_sink_that_hangs_costs_the_others_nothing(tmp_path, monkeypatch):
+    """As a file on a server that is gone: the other is written, closed, and it is told of."""
+    monkeypatch.setattr(sinks, "MAX_WAITING", 2)
+    monkeypatch.setattr(sinks, "CLOSE_S", 0.5)
+    release, closed = threading.Event(), threading.Event()
+
+    class Hangs:
+        def write(self, *_):
+            release.wait(30)
+
+        def close(self):
+            pass
+
+    class Counts:
+        steps = ()
+
+        def write(self, axis, at, when, figures):
+            self.steps = (*self.steps, at)
+
+        def close(self):
+            closed.set()
+
+    log, counts = EventLog(), Counts()
+    made = Sinks({"nfs": Hangs(), "good": counts}, told(log))
+    log.subscribe(made)
+    for number in range(20):
+        log.emit(Step(step=number, round=0, loss=1.0))
+        async with asyncio.timeout(5):
+            while len(counts.steps) <= number:  # noqa: ASYNC110 - what another thread counts
+                await asyncio.sleep(0.001)
+    await made.aclose()
+    release.set()
+    assert counts.steps == tuple(range(20))
+    assert closed.is_set()
+    notices = [r.event.text for r in log.recent if isinstance(r.event, Notice)]
+    assert notices == ["--sink nfs is too slow: it loses figures, with 2 waiting"]

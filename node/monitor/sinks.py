@@ -6,13 +6,14 @@
 ``wandb:PROJECT``           Weights & Biases (extra ``wandb``); ``WANDB_MODE=offline`` works
 ==========================  =====================================================================
 
-Writing happens on a thread with a bounded queue: a slow or broken sink costs figures and no time.
-One that fails is told of once and left out from then on.
+Each is written on a thread of its own with a bounded queue: one that is slow, hangs or is broken
+costs its own figures and no time. That is told of once; one that fails is left out from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -192,67 +193,84 @@ def open_sink(text: str) -> Sink:
 
 
 class Sinks:
-    """A subscriber of the event log that hands figures to sinks, on a thread of its own.
+    """A subscriber of the event log that hands figures to sinks, each on a thread of its own.
 
-    ``failed`` is told, in the event loop, of a sink that is left out from then on.
+    ``tell`` is told, in the event loop, of a sink by its name what has become of it: that it is
+    left out from then on, or loses figures.
     """
 
-    def __init__(self, sinks: Mapping[str, Sink], failed: Callable[[str, Exception], None]) -> None:
-        self.dropped = 0
-        self._sinks = dict(sinks)
-        self._failed = failed
-        self._loop = asyncio.get_running_loop()
-        self._queue: queue.Queue[Record | None] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._work, name="atoll-sinks", daemon=True)
-        self._thread.start()
+    def __init__(self, sinks: Mapping[str, Sink], tell: Callable[[str, str], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def later(name: str, what: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(tell, name, what)
+
+        self._writers = [_Writer(name, sink, later) for name, sink in sinks.items()]
+
+    @property
+    def dropped(self) -> int:
+        """Figures of any sink that came to nothing, as it was too slow."""
+        return sum(writer.dropped for writer in self._writers)
 
     def __call__(self, record: Record) -> None:
         """Queue a record that has figures."""
         if isinstance(record.event, Step | RoundDone):
-            try:
-                self._queue.put_nowait(record)
-            except queue.Full:
-                self.dropped += 1
+            for writer in self._writers:
+                writer.put(record)
 
     async def aclose(self) -> None:
         """Write what is queued and close; gives up after :data:`CLOSE_S` seconds."""
+        await asyncio.to_thread(self._finish, time.monotonic() + CLOSE_S)
 
-        def finish() -> None:
-            try:
-                self._queue.put(None, timeout=CLOSE_S)
-            except queue.Full:
-                return  # it hangs: what is left is lost with the process
-            self._thread.join(CLOSE_S)
+    def _finish(self, end: float) -> None:
+        for writer in self._writers:
+            writer.finish()
+        for writer in self._writers:
+            writer.thread.join(max(0.0, end - time.monotonic()))
 
-        await asyncio.to_thread(finish)
+
+class _Writer:
+    """One sink, its queue and its thread: what hangs here holds no other one."""
+
+    def __init__(self, name: str, sink: Sink, tell: Callable[[str, str], None]) -> None:
+        self.dropped = 0
+        self._name, self._sink, self._tell = name, sink, tell
+        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._left_out = False
+        self.thread = threading.Thread(target=self._work, name="atoll-sink", daemon=True)
+        self.thread.start()
+
+    def put(self, record: Record) -> None:
+        if self._left_out:
+            return
+        if self._queue.qsize() < MAX_WAITING:
+            self._queue.put(record)
+            return
+        self.dropped += 1
+        if self.dropped == 1:
+            self._tell(self._name, f"is too slow: it loses figures, with {MAX_WAITING} waiting")
+
+    def finish(self) -> None:
+        """Close it once all that is queued is written."""
+        self._queue.put(None)  # however full: nothing comes after it
 
     def _work(self) -> None:
-        while (record := self._queue.get()) is not None:
-            found = figures(record)
-            if found is not None:
-                axis, at, values = found
-                self._each(lambda sink: sink.write(axis, at, record.time, values))  # noqa: B023
-        self._each(lambda sink: sink.close())
-
-    def _each(self, do: Callable[[Sink], None]) -> None:
-        for name, sink in list(self._sinks.items()):
-            try:
-                do(sink)
-            except Exception as error:  # noqa: BLE001  # a library's own: training is not its business
-                del self._sinks[name]
-                self._tell(name, error)
-
-    def _tell(self, name: str, error: Exception) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._failed, name, error)
-        except RuntimeError:
-            return  # the loop has ended
+            while (record := self._queue.get()) is not None:
+                if (found := figures(record)) is not None:
+                    axis, at, values = found
+                    self._sink.write(axis, at, record.time, values)
+            self._sink.close()
+        except Exception as error:  # noqa: BLE001  # a library's own: training is not its business
+            self._left_out = True
+            self._tell(self._name, f"is left out: {type(error).__name__}: {error}")
 
 
-def told(events: EventLog) -> Callable[[str, Exception], None]:
-    """What :class:`Sinks` tells of a sink that failed, as an event."""
+def told(events: EventLog) -> Callable[[str, str], None]:
+    """What :class:`Sinks` tells of a sink, as an event."""
 
-    def tell(name: str, error: Exception) -> None:
-        events.emit(Notice(text=f"--sink {name} is left out: {type(error).__name__}: {error}"))
+    def tell(name: str, what: str) -> None:
+        events.emit(Notice(text=f"--sink {name} {what}"))
 
     return tell
