@@ -6,16 +6,18 @@ by that peer, its key the one that follows from the envelope's run and purpose, 
 envelope's own, no further off than :data:`MAX_LIFETIME`. So nobody can write another's entry,
 lengthen its life, or put it where it does not belong. A node of a run keeps that run's alone.
 
-:class:`Storage` bounds keys and sub-keys, lets the newest *sequence* win, and covers two defects
-of hivemind 1.1.12: a refused older store made the newer record expire early, and every refresh
-left a dead entry in the expiration heap. :class:`Inspector` bounds every DHT message before
-hivemind sees it, and binds a node's place in the key space to its peer id.
+:class:`Storage` bounds keys and sub-keys, lets the newest *sequence* win, and covers three defects
+of hivemind 1.1.12: a refused older store made the newer record expire early, every refresh
+left a dead entry in the expiration heap, and searches wrote into what is stored.
+:class:`Inspector` bounds every DHT message before hivemind sees it, and binds a node's place in
+the key space to its peer id.
 
 This module imports hivemind; import it where the DHT starts, not from the command line's modules.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import heapq
 import time
@@ -39,6 +41,7 @@ bindings()  # before the imports below: it puts hivemind's import-time warnings 
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
+from hivemind.utils.timed_storage import ValueWithExpiration  # noqa: E402
 
 MAX_VALUE_BYTES = 2048  # of one envelope; a record is about 300
 MAX_SUBKEYS = 400  # islands under one key; times the above it still fits one reply
@@ -150,13 +153,24 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is u
 
 
 class Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """hivemind's storage with bounds, the newest sequence winning, and its two defects covered."""
+    """hivemind's storage with bounds, the newest sequence winning, and its defects covered."""
+
+    def get(self, key: Any) -> Any:
+        """What is held, a dictionary as a copy: searches merge what all peers answer into it."""
+        held = super().get(key)
+        if held is None or not isinstance(held.value, DictionaryDHTValue):
+            return held
+        entries = copy.copy(held.value)
+        entries.data = dict(entries.data)
+        entries.expiration_heap = list(entries.expiration_heap)
+        entries.key_to_heap = dict(entries.key_to_heap)
+        return ValueWithExpiration(entries, held.expiration_time)
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """Store one value; False where it is older than what is held, or there is no room."""
         if subkey is not None:
             return self.store_subkey(key, subkey, value, expiration_time)
-        held = self.get(key)
+        held = super().get(key)
         if held is not None and held.expiration_time >= expiration_time:
             return False  # hivemind would give the held value the refused one's earlier expiry
         if held is None and len(self) >= MAX_KEYS:
@@ -167,22 +181,26 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
 
     def store_subkey(self, key: Any, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """Store one entry of a key; False where a newer is held, or there is no room."""
-        held = self.get(key)
+        held = super().get(key)
         if held is None and len(self) >= MAX_KEYS:
             return False
         entries = held.value if held and isinstance(held.value, DictionaryDHTValue) else None
-        if entries is not None:
-            entry = entries.get(subkey)
-            if entry is None and len(entries) >= MAX_SUBKEYS:
-                return False
-            if entry is not None:
-                if sequence_of(entry.value) >= sequence_of(value):
-                    return bool(entry.value == value)  # the same once more is there
-                if entry.expiration_time >= expiration_time:
-                    del entries[subkey]  # newer by sequence though it expires earlier
-        stored: bool = super().store_subkey(key, subkey, value, expiration_time)
-        if entries is not None:
-            _compact(entries)
+        if entries is None:
+            stored: bool = super().store_subkey(key, subkey, value, expiration_time)
+            _compact(self)
+            return stored
+        entry = entries.get(subkey)
+        if entry is None and len(entries) >= MAX_SUBKEYS:
+            return False
+        if entry is not None:
+            if sequence_of(entry.value) >= sequence_of(value):
+                return bool(entry.value == value)  # the same once more is there
+            if entry.expiration_time >= expiration_time:
+                del entries[subkey]  # newer by sequence though it expires earlier
+        if expiration_time > entries.latest_expiration_time:
+            super().store(key, entries, expiration_time)
+        stored = entries.store(subkey, value, expiration_time)
+        _compact(entries)
         _compact(self)
         return stored
 

@@ -176,6 +176,24 @@ def test_refreshing_does_not_grow_the_heap() -> None:
     assert len(ours) == 1
 
 
+def test_what_a_search_is_given_is_not_what_is_stored() -> None:
+    """hivemind merges into it what all peers answer, in any number and of any age."""
+    now = time.time()
+    storage = Storage()
+    assert storage.store_subkey(KEY, ALICE.peer_id, value(5), now + 100)
+    given = storage.get(KEY).value
+    for number in range(records.MAX_SUBKEYS):
+        given.store(f"peer{number}", value(1), now + 100)
+    given.store(ALICE.peer_id, value(4), now + 50)
+    held = storage.get(KEY).value
+    assert list(held.data) == [ALICE.peer_id]
+    assert held.key_to_heap[ALICE.peer_id].expiration_time == now + 100
+
+    assert storage.store_subkey(KEY, BOB.peer_id, value(1, BOB), now + 200)
+    assert set(storage.get(KEY).value.data) == {ALICE.peer_id, BOB.peer_id}
+    assert storage.get(KEY).expiration_time == now + 200
+
+
 def test_keys_and_sub_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_KEYS", 3)
     monkeypatch.setattr(records, "MAX_SUBKEYS", 4)
