@@ -115,7 +115,7 @@ class Dht:
             client_mode=client_mode,
             record_validator=records.SignedRecords(clock, run_id),
         )
-        node.protocol.storage = records.Storage()
+        node.protocol.storage, node.protocol.cache = records.Storage(), records.NoCache()
         dht = cls(node, p2p, whereabouts, run_id, clock)
         await dht.join(initial_peers)
         return dht

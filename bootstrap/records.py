@@ -152,6 +152,18 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is u
         return known
 
 
+class NoCache(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
+    """In the place of hivemind's cache: what it kept would hide records of a higher sequence."""
+
+    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        """Nothing is kept."""
+        return False
+
+    def store_subkey(self, key: Any, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        """Nothing is kept."""
+        return False
+
+
 class Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's storage with bounds, the newest sequence winning, and its defects covered."""
 
@@ -237,6 +249,8 @@ class Inspector:
         _check_ids(message.keys, MAX_RECORDS_PER_CALL)
         if any(len(column) != len(message.keys) for column in columns):
             raise Malformed("the columns of a store differ in length")
+        if any(message.in_cache):
+            raise Malformed("a record for a cache, and nobody keeps one")
         records = 0
         for tag, value in zip(message.subkeys, message.values, strict=True):
             if tag == b"":  # hivemind's tag for a whole dictionary

@@ -217,6 +217,27 @@ async def test_a_stranger_cannot_keep_a_node_busy_with_signatures(
     assert not answered[-1]  # of less than a hundred calls that were left
 
 
+async def test_nobody_puts_a_record_into_a_cache(swarm: Swarm) -> None:
+    """hivemind's has no bounds, and what is in it hides what is stored."""
+    await swarm.grow(2)
+    assert await swarm.dhts[0].announce(swarm.record(0))
+    node, stranger = swarm.dhts[0]._node, swarm.dhts[1]._node.protocol
+    who, expires = identity(2), time.time() + 3600
+    about = PeerRecord(who.peer_id, ("192.0.2.2:4390",), "")
+    data = _packed(seal(who, about, purpose="record", run=RUN, sequence=1, expires=expires))
+    key = _key_id(f"run/{RUN.hex()}/islands")
+
+    async def store() -> Any:
+        return await stranger.call_store(
+            node.peer_id, [key], [data], [expires], subkeys=[who.peer_id], in_cache=True
+        )
+
+    assert await store() is None  # refused
+    swarm.dhts[0]._p2p._inspector = None
+    assert await store() == [False]  # nothing is kept there, whoever asks for it
+    assert list(await swarm.dhts[0].islands()) == [identity(1).peer_id]
+
+
 async def test_nobody_gets_past_the_bounds_by_a_stream(swarm: Swarm) -> None:
     await swarm.grow(2)
     node, stranger = swarm.dhts[0]._node, swarm.dhts[1]._p2p

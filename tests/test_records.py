@@ -325,6 +325,7 @@ def test_a_node_id_follows_from_the_peer_id() -> None:
         dht_pb2.FindRequest(keys=[b"short"]),
         store_request(keys=[]),
         store_request(in_cache=[]),
+        store_request(in_cache=[True]),
         store_request(keys=[b"x" * 21]),
         store_request(values=[bytes(5000)]),
         store_request(subkeys=[MSGPackSerializer.dumps(None)]),
