@@ -242,6 +242,8 @@ class Inspector:
         kind = message.DESCRIPTOR.name
         if kind == "FindRequest":
             _check_ids(message.keys, MAX_KEYS_PER_CALL)
+            if len(set(message.keys)) < len(message.keys):
+                raise Malformed("a key twice in one look-up")  # each answer is packed anew
             return max(1, len(message.keys))
         if kind != "StoreRequest":
             return 1

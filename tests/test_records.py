@@ -308,7 +308,7 @@ def test_a_node_id_follows_from_the_peer_id() -> None:
     for message in (
         dht_pb2.PingRequest(peer=info(ALICE.peer_id)),
         dht_pb2.PingRequest(),
-        dht_pb2.FindRequest(keys=[KEY.to_bytes()] * 64, peer=info(ALICE.peer_id)),
+        dht_pb2.FindRequest(keys=[bytes([n] * 20) for n in range(64)], peer=info(ALICE.peer_id)),
         store_request(),
         store_request(subkeys=[b""], values=[dictionary({"a": (b"x", NOW)})]),
     ):
@@ -321,7 +321,8 @@ def test_a_node_id_follows_from_the_peer_id() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        dht_pb2.FindRequest(keys=[KEY.to_bytes()] * 65),
+        dht_pb2.FindRequest(keys=[bytes([n] * 20) for n in range(65)]),
+        dht_pb2.FindRequest(keys=[KEY.to_bytes()] * 2),
         dht_pb2.FindRequest(keys=[b"short"]),
         store_request(keys=[]),
         store_request(in_cache=[]),
