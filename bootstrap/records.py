@@ -31,7 +31,7 @@ import msgpack
 
 from protocols import envelope
 from protocols.errors import Malformed, RemoteProtocolError, Stale
-from protocols.identity import PeerId
+from protocols.identity import PeerId, is_raw_id
 from protocols.messages import Envelope, PeerRecord
 from protocols.p2p import bindings
 from protocols.whereabouts import PURPOSE as RECORD
@@ -277,6 +277,8 @@ class Inspector:
             if len(result.nearest_peer_ids) != len(result.nearest_node_ids):
                 raise Malformed("neighbours without ids")
             for place, raw in zip(result.nearest_node_ids, result.nearest_peer_ids, strict=True):
+                if not is_raw_id(raw):  # to print one of a megabyte takes minutes
+                    raise Malformed("a neighbour whose id is none")
                 if hashlib.sha1(raw, usedforsecurity=False).digest() != place:
                     raise Malformed("a neighbour's node id is not its own")
             if result.type == _FOUND_DICTIONARY:

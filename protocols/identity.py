@@ -24,6 +24,7 @@ PeerId = NewType("PeerId", str)
 
 # identity multihash (0x00), 36 bytes; protobuf: key type 1 (ed25519), 32 bytes of key
 _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
+_RAW_BYTES = len(_PREFIX) + 32
 
 REMEMBERED = 16384  # signatures that were verified, 100 bytes each
 
@@ -102,6 +103,11 @@ def peer_id_of(key: Ed25519PublicKey) -> PeerId:
     return PeerId(base58.b58encode(_PREFIX + raw).decode())
 
 
+def is_raw_id(raw: bytes) -> bool:
+    """Whether these are the bytes of a peer id, as its base58 text stands for them."""
+    return len(raw) == _RAW_BYTES and raw.startswith(_PREFIX)
+
+
 def public_key(peer: PeerId) -> Ed25519PublicKey:
     """The key inside a peer id; raises :class:`Malformed`."""
     if len(peer) > 64:
@@ -110,7 +116,7 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
         raw = base58.b58decode(peer)
     except ValueError as error:
         raise Malformed("not a peer id") from error
-    if len(raw) != len(_PREFIX) + 32 or not raw.startswith(_PREFIX):
+    if not is_raw_id(raw):
         raise Malformed("not the id of an ed25519 key")
     return Ed25519PublicKey.from_public_bytes(raw[len(_PREFIX) :])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Any
 
@@ -348,6 +349,10 @@ def found(**changes: Any) -> Any:
     return dht_pb2.FindResponse(results=[dht_pb2.FindResult(**fields)], peer=info(ALICE.peer_id))
 
 
+def sha1(raw: bytes) -> bytes:
+    return hashlib.sha1(raw, usedforsecurity=False).digest()
+
+
 def test_replies_in_bounds_pass() -> None:
     inspect = Inspector()
     inspect.reply(ALICE.peer_id, "any", found())
@@ -362,6 +367,11 @@ def test_replies_in_bounds_pass() -> None:
     [
         found(nearest_node_ids=[node_id(ALICE.peer_id)]),
         found(nearest_peer_ids=[]),
+        found(nearest_node_ids=[sha1(bytes(10_000))], nearest_peer_ids=[bytes(10_000)]),
+        found(
+            nearest_node_ids=[sha1(upstream(BOB.peer_id) + b"\0")],
+            nearest_peer_ids=[upstream(BOB.peer_id) + b"\0"],
+        ),
         found(
             nearest_node_ids=[node_id(BOB.peer_id)] * 65,
             nearest_peer_ids=[upstream(BOB.peer_id)] * 65,
