@@ -116,7 +116,7 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
         raw = base58.b58decode(peer)
     except ValueError as error:
         raise Malformed("not a peer id") from error
-    if not is_raw_id(raw):
+    if not is_raw_id(raw) or base58.b58encode(raw).decode() != peer:  # b58decode strips spaces
         raise Malformed("not the id of an ed25519 key")
     return Ed25519PublicKey.from_public_bytes(raw[len(_PREFIX) :])
 

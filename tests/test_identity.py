@@ -50,6 +50,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         base58.b58encode(bytes.fromhex("002408011221") + bytes(32)).decode(),
         base58.b58encode(bytes.fromhex("002408011220") + bytes(31)).decode(),
         "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        Identity.from_seed(bytes(32)).peer_id + "\n",
     ],
 )
 def test_other_things_are_not_ids(text: str) -> None:
