@@ -25,7 +25,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from bootstrap.manifest_gossip import Gossip, check_gossip
 from bootstrap.manifest_modes import check_gradients, check_mode, check_trust, with_defaults
-from bootstrap.manifest_rounds import COARSE, Merge, Mode, Outer, Rounds, Section
+from bootstrap.manifest_rounds import (
+    COARSE,
+    MOST_COUNT,
+    Merge,
+    Mode,
+    Outer,
+    Rounds,
+    Section,
+)
 from bootstrap.validation import check, explain, read_toml
 from protocols.errors import Malformed
 
@@ -117,8 +125,8 @@ class Inner(Section):
     weight_decay: float = Field(default=0.1, ge=0, le=1)
     clip_norm: float = Field(default=1.0, gt=0)
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: int = Field(default=20, ge=0)
-    total_steps: int = Field(default=3000, ge=1)
+    warmup_steps: int = Field(default=20, ge=0, le=MOST_COUNT)
+    total_steps: int = Field(default=3000, ge=1, le=MOST_COUNT)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     decay_fraction: float = Field(default=0.2, gt=0, le=1)  # of total_steps, for "wsd"
     # whether an island's moments outlast a round (clients of federated averaging may forget them)

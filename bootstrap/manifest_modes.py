@@ -13,6 +13,7 @@ from typing import Any
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.manifest_rounds import (
     COARSE,
+    MOST_COUNT,
     OF_GRADIENTS,
     ONE,
     Merge,
@@ -98,7 +99,9 @@ def with_defaults(given: Any) -> Any:
     if outer.get("optimizer") == "sparseloco":
         wanted = {**wanted, "rounds": {"codec": "top12", **wanted.get("rounds", {})}}
     for name, defaults in wanted.items():
-        tables[name] = {**defaults, **_plain(tables.get(name))}
+        table = tables.get(name, {})
+        if is_table(table) or isinstance(table, Section):  # else it is refused as what it is
+            tables[name] = {**defaults, **_plain(table)}
     return tables
 
 
@@ -303,11 +306,12 @@ def _plain(table: Any) -> dict[str, Any]:
 
 
 def _number(value: Any, default: int) -> int:
-    """As validation will read it; what is no number is refused there."""
+    """As validation will read it; what is no number, or too large a one, is refused there."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):  # the last of infinity
         return default
+    return number if abs(number) <= MOST_COUNT else default
 
 
 def _fragments(rounds: Any) -> int:

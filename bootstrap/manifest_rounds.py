@@ -43,6 +43,7 @@ FINEST_FIRST: tuple[str, ...] = get_args(Codec)
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
 NO_BOUND = -1  # of staleness
+MOST_COUNT = 2**63 - 1  # of steps and rounds: more is no number to calculate with
 ONE = 1e-3  # quorum: one island is enough, in any swarm
 
 # what an outer optimizer stands for (diloco.optimizers has the sources): η, and μ or β₁
@@ -79,7 +80,7 @@ class Outer(Section):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     lr_start: float = Field(default=1.0, gt=0, le=10)
     momentum_start: float = Field(default=0.5, ge=0, lt=1)
-    warmup_rounds: int = Field(default=10, ge=0)
+    warmup_rounds: int = Field(default=10, ge=0, le=MOST_COUNT)
     beta2: float = Field(default=0.99, ge=0, lt=1)  # of adam and yogi
     epsilon: float = Field(default=1e-3, gt=0, le=1)  # likewise; τ of their paper (2003.00295)
     rank: int = Field(default=4, ge=1, le=256)  # columns of the factors of powersgd
@@ -125,14 +126,15 @@ class Rounds(Section):
     # 0: always inner_steps. Else H is between both, such that waiting for bytes takes at most
     # `exposed` of a round
     most_steps: int = Field(default=0, ge=0, le=10_000_000)
-    overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
+    # inner steps taken between snapshot and merge
+    overlap_steps: int = Field(default=0, ge=0, le=MOST_COUNT)
     # the model is merged whole, or in so many fragments that take turns (streaming): then results
     # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
     # inner_steps), and islands keep `alpha` of what sets them apart from the merged fragment
     fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
-    tau: int = Field(default=0, ge=0)
+    tau: int = Field(default=0, ge=0, le=MOST_COUNT)
     alpha: float = Field(default=0.5, ge=0, lt=1)
-    total_rounds: int = Field(default=60, ge=1)
+    total_rounds: int = Field(default=60, ge=1, le=MOST_COUNT)
     codec: CodecChoice = "int4"
     # for "auto": which of them, the finest first; chosen for each round by the measured links
     codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=9)
@@ -147,7 +149,7 @@ class Rounds(Section):
     min_grace_s: float = Field(default=1.0, ge=0)
     # rounds that a live island may miss before the others wait for it: 0 is bulk-synchronous,
     # s > 0 stale-synchronous, -1 no bound, where quorum and grace alone decide (asynchronous)
-    staleness: int = Field(default=NO_BOUND, ge=NO_BOUND)
+    staleness: int = Field(default=NO_BOUND, ge=NO_BOUND, le=MOST_COUNT)
     # slower islands take fewer inner steps, so that all are done at about the same time
     dynamic_steps: bool = True
     # share of the islands that train and contribute in a round, drawn anew for each
@@ -160,9 +162,9 @@ class Rounds(Section):
     align: bool = False
     # over more rounds than that which nobody keeps local progress is dropped; in pairs an answer to
     # a letter may be so many own rounds late
-    max_staleness: int = Field(default=2, ge=0)
+    max_staleness: int = Field(default=2, ge=0, le=MOST_COUNT)
     replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
-    eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
+    eval_every: int = Field(default=1, ge=0, le=MOST_COUNT)  # rounds; 0: never
 
     @property
     def allowed_codecs(self) -> tuple[str, ...]:

@@ -85,6 +85,8 @@ def test_an_integer_for_a_float_is_the_same_run():
 @example(b'{"seed":' + b"9" * 6000 + b"}")
 @example(b"\xff\xfe")
 @example(b"NaN")
+@example(b'{"rounds":{"fragments":1e999}}')
+@example(b'{"mode":"sparta","inner":{"total_steps":1' + b"0" * 400 + b"}}")
 def test_arbitrary_bytes_raise_malformed_only(data):
     with pytest.raises(Malformed):
         Manifest.parse(data)
@@ -258,6 +260,15 @@ def _mistake(tmp_path, text):
         ("[data]\nseq_len = 256", "data.seq_len 256 exceeds model.max_seq_len 128"),
         ("[rounds]\noverlap_steps = 26", "rounds.overlap_steps exceeds a quarter"),
         ("model = 3", "model = 3: must be a valid dictionary"),
+        ("[rounds]\nfragments = inf", "rounds.fragments = inf: must be a finite number"),
+        ("mode = 'eager'\n[rounds]\ninner_steps = inf", "rounds.inner_steps = inf: must be"),
+        (
+            "mode = 'allreduce'\n[outer]\noptimizer = 'onebit-adam'\n"
+            f"[rounds]\ntotal_rounds = 1{'0' * 400}",
+            "rounds.total_rounds = 1000",
+        ),
+        (f"seed = 1{'0' * 5000}", "not valid TOML"),
+        ("mode = 'async'\nmerge = 'median'", "merge = 'median': must be a valid dictionary"),
         ("[model", "not valid TOML"),
         (b"\xff", "not UTF-8"),
         ("#" * 70_000, "larger than"),
