@@ -19,7 +19,7 @@ from bootstrap.state.chunks import LATE_S
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link
-from protocols.messages import StateOffer
+from protocols.messages import StateOffer, StateRequest
 from protocols.virtual_time import inline
 
 
@@ -70,7 +70,38 @@ def test_a_source_that_dies_half_way_is_replaced(identities: Identities) -> None
         assert report.sources[bench.peers[0]].dropped
         assert not report.sources[bench.peers[1]].failures
 
-    run(identities, [2e6, 2e6], scenario)
+    run(identities, [2e5, 2e5], scenario)
+
+
+@pytest.mark.parametrize("away_s", [0.0, 2.5])
+def test_a_source_whose_link_breaks_now_and_then_is_kept(
+    identities: Identities, away_s: float
+) -> None:
+    """Each time all that was under way breaks; it is tried again, after a pause."""
+
+    async def scenario(bench: Bench) -> None:
+        [peer] = bench.peers
+        broken: list[int] = []
+        breaking: list[asyncio.Task[None]] = []
+
+        async def interrupt() -> None:
+            bench.network.kill(peer)
+            await asyncio.sleep(away_s)
+            transport = bench.network.join(peer, upload=2e6)
+            server = StateServer(transport, RUN, bench.current, still=free, offload=inline)
+            await server._on_state(bench.me.peer_id, StateRequest(RUN, ROUND).encode())
+
+        def progress(done: int, total: int, sources: int) -> None:
+            if done > total * (len(broken) + 1) / 8 and all(task.done() for task in breaking):
+                broken.append(done)
+                breaking.append(asyncio.create_task(interrupt()))
+
+        report = await bench.download(progress=progress)
+        bench.check()
+        assert len(broken) >= 5
+        assert not report.sources[peer].dropped
+
+    run(identities, [2e6], scenario)
 
 
 def test_a_frozen_source_does_not_hold_up_the_end(identities: Identities) -> None:

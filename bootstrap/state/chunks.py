@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from bootstrap.state.digest import (
@@ -23,6 +24,7 @@ from protocols.identity import PeerId
 from protocols.messages import MAX_READERS
 
 LATE_S = 10.0  # a chunk that all who are at it have had for so long is anybody's
+RETRY_S = 1.0  # until a link that failed is tried again; twice as long after each further failure
 
 Progress = Callable[[int, int, int], None]
 """Told after every chunk: bytes that are in place, bytes in all, sources in use."""
@@ -57,11 +59,23 @@ class Served:
     """What became of one source."""
 
     bytes: int = 0  # in place
-    failures: int = 0  # of its link
+    failures: int = 0  # of its link, in a row
     wrong: int = 0  # breaches of protocol: wrong hashes, lengths or offers
     dropped: str = ""  # why it is not asked any more
     streams: int = 0  # chunks that it is asked for at once
     round_trip: float = 0.0  # seconds, the shortest so far; 0: not known yet
+    _failed_at: float = -inf
+
+    @property
+    def again(self) -> float:
+        """When its link may be tried again: later after each failure in a row."""
+        return self._failed_at + RETRY_S * 2 ** (self.failures - 1) if self.failures else -inf
+
+    def failed(self, began: float, now: float) -> None:
+        """What was begun at ``began`` has failed. All that was under way fails with it, once."""
+        if began > self._failed_at:
+            self.failures += 1
+            self._failed_at = now
 
     def answered(self, seconds: float) -> None:
         """It took so long from a question to the first byte."""

@@ -5,7 +5,8 @@ digest; from then on a wrong chunk is told from a right one. Sources take chunks
 so that each contributes what its link carries. When the queue is empty, whoever is free also
 asks for a chunk that another source has been at for longest, or several, each for a while: slow
 ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose link
-fails is after a few failures. Others who download the same are sources as well, of what they have.
+fails is after a few tries without a chunk. Others who download the same are sources as well, of
+what they have.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
 POLL_S = 1.0  # between two questions what a fellow has; a quarter of it where something has changed
 STREAMS = 2  # per source at least, so that its link is not idle while a request travels
-MAX_FAILURES = 3  # of a source's link; wrong bytes end it at once
+MAX_FAILURES = 4  # of a source's link, one after the other; wrong bytes end it at once
 
 
 Introduce = Callable[[PeerId], Awaitable[object]]
@@ -250,21 +251,26 @@ class _Fetch:
     ) -> None:
         """Take one chunk after the other; ``further`` is called after each."""
         buffer = memoryview(bytearray(self.work.chunk))
+        clock = asyncio.get_running_loop().time
         for number in count():
+            await asyncio.sleep(max(0.0, source.again - clock()))
             if fellow:
                 index = self.work.take_from(peer, source)
             else:
                 index = await self.work.take(source)
+            began = clock()
             if index is None:
                 return
             try:
                 name = "shared" if fellow else self.words.pull
                 answered = await self._pull(peer, source, index, buffer, name)
+                source.failures = 0
                 if number:  # the first one opened a connection
                     source.answered(answered)
                     further()
             except (TransportError, RemoteProtocolError) as error:
-                _blame(peer, source, error, fatal=source.failures + 1 >= MAX_FAILURES)
+                source.failed(began, clock())
+                _blame(peer, source, error, fatal=source.failures >= MAX_FAILURES)
                 if fellow:
                     return
             finally:
@@ -300,11 +306,9 @@ class _Fetch:
 
 
 def _blame(peer: PeerId, source: Served, error: Exception, *, fatal: bool) -> None:
-    """Count a failure. A refusal or wrong bytes end a source at once, whatever ``fatal`` says."""
+    """A refusal or wrong bytes end a source at once, whatever ``fatal`` says."""
     if isinstance(error, RemoteProtocolError):
         source.wrong += 1
-    else:
-        source.failures += 1
     if fatal or isinstance(error, RemoteProtocolError | RemoteRefused):
         source.dropped = source.dropped or str(error)
         log.warning("state download: no more from %s: %s", peer, error)
