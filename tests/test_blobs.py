@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from bootstrap.state import (
     fetch_manifest,
 )
 from protocols import virtual_time
+from protocols.bodies import BufferFeed
 from protocols.errors import (
     BadSignature,
     Disagreement,
@@ -98,5 +100,54 @@ def test_the_next_peer_is_asked_when_one_lies_or_is_down(identities: Identities)
             await fetch_blob(mine, peers[:1], signed.run_id, digest, max_bytes=10**6)
         network.kill(peers[0])
         assert await fetch_blob(mine, peers, signed.run_id, digest, max_bytes=10**6) == blob
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("upload", [2e3, 2e5])
+def test_a_slow_peer_does_not_keep_a_newcomer_for_long(
+    identities: Identities, upload: float
+) -> None:
+    """It may say that there are as many bytes as may be, and send a few at a time for days."""
+
+    async def main() -> None:
+        network, mine, [_, honest], signed = blob_bench(identities)
+        blob = b"shard" * 100_000
+        slow = network.join(identities(4)[3].peer_id, upload=upload)
+
+        async def trickle(peer: PeerId, header: bytes) -> BufferFeed:
+            return BufferFeed(bytes(2**24))
+
+        slow.on_pull("blob", trickle)
+        clock = asyncio.get_running_loop().time
+        began, wanted = clock(), blake3(blob).digest()
+        options: dict[str, Any] = {"max_bytes": 2**24}
+        peers = [slow.peer_id, honest]
+        assert await fetch_blob(mine, peers, signed.run_id, wanted, **options) == blob
+        assert clock() - began < 8.0
+
+    virtual_time.run(main())
+
+
+def test_where_all_links_are_slow_it_takes_its_time(identities: Identities) -> None:
+    async def main() -> None:
+        network, mine, _, signed = blob_bench(identities)
+        blob = b"shard" * 400_000
+        narrow = network.join(identities(4)[3].peer_id, upload=3e4)
+        BlobServer(narrow, signed.run_id, manifest=signed.data, blobs=[blob])
+        wanted = blake3(blob).digest()
+        peers = [narrow.peer_id]
+        assert await fetch_blob(mine, peers, signed.run_id, wanted, max_bytes=10**7) == blob
+
+    virtual_time.run(main())
+
+
+def test_nobody_is_waited_for_without_end(identities: Identities) -> None:
+    async def main() -> None:
+        network, mine, [_, honest], signed = blob_bench(identities)
+        network.freeze(honest)
+        with pytest.raises(TransportError):
+            await fetch_blob(mine, [honest], signed.run_id, bytes(32), max_bytes=10**6)
+        assert asyncio.get_running_loop().time() < 60.0
 
     virtual_time.run(main())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -16,6 +16,7 @@ from protocols.errors import (
     RemoteProtocolError,
     RemoteRefused,
     Stale,
+    TransferStalled,
     TransportError,
     Unreachable,
     Why,
@@ -24,9 +25,22 @@ from protocols.identity import PeerId
 from protocols.messages import Blob, Envelope, ManifestRequest
 from protocols.transport import Feed, Transport
 
-T = TypeVar("T")
-
 STALL_S = 15.0  # without a byte
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much is to have come of a body: nothing for a while, then so many bytes a second."""
+
+    patience_s: float
+    rate: float
+
+
+PACES = (Pace(5.0, 2**20), Pace(10.0, 2**16), Pace(30.0, 2**14))  # the last is the least there is
+
+
+class TooSlow(TransferStalled):
+    """Bytes came, but fewer than a :class:`Pace` asks for."""
 
 
 class BlobServer:
@@ -74,7 +88,7 @@ async def fetch_manifest(
 
     async def fetch(peer: PeerId) -> SignedManifest | TransportError | RemoteProtocolError:
         try:
-            data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES)
+            data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES, PACES[-1])
             return SignedManifest.open(data, run)
         except (TransportError, RemoteProtocolError) as error:
             return error
@@ -101,41 +115,49 @@ async def fetch_blob(
     *,
     max_bytes: int,
 ) -> bytes:
-    """The bytes with this BLAKE3 hash from the first of ``peers`` that has them.
+    """The bytes with this BLAKE3 hash from the first of ``peers`` that has them and is fast enough.
+
+    A peer may say that there are as many as ``max_bytes``, and send them as slowly as it likes: so
+    the next one is asked soon, and slow ones again, with more patience, where none is fast.
 
     Raises as :func:`fetch_manifest` does.
     """
     request = Blob(run, digest).encode()
-
-    async def fetch(peer: PeerId) -> bytes:
-        data = await _pull(transport, peer, "blob", request, max_bytes)
-        if await asyncio.to_thread(lambda: blake3(data).digest()) != digest:
-            raise BadSignature(f"{peer} sent bytes with another hash")
-        return data
-
-    return await _first(peers, fetch)
+    failure: Exception = _nobody()
+    asked = list(peers)
+    for pace in PACES:
+        slow = []
+        for peer in asked:
+            try:
+                data = await _pull(transport, peer, "blob", request, max_bytes, pace)
+                if (await asyncio.to_thread(blake3, data)).digest() == digest:
+                    return data
+                failure = BadSignature(f"{peer} sent bytes with another hash")
+            except TooSlow as error:
+                failure = error
+                slow.append(peer)
+            except (TransportError, RemoteProtocolError) as error:
+                failure = error
+        asked = slow
+    raise failure
 
 
 async def _pull(
-    transport: Transport, peer: PeerId, name: str, header: bytes, max_length: int
+    transport: Transport, peer: PeerId, name: str, header: bytes, max_length: int, pace: Pace
 ) -> bytes:
     data = bytearray()  # grows with what arrives, not with what was announced
-    async with transport.pull(
-        peer, name, header, max_length=max_length, timeout=STALL_S
-    ) as incoming:
-        async for piece in incoming:
-            data += piece
+    end = asyncio.get_running_loop().time() + pace.patience_s
+    try:
+        async with (
+            asyncio.timeout_at(end) as limit,
+            transport.pull(peer, name, header, max_length=max_length, timeout=STALL_S) as incoming,
+        ):
+            async for piece in incoming:
+                data += piece
+                limit.reschedule(end + len(data) / pace.rate)
+    except TimeoutError as error:
+        raise TooSlow(f"{peer}: {len(data)} bytes of the {name} in all") from error
     return bytes(data)
-
-
-async def _first(peers: Sequence[PeerId], fetch: Callable[[PeerId], Awaitable[T]]) -> T:
-    failure: Exception = _nobody()
-    for peer in peers:
-        try:
-            return await fetch(peer)
-        except (TransportError, RemoteProtocolError) as error:
-            failure = error
-    raise failure
 
 
 def _nobody() -> Unreachable:
