@@ -124,6 +124,41 @@ def test_copies_are_few_and_given_up_when_idle(identities: Identities) -> None:
     run(identities, [1e9], scenario)
 
 
+def test_a_copy_is_in_use_as_long_as_somebody_reads_a_chunk_of_it(identities: Identities) -> None:
+    """However slow the link: a newcomer that comes a round later does not take it away."""
+
+    async def main() -> None:
+        bench = Bench(identities(2), [5e4], max_pins=1)
+        bench.base, bench.momentum = vectors(count=8 * N)  # in chunks of half a megabyte
+        bench.digest, _ = state_digest([bench.base, bench.momentum])
+        other = bench.network.join(identities(9)[8].peer_id)
+        offer = await ask(bench)
+        assert offer.chunk > 5e4 * 10
+        reading = asyncio.create_task(chunk_of(bench, 0))
+        await asyncio.sleep(10.2)
+        bench.round += 1
+        with pytest.raises(RemoteRefused, match="busy"):
+            await ask(bench, round_=ROUND + 1, by=other)
+        assert len(await reading) == offer.chunk
+        assert len(await chunk_of(bench, 1)) == offer.chunk
+        await asyncio.sleep(12)
+        assert (await ask(bench, round_=ROUND + 1, by=other)).round == ROUND + 1
+
+    virtual_time.run(main())
+
+
+def test_who_asks_for_what_is_not_there_takes_no_copy_away(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        await ask(bench)
+        await asyncio.sleep(12)
+        other = bench.network.join(identities(9)[8].peer_id)
+        with pytest.raises(RemoteRefused, match="gone"):
+            await ask(bench, round_=ROUND + 5, by=other)
+        assert bench.servers[0].pinned == [ROUND]
+
+    run(identities, [1e9], scenario, max_pins=1)
+
+
 def test_who_left_its_side_of_a_fork_offers_the_other_sides_state(identities: Identities) -> None:
     """Also to those who keep asking: both sides may be at the same round."""
 

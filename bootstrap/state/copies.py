@@ -11,7 +11,7 @@ from bootstrap.state.digest import StateBytes, chunk_size, state_digest
 from protocols.bodies import BufferFeed
 from protocols.errors import Malformed
 from protocols.tasks import Background
-from protocols.transport import Feed
+from protocols.transport import CHUNK_BYTES, Buffer, Feed
 
 if TYPE_CHECKING:
     import torch
@@ -45,13 +45,44 @@ class Copy:
         """Bytes."""
         return self.state.length
 
-    def feed(self, index: int) -> Feed:
-        """One chunk, on its way to a peer. Raises :class:`Malformed` where there is none."""
+    def feed(self, index: int, used: Callable[[], None] = lambda: None) -> Feed:
+        """One chunk, on its way to a peer; ``used`` is told as it goes, on the transport's thread.
+
+        Raises :class:`Malformed` where there is none.
+        """
         start = index * self.chunk
         if start >= self.length:
             raise Malformed(f"there is no chunk {index}")
         pieces = self.state.pieces(start, min(start + self.chunk, self.length))
-        return BufferFeed(b"".join(pieces))  # who reads slowly holds a chunk, not the vectors
+        # who reads slowly holds a chunk, not the vectors
+        return _ChunkFeed(memoryview(b"".join(pieces)), used)
+
+
+class Use:
+    """When a copy was last of use to somebody. What is on its way notes it, from any thread."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self.at = self._clock()
+
+    def note(self) -> None:
+        """Now."""
+        self.at = self._clock()
+
+
+class _ChunkFeed(BufferFeed):
+    """A chunk in pieces, so that it shows that it is being read."""
+
+    def __init__(self, chunk: memoryview, used: Callable[[], None]) -> None:
+        super().__init__(
+            *(chunk[at : at + CHUNK_BYTES] for at in range(0, len(chunk), CHUNK_BYTES))
+        )
+        self._used = used
+
+    def next(self) -> Buffer:
+        """The next piece; empty after the last one."""
+        self._used()
+        return super().next()
 
 
 class Maker:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootstrap.state.chunks import Progress, Work, check_offer
-from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
+from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker, Use
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
 from protocols.asking import ask
@@ -45,7 +45,7 @@ class _Kept:
     copy: Copy
     offer: bytes
     made: float
-    used: float  # when it was last asked for
+    use: Use
 
 
 class MomentsServer:
@@ -107,7 +107,7 @@ class MomentsServer:
         finally:
             self._next = clock() + COPY_COSTS * (clock() - began)
         offer = MomentsOffer(moments.steps, copy.digest, copy.length, copy.chunk, copy.hashes)
-        self._kept = kept = _Kept(copy, offer.encode(), began, clock())
+        self._kept = kept = _Kept(copy, offer.encode(), began, Use())
         self._touch(kept)  # also where nobody waits for it any more: it is given up in time
         return kept
 
@@ -118,7 +118,7 @@ class MomentsServer:
         kept = self._kept
         if kept is None or kept.copy.digest != request.digest:
             raise RemoteRefused("gone", "that copy of the moments")
-        feed = kept.copy.feed(request.index)
+        feed = kept.copy.feed(request.index, kept.use.note)
         self._touch(kept)
         return feed
 
@@ -127,13 +127,13 @@ class MomentsServer:
             raise Stale("another run")
 
     def _touch(self, kept: _Kept) -> None:
-        kept.used = asyncio.get_running_loop().time()
+        kept.use.note()
         self._expiry.start()
 
     def _expire(self, by: float) -> float | None:
-        if self._kept is not None and self._kept.used <= by:
+        if self._kept is not None and self._kept.use.at <= by:
             self._kept = None
-        return self._kept.used if self._kept is not None else None
+        return self._kept.use.at if self._kept is not None else None
 
 
 async def offered_moments(

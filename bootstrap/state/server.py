@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
+from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker, Use
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS, ChunkRequest, StateOffer, StateRequest
@@ -35,7 +35,7 @@ class _Pin:
 
     copy: Copy
     offer: StateOffer
-    used: float  # when it was last asked for
+    use: Use
     replaceable: float  # by a newer one for its only reader, from then on: copies are not for free
     # who has not asked for another one since, the newest last
     readers: dict[PeerId, None] = field(default_factory=dict)
@@ -88,9 +88,9 @@ class StateServer:
 
     @property
     def read(self) -> bool:
-        """Whether somebody has asked for some of a copy in the last ``evict_s`` seconds."""
+        """Whether somebody has read some of a copy in the last ``evict_s`` seconds."""
         now = asyncio.get_running_loop().time()
-        return any(now - pin.used < self._evict_s for pin in self._pins.values())
+        return any(now - pin.use.at < self._evict_s for pin in self._pins.values())
 
     async def aclose(self) -> None:
         """Give all copies up, also one that is being made."""
@@ -120,8 +120,11 @@ class StateServer:
         ):  # of a fork's other side, which we have left
             del self._pins[fragment, here]
         wanted = max(round_, here) if request.or_newer else round_
+        pin = self._pins.get((fragment, wanted))
+        if pin is None:
+            _check_round(here, round_, or_newer=request.or_newer)  # before it costs anybody a copy
         self._let_go(peer, (fragment, wanted))
-        if (pin := self._pins.get((fragment, wanted))) is not None:
+        if pin is not None:
             return pin
         try:
             self._make_room()
@@ -141,7 +144,7 @@ class StateServer:
         pin = self._pins.get((request.fragment, request.round))
         if pin is None:
             raise RemoteRefused("gone", f"the state of round {request.round}")
-        feed = pin.copy.feed(request.index)
+        feed = pin.copy.feed(request.index, pin.use.note)
         self._touch(pin, peer)
         return feed
 
@@ -154,14 +157,13 @@ class StateServer:
         began = loop.time()
         async with self._still():
             held, _, live = self._current(fragment)
-            if held < round_ or (held > round_ and not or_newer):
-                raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
+            _check_round(held, round_, or_newer=or_newer)
             vectors = await self._offload(lambda: [vector.clone() for vector in live])
 
         copy: Copy = await self._offload(lambda: Copy.of(vectors))
         offer = StateOffer(held, copy.digest, copy.length, copy.chunk, copy.hashes)
         now = loop.time()
-        pin = _Pin(copy, offer, now, now + COPY_COSTS * (now - began))
+        pin = _Pin(copy, offer, Use(), now + COPY_COSTS * (now - began))
         self._expiry.start()  # also where nobody waits for it any more
         return self._pins.setdefault((fragment, held), pin)
 
@@ -178,16 +180,21 @@ class StateServer:
     def _make_room(self) -> None:
         if len(self._pins) < self._max_pins:
             return
-        key, oldest = min(self._pins.items(), key=lambda item: item[1].used)
-        if asyncio.get_running_loop().time() - oldest.used < self._evict_s:
+        key, oldest = min(self._pins.items(), key=lambda item: item[1].use.at)
+        if asyncio.get_running_loop().time() - oldest.use.at < self._evict_s:
             raise RemoteRefused("busy", "all copies of the state are in use")
         del self._pins[key]
 
     def _touch(self, pin: _Pin, reader: PeerId) -> None:
         pin.readers[reader] = None
-        pin.used = asyncio.get_running_loop().time()
+        pin.use.note()
         self._expiry.start()
 
     def _expire(self, by: float) -> float | None:
-        self._pins = {key: pin for key, pin in self._pins.items() if pin.used > by}
-        return min((pin.used for pin in self._pins.values()), default=None)
+        self._pins = {key: pin for key, pin in self._pins.items() if pin.use.at > by}
+        return min((pin.use.at for pin in self._pins.values()), default=None)
+
+
+def _check_round(held: int, round_: int, *, or_newer: bool) -> None:
+    if held < round_ or (held > round_ and not or_newer):
+        raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
