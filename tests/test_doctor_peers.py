@@ -291,3 +291,23 @@ def test_a_probe_measures_a_link_and_is_bounded():
         assert refused.value.code == "busy"
 
     run_virtually(main())
+
+
+def test_readers_of_a_probe_share_its_zeros():
+    """Each may read as slowly as it likes, and many may."""
+
+    async def main():
+        net = MemoryNetwork(seed=1)
+        server = ProbeServer(net.join(Identity.generate().peer_id))
+        lying_in = set()
+        for length in (MAX_BYTES, MAX_BYTES - 1, 1):
+            feed = await server._give("", length.to_bytes(8, "little"))
+            pieces = []
+            while piece := feed.next():
+                pieces.append(memoryview(piece))
+            lying_in |= {id(piece.obj) for piece in pieces}
+            assert b"".join(pieces) == bytes(length)
+            assert feed.length == length
+        assert len(lying_in) == 1
+
+    run_virtually(main())
