@@ -191,6 +191,34 @@ def test_the_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert made.exists()
 
 
+def test_a_library_that_does_not_load_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fresh(monkeypatch, tmp_path / "good")
+    assert kernels.kernel("int8") is not None
+    (made,) = (tmp_path / "good" / "atoll" / "kernels").iterdir()
+    spoilt = tmp_path / "bad" / "atoll" / "kernels" / made.name
+    spoilt.parent.mkdir(parents=True)
+    spoilt.write_bytes(made.read_bytes()[:100])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "bad"))
+    assert kernels.kernel("int8") is not None
+    assert spoilt.stat().st_size > 100
+
+
+def test_without_a_home_torch_does_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    fresh(monkeypatch, tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    with caplog.at_level(logging.INFO, logger=kernels.__name__):
+        assert kernels.kernel("int8") is None
+    assert "home directory" in caplog.text
+
+
 def test_without_a_compiler_torch_does_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

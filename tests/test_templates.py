@@ -59,6 +59,8 @@ def test_systemd(tmp_path, kind):
     text = unit.read_text()
     assert "KillMode=mixed" in text
     assert "StateDirectory=atoll" in text
+    assert "CacheDirectory=atoll\n" in text  # $XDG_CACHE_HOME: the home is read-only
+    assert "XDG_CACHE_HOME=%C/atoll\n" in text
     assert f"TimeoutStopSec={STOP_S}" in text
 
 

@@ -8,6 +8,7 @@ it. A call gives up the interpreter's lock while it runs. ``ATOLL_KERNELS=off`` 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -133,15 +134,21 @@ def _loaded() -> ctypes.CDLL:
         raise OSError(f"there is none of the compilers {', '.join(COMPILERS)}")
     folder = _folder()
     target = folder / f"kernels-{_fingerprint(compiler)}.so"
-    if not target.exists():
-        _compile(compiler, target)
+    with contextlib.suppress(OSError):  # there is none, or a disk has spoilt it
+        return ctypes.CDLL(str(target))
+    _compile(compiler, target)
     return ctypes.CDLL(str(target))
 
 
 def _folder() -> Path:
     """Where the library is kept: nobody else may write there, since what lies there is run."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "atoll" / "kernels"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError as error:  # of a user that the system does not know
+            raise OSError(str(error)) from error
+    folder = cache / "atoll" / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
