@@ -181,7 +181,8 @@ def test_the_commands_in_them_are_taken(name, kind, monkeypatch):
     words = {
         "docker": r"(?m)^CMD (\[.*\])",
         "kubernetes-hosts": r"args: (\[.*\])", "kubernetes": r"args: (\[.*\])",
-        "systemd": r"-m node (.*)", "slurm": r"arguments=\((.*)\)", "skypilot": r"-m node (.*) &",
+        "systemd": r"-m node (.*)",
+        "slurm": r"arguments=\((.*)\)", "skypilot": r"arguments=\((.*)\)",
     }  # fmt: skip
     [found] = re.findall(words[name], text)
     command = json.loads(found) if found.startswith("[") else found.split()
@@ -220,6 +221,30 @@ def test_the_job_script_passes_the_signal_on_and_waits(tmp_path, stopped):
     assert job.wait(30) == (7 if stopped else 3)
     assert (tmp_path / "left").exists() == stopped
     assert (tmp_path / "arguments").read_text() == "-m node start --resume\n"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("name", ["skypilot", "kubernetes-hosts"])
+def test_who_makes_a_run_goes_on_with_it(tmp_path, name, again):
+    """With a stand-in for the node: a machine that comes back has its disk, with a checkpoint."""
+    tools, home = tmp_path / "bin", tmp_path / "home"
+    state = home / "atoll-state"
+    for folder in (tools, state / "checkpoints" / "ckpt-00000001" if again else state):
+        folder.mkdir(parents=True)
+    python = tools / "python"
+    python.write_text('#!/bin/bash\necho "$@"\n')
+    python.chmod(0o755)
+    if name == "skypilot":
+        task = yaml.safe_load(render(name))
+        command, where = ["bash", "-c", task["run"]], task["envs"]["ATOLL_DIR"]
+        assert where == f"~/{state.name}"
+    else:
+        *_, pods = yaml.safe_load_all(render(name))
+        [node] = pods["spec"]["template"]["spec"]["containers"]
+        command, where = node["command"] + node["args"], str(state)
+    environ = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(home), "ATOLL_DIR": where}
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert said.stdout == f"-m node start{' --resume' * again}\n"
 
 
 def test_the_job_script_starts_a_node_on_each_machine(tmp_path):
