@@ -12,10 +12,12 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
-from bootstrap.state.digest import StateBytes, root
+from bootstrap.state.chunks import check_offer
+from bootstrap.state.digest import HASH_BYTES, StateBytes, count_chunks, root
 from protocols.errors import (
     LocalProtocolError,
 )
+from protocols.messages import StateOffer
 
 
 def test_digest_is_of_the_bytes_chunk_by_chunk() -> None:
@@ -62,10 +64,27 @@ def test_a_state_has_as_many_vectors_as_its_outer_optimizer_wants(lengths: tuple
 
 @pytest.mark.parametrize(
     ("length", "chunk"),
-    [(8, 2**16), (2**22, 2**16), (2**22 + 8, 2**17), (2**28, 2**22), (2**40, 2**22)],
+    [
+        (8, 2**16),
+        (2**22, 2**16),
+        (2**22 + 8, 2**17),
+        (2**28, 2**22),
+        (2**38, 2**22),
+        (2**40, 2**24),
+    ],
 )
 def test_chunks_grow_with_the_state(length: int, chunk: int) -> None:
     assert chunk_size(length) == chunk
+
+
+@pytest.mark.parametrize("length", [2**38, 2**38 + 8, 564 * 10**9, 3 * 4 * 2**40])
+def test_an_offer_has_room_for_the_hashes_of_the_largest_state(length: int) -> None:
+    """Of 2^40 parameters with two more vectors; the preset 70b has 564 GB."""
+    chunk = chunk_size(length)
+    hashes = bytes(HASH_BYTES * count_chunks(length, chunk))
+    offer = StateOffer(1, root(length, chunk, hashes), length, chunk, hashes)
+    assert StateOffer.decode(offer.encode()) == offer
+    check_offer(offer, length)
 
 
 @pytest.mark.parametrize(

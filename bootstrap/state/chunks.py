@@ -16,6 +16,7 @@ from bootstrap.state.digest import (
     MAX_CHUNK,
     MIN_CHUNK,
     StateBytes,
+    chunk_size,
     count_chunks,
     root,
 )
@@ -241,7 +242,7 @@ def check_offer(offer: Offer, length: int) -> None:
 
     Raises :class:`Malformed` or :class:`BadSignature`.
     """
-    if offer.length != length or not MIN_CHUNK <= offer.chunk <= MAX_CHUNK:
+    if offer.length != length or not MIN_CHUNK <= offer.chunk <= max(MAX_CHUNK, chunk_size(length)):
         raise Malformed(f"offers {offer.length} bytes by {offer.chunk}")
     if len(offer.hashes) != HASH_BYTES * count_chunks(offer.length, offer.chunk):
         raise Malformed("offers a list of hashes of the wrong length")

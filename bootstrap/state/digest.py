@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 32
 MIN_CHUNK = 64 * 1024
-MAX_CHUNK = 4 * 1024 * 1024
+MAX_CHUNK = 4 * 1024 * 1024  # unless there would be more of them than
+MOST_CHUNKS = 65_536  # an offer has room for the hashes of (protocols.messages.StateOffer)
 _WANTED_CHUNKS = 64  # enough for several sources to share even a small state
 _DOMAIN = b"atoll state\x00"
 
 
 def chunk_size(length: int) -> int:
-    """Bytes of a chunk of a state of ``length`` bytes: a power of two, 64 KiB to 4 MiB."""
+    """Bytes of a chunk of a state of ``length`` bytes: a power of two, 64 KiB to 4 MiB.
+
+    Beyond 256 GiB more, since an offer has room for so many hashes.
+    """
     size = MIN_CHUNK
-    while size < MAX_CHUNK and size * _WANTED_CHUNKS < length:
+    while size * (_WANTED_CHUNKS if size < MAX_CHUNK else MOST_CHUNKS) < length:
         size *= 2
     return size
 
