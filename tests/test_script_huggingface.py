@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from protocols.errors import OperatorError
 
 transformers = pytest.importorskip("transformers")
 
@@ -96,3 +99,23 @@ def test_the_swarm_is_left_before_an_older_model_is_loaded(last: str) -> None:
     control.should_training_stop = True
     getattr(callback, last)(None, state, control, logs={"train_loss": 1.0})
     assert island.left == [None]
+
+
+def test_somebody_has_to_count_the_tokens_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every step would be of none: the island would train, and nothing of it be merged."""
+    from node.script.huggingface import SwarmCallback
+
+    def arguments(**given: Any) -> Any:
+        return transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, **given)
+
+    monkeypatch.setattr("node.script.huggingface.join", lambda *_, **__: Steps())
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    swarm = SwarmCallback(peers=["127.0.0.1:1"])
+    with pytest.raises(OperatorError, match="nobody counts the tokens") as caught:
+        swarm.on_train_begin(arguments(), state, control, model=None, optimizer=None)
+    assert caught.value.code == "E204"
+    counting = arguments(include_num_input_tokens_seen=True)
+    swarm.on_train_begin(counting, state, control, model=None, optimizer=None)
+    assert swarm.island is not None

@@ -1,4 +1,7 @@
-"""Hugging Face ``Trainer`` in a swarm: ``Trainer(..., callbacks=[SwarmCallback(peers=[...])])``."""
+"""Hugging Face ``Trainer`` in a swarm, by a callback.
+
+``Trainer(..., callbacks=[SwarmCallback(peers=[...], tokens_per_step=...)])``
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         **kwargs: Any,
     ) -> None:
         """Join the swarm with the model that is about to be trained."""
-        if not self.tokens_per_step and not args.include_num_input_tokens_seen:
+        # transformers 5 makes a word of what earlier ones have as a bool
+        if not self.tokens_per_step and args.include_num_input_tokens_seen in (False, "no"):
             raise operator_error(
                 "E204",
                 "nobody counts the tokens of a step",
@@ -46,6 +50,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
                 "the TrainingArguments",
             )
         self._leave()  # train() may be called again, also after an exception
+        self.island = None  # its vectors go before those of the next one come
         self.island = join(kwargs["model"], kwargs["optimizer"], **self.joining)
         self.joining["resume"] = True  # the next time its checkpoints are there
         self._seen = int(state.num_input_tokens_seen)

@@ -1,4 +1,7 @@
-"""Lightning's ``Trainer`` in a swarm: ``Trainer(..., callbacks=[SwarmCallback(peers=[...])])``."""
+"""Lightning's ``Trainer`` in a swarm, by a callback.
+
+``Trainer(..., callbacks=[SwarmCallback(peers=[...], tokens_per_step=...)])``
+"""
 
 from __future__ import annotations
 
