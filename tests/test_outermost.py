@@ -122,7 +122,9 @@ def test_a_script_is_told_of_its_own_state_directory(tmp_path, monkeypatch, capf
     monkeypatch.setattr(daemon, "clean_up_first", lambda: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))
     ours, theirs = socket.socketpair()
-    vectors = os.dup(SharedVectors.create(3).descriptor)
+    made = SharedVectors.create(3)
+    vectors = os.dup(made.descriptor)
+    made.close()
     with ours:
         assert daemon.main([str(theirs.detach()), str(vectors), "0"])
         (raw,) = Unframer().feed(ours.recv(65536))

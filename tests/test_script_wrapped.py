@@ -235,6 +235,36 @@ def test_ranks_with_other_parameters_are_refused_on_all_of_them(tmp_path: Path) 
     spawn(_joins, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
 
 
+def _fails_alone(rank: int, store: str, place: str) -> None:
+    """Rank 0, before it has a node: the other is told each time, and neither waits for ever."""
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(OperatorError, match="joins as seed") as caught:
+        join(model, optimizer, dir=place, role="seed")
+    assert caught.value.code == "E204"
+    run: Any = 7
+    with pytest.raises(TypeError if rank == 0 else OperatorError) as defect:
+        join(model, optimizer, dir=place, run=run)
+    assert rank == 0 or getattr(defect.value, "code", "") == "E999"
+    if rank == 0:
+        SharedVectors.create = _no_memory  # type: ignore[method-assign]
+    with pytest.raises(OperatorError, match="no shared memory") as caught:
+        join(model, optimizer, dir=place)
+    assert caught.value.code == "E401"
+    Ranks.met(torch.device("cpu")).all_true(True)  # gloo ends a process whose peer has gone before
+    dist.destroy_process_group()
+
+
+def _no_memory(size: int) -> SharedVectors:
+    raise OperatorError("E401", "no shared memory", "w", "f")
+
+
+def test_what_rank_0_fails_at_before_it_has_a_node_is_told_to_the_others(tmp_path: Path) -> None:
+    arguments = (f"file://{tmp_path}/store", f"{tmp_path}/state")
+    spawn(_fails_alone, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+
+
 def _agrees(rank: int, store: str, done: str) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3)
     ranks = Ranks.met(torch.device("cpu"))

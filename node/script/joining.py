@@ -13,9 +13,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -38,13 +38,14 @@ from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import HEARING_S, Joined, ended
 from node.statedir import StateDir, unusable
-from node.trainer.channel import Channel
+from node.trainer.channel import Channel, Ended
 from node.trainer.layout import Layout
-from node.trainer.leader import Leader
+from node.trainer.leader import Idle, Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
+from protocols.wire import decode_any
 
 OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has none
 # the islands of this process and, on rank 0, their state directories; some of them are over
@@ -101,30 +102,24 @@ def join(
         )
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
     progress.model, progress.sharded = model, sharded
-    progress.watch = Watch(optimizer, parameters.values())
-    vectors = SharedVectors.create(layout.size) if ranks.leads else None
+    with _told_to_all(ranks):
+        config = _settings(given) if ranks.leads else None
+        vectors = SharedVectors.create(layout.size) if ranks.leads else None
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:
         whole = progress.weights.gather(name)
         if name in views and whole is not None:
             views[name].copy_(whole)
-    daemon = directory = None
-    if vectors is not None:
-        try:
-            config = resolve(given, os.environ)
-            directory = config.dir
-            _refuse_shared(directory)
+    daemon = None
+    with _told_to_all(ranks):
+        if config is not None and vectors is not None:
             daemon, channel = _start_node(given, config, run, layout, vectors, quiet)
-        except (OperatorError, OSError) as error:
-            ranks.broadcast(
-                ended(first_known(error)).encode()
-            )  # else the others would wait for ever
-            raise
-        progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
+            progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     joined = Joined(progress, daemon)
-    _joined[joined] = directory
+    _joined[joined] = config.dir if config is not None else None
     _leave_at_exit(os.getpid())
     try:
+        progress.watch = Watch(optimizer, parameters.values())
         joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
     except BaseException:  # also Ctrl-C: in a notebook the script's process goes on
         joined.abandon()
@@ -163,6 +158,41 @@ def _refuse_twice(parameters: Collection[Tensor]) -> None:
             fix="call leave() of the island that there is, then node.join, with resume=True to go "
             "on from where it was",
         )
+
+
+@contextmanager
+def _told_to_all(ranks: Ranks) -> Iterator[None]:
+    """What rank 0 does alone: where it fails there, the others raise OperatorError too.
+
+    They wait to hear of it. Whatever it is has to be told: they would wait for ever.
+    """
+    if not ranks.leads:
+        yield
+        word = decode_any(ranks.broadcast(b""), Idle, Ended)
+        if isinstance(word, Ended):
+            raise OperatorError(word.code, word.what, word.why, word.fix)
+        return
+    try:
+        yield
+    except Exception as error:
+        ranks.broadcast(ended(first_known(error)).encode())
+        raise
+    ranks.broadcast(Idle().encode())
+
+
+def _settings(given: Mapping[str, Any]) -> NodeConfig:
+    """Those of the node; raises OperatorError, E204 where a node with them has no trainer."""
+    config = resolve(given, os.environ)
+    if config.role != "island":
+        raise operator_error(
+            "E204",
+            f"a training script joins as {config.role}",
+            why="only an island trains; a node with another role would never ask the script to",
+            fix="leave role= and ATOLL_ROLE out, or start such a node with "
+            f"node start --role {config.role}",
+        )
+    _refuse_shared(config.dir)
+    return config
 
 
 def _refuse_shared(directory: Path) -> None:

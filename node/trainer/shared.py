@@ -44,7 +44,10 @@ class SharedVectors:
     """``base`` and ``sent``, fp32 [size] each, in one shared mapping."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Map an open file of :func:`file_bytes` bytes; the descriptor belongs to this object."""
+        """Map an open file of :func:`file_bytes` bytes; the descriptor belongs to this object.
+
+        It is closed with the object, if not before: in a script islands come and go.
+        """
         if os.fstat(descriptor).st_size != file_bytes(size):
             raise ValueError(f"shared memory has another length than {size} parameters need")
         self.descriptor = descriptor
@@ -52,6 +55,8 @@ class SharedVectors:
         self._map = mmap.mmap(descriptor, file_bytes(size))
         self._unlock_pages: Callable[[], object] = bool  # nothing is locked
         self._header = np.frombuffer(self._map, np.int64, 2 * MAX_FRAGMENTS).reshape(-1, 2)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False  # then all descriptors go
 
     @classmethod
     def create(cls, size: int) -> SharedVectors:
@@ -167,7 +172,7 @@ class SharedVectors:
     def close(self) -> None:
         """Close the descriptor; the mapping goes when the last view of it does."""
         self._unlock_pages()
-        os.close(self.descriptor)
+        self._close()
         self.descriptor = -1
 
 
