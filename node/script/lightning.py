@@ -49,9 +49,10 @@ class SwarmCallback(lightning.Callback):
             return
         self._steps = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not self.island.step(
-            self.tokens_per_step, loss if isinstance(loss, torch.Tensor) else None
-        ):
+        # Lightning has divided it, for the gradient; in manual optimization it is by one
+        parts = trainer.accumulate_grad_batches
+        whole = loss * parts if isinstance(loss, torch.Tensor) else None
+        if not self.island.step(self.tokens_per_step, whole):
             trainer.should_stop = True
 
     def on_train_end(
