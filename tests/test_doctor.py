@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -214,6 +215,49 @@ def test_a_disk_that_cannot_hold_the_checkpoints(tmp_path):
     assert (found.status, found.why[:4]) == ("fail", "E402")
     assert machine.disk(config(tmp_path), Manifest()).status == "ok"
     assert machine.memory(config(tmp_path), huge).status == "warn"
+
+
+def test_a_model_of_transformers_is_counted_by_that_library(tmp_path, monkeypatch):
+    """And not by what a manifest has for our own model, which is there as well."""
+    from hf_kit import GPT2
+
+    from node.trainer.hf import model_of
+    from node.trainer.layout import Layout
+
+    manifest = Manifest(name="theirs", model=model_of(GPT2), data={"seq_len": 64})
+    count = Layout.of_config(manifest.model).size
+    assert count != machine.parameters(manifest.model)
+    asked = []
+
+    def run(command, **options):
+        asked.append(command)
+        return real(command, **options)
+
+    real = machine.subprocess.run
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    machine._counted.cache_clear()
+    memory = machine.memory(config(tmp_path), manifest).found
+    assert f"{machine._mib(machine.VECTORS_IN_MEMORY * 4 * count)} needed by run" in memory
+    checkpoints = 3 * machine.VECTORS_ON_DISK * 4 * count
+    assert f"run {manifest.label}: {machine._mib(checkpoints)}" in (
+        machine.disk(config(tmp_path), manifest).found
+    )
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("end", [OSError(), subprocess.TimeoutExpired("python", 1)])
+def test_what_a_model_needs_that_cannot_be_built_here_is_not_known(tmp_path, monkeypatch, end):
+    def run(*given, **options):
+        raise end
+
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    machine._counted.cache_clear()
+    manifest = Manifest(model=Model(kind="hf", config="{}"))
+    for check in (machine.memory, machine.disk):
+        found = check(config(tmp_path), manifest)
+        assert f"what run {manifest.label} needs is not known" in found.found
+        assert found.status == "ok"
+    machine._counted.cache_clear()
 
 
 def test_what_is_needed_is_what_the_run_of_the_directory_needs(tmp_path, capsys):

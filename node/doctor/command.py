@@ -36,7 +36,10 @@ def main(config: NodeConfig, manifest: Manifest | None, *, network: bool, as_jso
 
 
 def local(config: NodeConfig, manifest: Manifest | None) -> list[Finding]:
-    """What needs neither peers nor torch: it takes a fraction of a second."""
+    """What needs neither peers nor torch: it takes a fraction of a second.
+
+    But for a model of transformers, whose parameters a process of its own has to count.
+    """
     return [
         software.python(),
         software.packages(),

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from bootstrap.manifest import Manifest, Model
@@ -122,13 +123,47 @@ def torch_works(device: str) -> Finding:
     return ok("torch", f"computes on {done.stdout.strip()}")
 
 
-def _parameters_of(manifest: Manifest) -> int:
-    """Parameters of a run: its scripts have counted theirs."""
-    return manifest.script.parameters or parameters(manifest.model)
+def _parameters_of(manifest: Manifest) -> int | None:
+    """Parameters of a run, None where they cannot be told; its scripts have counted theirs."""
+    if manifest.script.parameters:
+        return manifest.script.parameters
+    if manifest.model.kind == "hf":
+        return _counted(manifest.model.model_dump_json())
+    return parameters(manifest.model)
+
+
+@cache
+def _counted(model: str) -> int | None:
+    """Parameters of a model of transformers, which only that library knows, with torch.
+
+    In a process of its own. None where it cannot be built here: a start says why.
+    """
+    code = (
+        "import sys; from bootstrap.manifest import Model; from node.trainer.layout import Layout;"
+        "print(Layout.of_config(Model.model_validate_json(sys.stdin.read())).size)"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=model,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_S,
+        )
+        return int(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _unknown(manifest: Manifest | None) -> str:
+    if manifest is None:
+        return UNKNOWN
+    return f"what run {manifest.label} needs is not known: its model cannot be built here"
 
 
 def parameters(model: Model) -> int:
-    """Parameters of a model, by its shapes: what ``node.trainer.layout`` counts with torch."""
+    """Parameters of a model of ours, by its shapes: what ``node.trainer.layout`` counts."""
     d, layers, kv = model.d_model, model.n_layers, model.d_model // model.n_heads * model.n_kv_heads
     embeddings = model.vocab_size * d * (1 if model.tied_embeddings else 2)
     feed_forward = 3 * d * model.d_ff * max(1, model.experts) + d * model.experts  # and a router
@@ -153,11 +188,10 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     free = shutil.disk_usage(there).free
     if held:
         size, whose, more = held[-1], "the newest one there", " more"
-    elif manifest is not None:
-        size, whose = VECTORS_ON_DISK * 4 * _parameters_of(manifest), f"run {manifest.label}"
-        more = ""
+    elif manifest is not None and (elements := _parameters_of(manifest)) is not None:
+        size, whose, more = VECTORS_ON_DISK * 4 * elements, f"run {manifest.label}", ""
     else:
-        return ok("disk", f"{_mib(free)} free at {there}; {UNKNOWN}")
+        return ok("disk", f"{_mib(free)} free at {there}; {_unknown(manifest)}")
     count = config.keep_checkpoints + 1
     needed = max(0, count * size - sum(held))
     found = f"{_mib(free)} free at {there}; {count} checkpoints of {whose}: {_mib(needed)}{more}"
@@ -181,8 +215,10 @@ def _checkpoints(directory: Path) -> list[int]:
 def memory(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the model's vectors fit, with the trainer on the processor; manifest: as of disk."""
     view = Machine(config.dir)()
-    needed = 0 if manifest is None else VECTORS_IN_MEMORY * 4 * _parameters_of(manifest)
-    wanted = f"{_mib(needed)} needed by run {manifest.label}" if manifest else UNKNOWN
+    needed, wanted = 0, _unknown(manifest)
+    if manifest is not None and (elements := _parameters_of(manifest)) is not None:
+        needed = VECTORS_IN_MEMORY * 4 * elements
+        wanted = f"{_mib(needed)} needed by run {manifest.label}"
     if view.memory_available is None:
         return ok("memory", f"{wanted}; this system does not tell what it has")
     found = f"{_mib(view.memory_available)} free of {_mib(view.memory_total or 0)}; "
