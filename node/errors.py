@@ -213,7 +213,7 @@ _ROWS = (
         "E410",
         "a host cannot take part in its island",
         "its version of Atoll, its device, its rendezvous id or its training tokens differ from "
-        "host 0's; the message says which",
+        "host 0's, or another host has its number; the message says which",
         "give all hosts the same command, the same version and the same data",
     ),
     Kind(

@@ -10,7 +10,7 @@ import pytest
 from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
 
 from node.errors import operator_error
-from node.hosts.hub import HOST_LOST, Host, Hub
+from node.hosts.hub import GONE_BEATS, HOST_LOST, Host, Hub
 from node.hosts.wire import (
     Beat,
     Farewell,
@@ -136,6 +136,64 @@ async def test_who_does_not_belong_here_is_told(greeting: dict[str, Any], text: 
         assert answer.code == "E410"
         assert text in answer.what
         assert made.hosts == {}
+
+
+@pytest.mark.parametrize(
+    ("greeting", "text"),
+    [({"version": "0.0.0"}, "different versions"), ({"device": "cuda"}, "different devices")],
+)
+async def test_host_0_does_not_wait_for_a_host_that_it_has_turned_away(
+    greeting: dict[str, Any], text: str
+) -> None:
+    async with hub() as (made, said):
+        waiting = asyncio.ensure_future(made.muster(again=False))
+        for _ in range(2):
+            await (await Other.dial(made)).greet(**greeting)
+        with pytest.raises(OperatorError, match=text) as caught:
+            await asyncio.wait_for(waiting, WAIT_S)
+        assert caught.value.code == "E410"
+        await until(lambda: not made._connections)
+    assert len([line for line in said if "host 1 was turned away" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("greeting", "text"),
+    [
+        ({"key": "another"}, "host 1 was turned away: the rendezvous id differs"),
+        ({"number": 2}, "a host of another number was turned away: host 2 is not of this island"),
+    ],
+)
+async def test_a_stranger_is_told_of_and_is_not_one_of_the_islands_hosts(
+    greeting: dict[str, Any], text: str
+) -> None:
+    async with hub(wait_s=0.3) as (made, said):
+        await (await Other.dial(made)).greet(**greeting)
+        with pytest.raises(OperatorError) as caught:
+            await made.muster(again=False)
+        assert caught.value.code == "E409"
+        assert text in caught.value.why
+        assert any(line.startswith(text) for line in said)
+        made.offer(JOB)
+        async with alive(await ready(made)):
+            await made.muster(again=False)
+            assert ("number" in greeting) is (text in made._whys())  # the other one is in now
+
+
+async def test_two_machines_of_one_number_do_not_throw_each_other_out() -> None:
+    async with hub() as (made, _):
+        made.offer(JOB)
+        first = await ready(made)
+        async with alive(first):
+            [host] = await made.muster(again=False)
+            refused = await (await Other.dial(made)).greet(name="another")
+            assert isinstance(refused, Farewell)
+            assert refused.code == "E410"
+            assert "other has that number and is there, and another comes with it" in refused.why
+            assert made.hosts == {1: host}
+        # it says nothing from here on: another machine may have come in its place
+        await until(lambda: host.link.silent >= GONE_BEATS)
+        assert isinstance(await (await Other.dial(made)).greet(name="another"), Welcome)
+        assert made.hosts[1].name == "another"
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\x01\x90"])

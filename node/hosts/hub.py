@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node import __version__
 from node.errors import operator_error
 from node.hosts.meeting import Meeting
+from node.hosts.refusals import taken, unfit
 from node.hosts.wire import (
     GREETING_S,
     Challenge,
@@ -48,6 +48,7 @@ RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
 FAREWELL_S = 3.0
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
+GONE_BEATS = 2  # in a row without a word, and another machine may come with a host's number
 
 
 @dataclass
@@ -104,7 +105,9 @@ class Hub:
         self.meeting, self.device, self.say = meeting, device, say
         self.hosts: dict[int, Host] = {}
         self.lost: dict[int, str] = {}  # why, of those that are not there any more
-        self._refused: dict[int, OperatorError] = {}  # what a host said that it lacks
+        # what a host said that it lacks, or was turned away for though it knows the rendezvous id
+        self._refused: dict[int, OperatorError] = {}
+        self._turned_away: dict[str, str] = {}  # why, by who they say they are
         self._job: Job | None = None
         self._used: frozenset[int] = frozenset()  # hosts that the present life was offered to
         self._news = asyncio.Event()
@@ -239,6 +242,7 @@ class Hub:
 
     def _whys(self) -> str:
         whys = [f"host {number}: {why}" for number, why in sorted(self.lost.items())]
+        whys += [f"{who} was turned away: {why}" for who, why in self._turned_away.items()]
         return "; ".join(whys) or "they did not connect to " + hostport(
             self.meeting.address, self.meeting.port
         )
@@ -301,9 +305,17 @@ class Hub:
         if not isinstance(hello, Hello):
             return None
         whole = signed(challenge, hello.nonce, hello.host)
+        lacks: OperatorError | None = None
         if not proven(self.meeting.key, hello.proof, b"hello", *whole):
-            refusal = operator_error("E410", "the rendezvous id differs from host 0's")
-        elif problem := self._unfit(hello):
+            refusal = operator_error(
+                "E410",
+                "the rendezvous id differs from host 0's",
+                why="who does not know it is a stranger",
+                fix="give all hosts the same --rdzv-id",
+            )
+        elif lacks := unfit(hello, self.meeting.maximum, self.device):
+            refusal = lacks
+        elif problem := self._taken(hello):
             refusal = problem
         else:
             link.admit()
@@ -311,28 +323,26 @@ class Hub:
             return self._admit(Host(hello.host, hello.name, hello.ranks, link))
         link.send(farewell(refusal))
         await link.flush(FAREWELL_S)
+        self._turn_away(hello.host, refusal, lacks)
         return None
 
-    def _unfit(self, hello: Hello) -> OperatorError | None:
-        if hello.version != __version__:
-            return operator_error(
-                "E410",
-                "the hosts of this island run different versions of Atoll",
-                why=f"host 0 has {__version__}, host {hello.host} has {hello.version}",
-            )
-        if not 1 <= hello.host < self.meeting.maximum:
-            return operator_error(
-                "E410",
-                f"host {hello.host} is not of this island",
-                why=f"host 0 was started with --nnodes for {self.meeting.maximum} hosts",
-            )
-        if hello.device != self.device:
-            return operator_error(
-                "E410",
-                "the hosts of this island train on different devices",
-                why=f"host 0 on {self.device}, host {hello.host} on {hello.device}",
-            )
-        return None
+    def _taken(self, hello: Hello) -> OperatorError | None:
+        there = self.hosts.get(hello.host)
+        if there is None or there.link.silent >= GONE_BEATS:
+            return None
+        return taken(hello, there.name)
+
+    def _turn_away(self, number: int, refusal: OperatorError, lacks: OperatorError | None) -> None:
+        """Tell of a host that was refused, once; the island may have to do without it."""
+        ours = 1 <= number < self.meeting.maximum
+        who = f"host {number}" if ours else "a host of another number"
+        why = f"{refusal.what} ({refusal.why})"
+        if self._turned_away.get(who) != why:
+            self._turned_away[who] = why
+            self.say(f"{who} was turned away: {why}")
+        if lacks is not None and ours and number not in self.hosts:
+            self._refused[number] = lacks
+            self._news.set()
 
     def _admit(self, host: Host) -> Host:
         before = self.hosts.get(host.number)
@@ -341,6 +351,7 @@ class Hub:
             before.link.close()
         self.hosts[host.number] = host
         self._refused.pop(host.number, None)
+        self._turned_away.pop(f"host {host.number}", None)
         if self._job is not None:
             host.link.send(self._job)
         self._news.set()

@@ -150,6 +150,7 @@ class Link:
         self._words: list[Word] = []
         self.lost = False  # there is nobody to say farewell to
         self.heard = 0  # bytes so far
+        self.silent = 0  # beats in a row without a word
 
     @property
     def own_address(self) -> str:
@@ -191,12 +192,11 @@ class Link:
         Silence is counted in beats, not by the clock: after a time in which this process itself
         stood still, what the other side sent meanwhile is read first.
         """
-        silent = 0
-        while silent < SILENT_BEATS:
+        while self.silent < SILENT_BEATS:
             self.send(Beat())
             before = self.heard
             await asyncio.sleep(BEAT_S)
-            silent = silent + 1 if self.heard == before else 0
+            self.silent = self.silent + 1 if self.heard == before else 0
         raise LinkLostError(f"no sign of life for {SILENT_BEATS * BEAT_S:.0f} s")
 
     async def flush(self, timeout: float) -> None:
