@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -147,6 +148,32 @@ async def test_other_tokens_than_host_0s_are_refused_on_both_sides(tmp_path: Pat
         assert caught.value.code == "E410"
         with pytest.raises(OperatorError, match="cannot take part"):
             await asyncio.wait_for(waiting, WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot take part: the disk is full"),
+        (BlockingIOError(errno.EAGAIN, "Resource unavailable"), "BlockingIOError"),
+    ],
+)
+async def test_whatever_ends_a_helper_is_told_to_host_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, text: str
+) -> None:
+    """Else it would wait for a host that was stopped, as if by its operator."""
+
+    async def fails(self: Helper, job: Job) -> None:
+        raise error
+
+    monkeypatch.setattr(Helper, "_prepare", fails)
+    async with hub() as (made, _):
+        made.offer(Job(b"{}", b"", b"", "", bytes(32)))
+        waiting = asyncio.ensure_future(made.muster(again=False))
+        with pytest.raises(type(error)):
+            await helper(tmp_path, made.port).main()
+        with pytest.raises(OperatorError, match=text) as caught:
+            await asyncio.wait_for(waiting, WAIT_S)
+        assert caught.value.code == "E410"
 
 
 def test_a_fingerprint_tells_tokens_apart(tmp_path: Path) -> None:

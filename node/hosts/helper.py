@@ -49,6 +49,7 @@ from node.interrupts import EXIT_INTERRUPTED
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
+from node.outermost import first_known
 from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
@@ -194,6 +195,7 @@ class Helper:
         self.say(f"host {self.meeting.host} of an island: {self.ranks} ranks, host 0 is there")
         over: bool | None = False
         failed: Exception | None = None
+        last = Farewell("", f"host {self.meeting.host} was stopped")
         try:
             async with asyncio.TaskGroup() as self._waiting:
                 words: asyncio.Queue[Word] = asyncio.Queue(MAX_WORDS)
@@ -201,17 +203,22 @@ class Helper:
                     over = await first(
                         self._listen(link, words), self._obey(words, link), link.watch()
                     )
-                except (LinkLostError, OperatorError) as error:
-                    failed = error  # raised below: a group would wrap it
+                except Exception as error:  # noqa: BLE001 - raised below: a group would wrap it
+                    failed = error
                 finally:
                     self._kill()
             if failed is not None:
                 raise failed
             return bool(over)
+        except LinkLostError:
+            raise
+        except Exception as error:  # whatever ends this host: host 0 would know of no reason
+            last = farewell(first_known(error, (f"--dir={self.config.dir}",)))
+            raise
         finally:
             self._kill()
             if not link.lost:
-                link.send(Farewell("", f"host {self.meeting.host} was stopped"))
+                link.send(last)
                 await link.flush(RETRY_S)
 
     async def _listen(self, link: Link, words: asyncio.Queue[Word]) -> bool:
@@ -232,11 +239,7 @@ class Helper:
         while True:
             match await words.get():
                 case Job() as job:
-                    try:
-                        await self._prepare(job)
-                    except OperatorError as error:
-                        link.send(farewell(error))
-                        raise
+                    await self._prepare(job)
                     link.send(Prepared())
                 case Launch() as launch:
                     await self._launch(launch, link)
