@@ -11,11 +11,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from node.errors import operator_error
+from protocols.addresses import is_host_name, parse_address, parse_peers
 from protocols.errors import OperatorError
 
 DEFAULT_PORT = 4390
-
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}(?<!-)")
 
 
 def host_port(text: str) -> tuple[str, int]:
@@ -34,7 +33,7 @@ def host_port(text: str) -> tuple[str, int]:
         if not _is_ipv6(host[1:-1]):
             raise ValueError(f"host {host!r} is no IPv6 address")
         return str(ipaddress.IPv6Address(host[1:-1])), int(port)
-    if not _HOST_NAME.fullmatch(host):
+    if not is_host_name(host):
         raise ValueError(f"host {host!r} is neither a name nor an address")
     return host, int(port)
 
@@ -59,8 +58,6 @@ def no_address() -> OperatorError:
 
 def read_peers(value: object) -> object:
     """Repeats, commas, spaces and ``@file`` as addresses in their normal form (E102 if bad)."""
-    from protocols.addresses import parse_peers
-
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
         return value
@@ -145,8 +142,6 @@ def checked_host_port(text: str) -> str:
 
 def dialable(text: str) -> str:
     """``HOST:PORT`` that others can dial, or nothing."""
-    from protocols.addresses import parse_address
-
     return parse_address(text).hostport if text else text
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 IPV6_PREFIX = 56  # bits: what one household or office is usually given
 MAX_HOST = 120  # so that HOST:PORT fits an Address on the wire
+MAX_NAME = 253  # characters that a name may have at all
 MAX_FILE_BYTES = 1024 * 1024  # of an @file
 RELAY = "relay/"
 MAX_ANNOUNCED = 128  # characters of an Address on the wire
@@ -224,9 +225,15 @@ def _host(text: str, host: str) -> str:
         family = "IPv6" if text.startswith("[") else "IPv4"
         raise _bad(text, f"'{host}' is not an {family} address", "check the numbers")
     name = host.removesuffix(".").lower()
-    if not all(_LABEL.fullmatch(label) for label in name.split(".")):
+    if not is_host_name(host):
         raise _bad(text, f"'{host}' is not a host name", "use letters, digits, - and dots")
     return name
+
+
+def is_host_name(text: str) -> bool:
+    """Whether a text can be looked up as a name, or is an IPv4 address."""
+    name = text.removesuffix(".")
+    return len(name) <= MAX_NAME and all(_LABEL.fullmatch(label) for label in name.split("."))
 
 
 def _port(text: str, host: str, port: str) -> int:

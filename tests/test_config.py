@@ -151,6 +151,18 @@ def test_host_port_raises_value_error_only(text):
     assert 0 <= port <= 65_535
 
 
+@pytest.mark.parametrize("host", ["head..site", ".head", "h" * 64, f"a.{'h' * 64}.b", "a-.b", "."])
+def test_a_host_that_no_name_can_be_is_refused_before_it_is_looked_up(host):
+    """Python raises UnicodeError when it is to look such a name up."""
+    with pytest.raises(ValueError, match="neither a name nor an address"):
+        host_port(f"{host}:80")
+
+
+@pytest.mark.parametrize("host", ["head", "head.site.", "h" * 63, "_srv.a-b", "10.0.0.1"])
+def test_names_and_addresses_are_hosts(host):
+    assert host_port(f"{host}:80") == (host, 80)
+
+
 def test_text_that_travels_is_bounded_in_bytes(env):
     assert resolve({"region": "ü" * 32}, env).region == "ü" * 32
     for flags in ({"region": "ü" * 33}, {"name": "x" * 65}, {"invitation": "ü" * 129}):

@@ -68,6 +68,8 @@ def test_one_host_asks_no_environment(environ: dict[str, str]) -> None:
             {"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "70000"},
             "port 70000",
         ),
+        (PET | {"PET_RDZV_ENDPOINT": "", "MASTER_ADDR": "head..site"}, "host 0 at 'head..site'"),
+        (PET | {"PET_RDZV_ENDPOINT": "head..site:1234"}, "host 0 at 'head..site:1234'"),
     ],
 )
 def test_an_environment_that_cannot_be_is_named(environ: dict[str, str], reason: str) -> None:

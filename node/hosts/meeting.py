@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from node.errors import operator_error
 from node.island_settings import IslandSettings, check_nnodes
 from node.setting_values import host_port
+from protocols.addresses import hostport
 from protocols.errors import OperatorError
 
 DEFAULT_PORT = 29_400  # torchrun's
@@ -93,6 +94,10 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
         raise _bad("--rdzv-endpoint is missing", "nothing says where host 0 is")
     if not 0 <= port <= MAX_PORT:
         raise _bad(f"host 0 at port {port}", f"ports go up to {MAX_PORT}")
+    try:  # it may have come from the environment as well
+        host_port(hostport(address, port))
+    except ValueError as error:
+        raise _bad(f"host 0 at {address!r}", str(error)) from error
     key = settings.rdzv_id or next((item.key for item in found if item.key), "")
     return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
 
