@@ -59,6 +59,7 @@ class Run:
     created: bool  # by this node, just now
     greetings: list[Greeting] = field(default_factory=list)
     tokens: str = ""  # where those of training are, if they were prepared together with the shard
+    place: str = ""  # what these were made of; empty for the recipe
     tokenizer: bytes = b""  # its file; empty for the byte tokenizer
     init_from: Path | None = None  # the folder with the weights that a run just made starts from
 

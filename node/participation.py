@@ -123,7 +123,7 @@ class Participation:
             run = await finder.find(restored.signed if restored else None)
             if self.config.role == "island":
                 tokens = await reading.tokens(run)
-                await self._tell_hosts(run, tokens)
+                await self._tell_hosts(run, tokens, reading.place)
             script = self.node.daemon.script
             vectors = script.vectors if script else SharedVectors.create(self._layout.size)
             try:
@@ -387,13 +387,11 @@ class Participation:
         place = meeting(self.config, os.environ)
         return hardware(self.config, place.maximum if place is not None else 1)
 
-    async def _tell_hosts(self, run: Run, tokens: str) -> None:
+    async def _tell_hosts(self, run: Run, tokens: str, place: str) -> None:
         """Let this island's other hosts make their tokens, while this one goes on."""
         if self.hub is not None:
-            brought = self.node.daemon.manifest
-            own = self.config.data or (brought.data.path if brought else "")
             cache = self.node.home.root / "data-cache"
-            self.hub.offer(await self.node.offload(lambda: job_of(run, tokens, own, cache)))
+            self.hub.offer(await self.node.offload(lambda: job_of(run, tokens, place, cache)))
 
     def _notice(self, text: str) -> None:
         self.events.emit(Notice(text=text))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from bootstrap.manifest import Manifest
@@ -32,6 +33,8 @@ class Reading:
     identity: Identity
     events: EventLog
     offload: Offload
+    # what :meth:`tokens` has made them of, for this island's other hosts; empty: the run's recipe
+    place: str = field(default="", init=False)
 
     async def make_run(self, manifest: Manifest) -> Run:
         """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
@@ -63,6 +66,7 @@ class Reading:
             supply.shard,
             created=True,
             tokens=supply.tokens,
+            place=self.config.data or manifest.data.path,
             tokenizer=supply.tokenizer,
             init_from=self.config.init_from,
         )
@@ -75,9 +79,13 @@ class Reading:
         """
         if run.manifest.script.layout:
             return ""
-        note = self.config.dir / "tokens.path"
-        kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
-        tokens = run.tokens or await self._kept(kept) or await self._tokens_for(run)
+        note, origin = (self.config.dir / name for name in ("tokens.path", "data.path"))
+        self.place = run.place if run.tokens else self.config.data or ""
+        tokens = run.tokens
+        if not tokens and (tokens := await self._kept(_read(note))):
+            self.place = _read(origin)
+        tokens = tokens or await self._tokens_for(run)
+        origin.write_bytes(os.fsencode(self.place))
         note.write_bytes(os.fsencode(tokens))
         return tokens
 
@@ -126,3 +134,8 @@ class Reading:
 
     def _note(self, text: str) -> None:
         self.events.emit(Notice(text=text))
+
+
+def _read(note: Path) -> str:
+    """A path that was written down; paths are any bytes. Empty where none was."""
+    return os.fsdecode(note.read_bytes()) if note.is_file() else ""

@@ -18,6 +18,7 @@ from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig, resolve
 from node.data import plain_text
 from node.entrance import Run
+from node.hosts.crew import job_of
 from node.monitor.event_log import EventLog
 from node.reading import Reading
 from protocols.errors import OperatorError
@@ -131,6 +132,42 @@ async def test_where_the_tokens_are_may_be_any_path(
     made.unlink()
     await node.tokens(run)
     assert len(asked) == 2
+
+
+async def test_who_resumes_without_data_still_knows_what_its_tokens_were_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other hosts of an island make theirs of the same, which they are told each time."""
+    made, text = tmp_path / "tokens.bin", tmp_path / "text"
+    made.write_bytes(bytes(1000))
+    monkeypatch.setattr("node.data.supply.tokens_for", lambda *_: str(made))
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+
+    async def told(**settings: Any) -> str:
+        node = reading(resolve({"dir": str(tmp_path), **settings}, {}), [])
+        tokens = await node.tokens(run)
+        return job_of(run, tokens, node.place, tmp_path).place
+
+    assert await told(data=str(text)) == str(text)
+    assert await told() == str(text)
+    assert await told(data=str(tmp_path / "other")) == str(tmp_path / "other")
+    run.tokens = str(made)  # of a run that this node has made of the recipe, in the same directory
+    assert await told() == ""
+    run.tokens = ""
+    assert await told() == ""
+
+
+async def test_who_makes_a_run_of_a_files_text_knows_what_its_tokens_were_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(manifest: Manifest, *_: Any) -> Any:
+        return SimpleNamespace(manifest=manifest, shard=b"", tokens="tokens", tokenizer=b"")
+
+    monkeypatch.setattr("node.data.supply.make", make)
+    own = Manifest(data={"recipe": "text", "path": str(tmp_path / "of-run.txt")})
+    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
+    await node.tokens(await node.make_run(own))
+    assert node.place == str(tmp_path / "of-run.txt")
 
 
 async def test_a_script_has_its_own_data(tmp_path: Path) -> None:
