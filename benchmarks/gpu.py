@@ -127,7 +127,7 @@ def copies(size: int, turns: int = 5) -> Fact:
         for kind in ("pageable", "page-locked"):
             vectors = SharedVectors.create(size)
             if kind == "page-locked":
-                vectors.lock_pages()
+                vectors.lock_pages(here.device)
             vectors.base.fill(0)
             sent = torch.from_numpy(vectors.sent)
             sent.zero_()

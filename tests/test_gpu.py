@@ -135,7 +135,8 @@ def test_a_snapshot_with_nan_is_told_of(tmp_path: Path) -> None:
 def test_memory_that_is_locked_twice_does_no_harm(tmp_path: Path) -> None:
     """As any that the driver refuses to lock: copies work as before, and so do kernels."""
     bench = Bench(tmp_path, committing(1), **CUDA)
-    bench.vectors.lock_pages()
+    for _ in range(2):
+        bench.vectors.lock_pages(torch.device("cuda"))
     assert torch.ones(3, device="cuda").sum() == 3
     bench.run(begin())
     assert torch.equal(bench.theta, bench.vectors.tensors()[0])

@@ -105,6 +105,8 @@ def join(
     with _told_to_all(ranks):
         config = _settings(given) if ranks.leads else None
         vectors = SharedVectors.create(layout.size) if ranks.leads else None
+        if vectors is not None:
+            vectors.lock_pages(first.device)
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:
         whole = progress.weights.gather(name)

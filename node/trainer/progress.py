@@ -68,8 +68,6 @@ class Progress:
             parameters = Weights.of(parameters, layout, ranks)
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader, self.overlap = ranks, leader, overlap
-        if leader is not None and ranks.device.type == "cuda":
-            leader.vectors.lock_pages()
         self.begun = False
         # False: what was decided is being carried out, or an exception has broken it off: θ may be
         # half written, and the daemon may wait for an answer that never comes

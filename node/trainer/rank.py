@@ -120,7 +120,9 @@ def train(
     leader = None
     if channel is not None and vectors is not None:
         size = Layout.of_manifest(settings.manifest).size
-        leader = Leader(channel, SharedVectors(vectors, size), settings.wait_s)
+        shared = SharedVectors(vectors, size)
+        shared.lock_pages(ranks.device)
+        leader = Leader(channel, shared, settings.wait_s)
     trainer = Trainer(settings, ranks, leader)
     spare_what_stays()
     trainer.run()

@@ -99,12 +99,14 @@ class SharedVectors:
 
         return torch.from_numpy(self.base), torch.from_numpy(self.sent)
 
-    def lock_pages(self) -> None:
-        """Make copies from and to this process's CUDA device several times as fast.
+    def lock_pages(self, device: torch.device) -> None:
+        """Make copies from and to a CUDA device several times as fast; for another, nothing.
 
         A copy from memory that the kernel may move goes by way of a buffer of the driver's. Where
         the driver locks no pages (a limit, a kernel without support) copies stay slow.
         """
+        if device.type != "cuda":
+            return
         import torch
 
         address, cudart = self.base.__array_interface__["data"][0], torch.cuda.cudart()
