@@ -25,6 +25,7 @@ from node.pace import Pace
 from node.rank_ends import TrainerDied
 from node.readiness import Readiness
 from node.replica import OuterReplica, Side
+from node.restarts import Restarts
 from node.targets import Targets
 from node.trainer.channel import (
     Applied,
@@ -50,9 +51,6 @@ from node.trainer_files import Asked, Taken, TrainerFiles
 from node.turns import Turns
 from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
-
-MAX_RESTARTS = 3  # of the trainer, without a round in between
-SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
 
 
 @dataclass
@@ -84,7 +82,6 @@ class Conductor:
     ready: Ready | None = None  # what the trainer has built; None: it is not there yet, or no more
     _begun: bool = False
     _beginning: bool = False
-    _restarts: int = 0
     _anew: bool = False  # the ranks have been started again, from the last merge
     _target: int = 0  # inner steps from one contribution to the next
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
@@ -97,6 +94,7 @@ class Conductor:
         self._at_will = at_will(self.manifest)
         # after a restart the trainer first has to stand where its checkpoint was made
         self._turns = Turns(len(self.replicas), free=self.resume_dir is None)
+        self._restarts = Restarts(self.replicas)
         self.readiness = Readiness(
             self.manifest, self.island, self.replicas, self.layout, self._turns
         )
@@ -179,7 +177,7 @@ class Conductor:
                 case Applied() as applied:
                     self._turns.free(applied.fragment)
                     await self._reset_if_due()
-                    self._restarts = 0
+                    self._restarts.applied(applied)
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
                 case Shifted() if self._guesses is not None:
@@ -341,8 +339,8 @@ class Conductor:
         if died.code == "E401":
             changes["micro_batch"] = settings.halved
         # a try with less at once is none of those that are counted: it cannot be halved for ever
-        self._restarts += not (changes and self._begun and settings.halved < settings.at_once)
-        fatal = self._restarts > MAX_RESTARTS or died.code not in SURVIVED
+        less = bool(changes) and self._begun and settings.halved < settings.at_once
+        fatal = self._restarts.died(died, counted=not less)
         problem = problem_of(died)
         self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:

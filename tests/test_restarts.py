@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bootstrap.manifest import Data, Manifest
-from node.conductor import MAX_RESTARTS, Conductor
+from node.conductor import Conductor
 from node.rank_ends import TrainerDied
+from node.restarts import MAX_RESTARTS, Restarts
+from node.trainer.channel import Applied
 from node.trainer.dims import ParallelDims
 from node.trainer.settings import TrainerSettings
 from protocols.errors import OperatorError
@@ -38,7 +40,7 @@ def conductor(ranks: Ranks) -> Any:
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
     made.island, made.events, made.files, made._turns = ranks, nothing, nothing, nothing
     made.swarm = made._guesses = None
-    made._restarts, made.resume_dir = 0, None
+    made._restarts, made.resume_dir = Restarts(()), None
     return made
 
 
@@ -87,3 +89,33 @@ async def test_ranks_that_die_before_they_have_resumed_begin_from_the_checkpoint
     assert driver.resume_dir == (None if begun else Path("ckpt-00000003"))
     # rounds wait until it stands where the checkpoint was made
     assert (len(freed), driver.joined) == ((1, True) if begun else (0, False))
+
+
+def ended() -> TrainerDied:
+    return TrainerDied(1, 77, "", "E405", "rank 1 ended", Path(), "")
+
+
+@pytest.mark.parametrize(
+    ("answered", "fatal"),
+    [
+        ((4, None), True),  # Begin
+        ((4, 0), True),  # back to the last merge, after steps that were not finite
+        ((7, 1), True),
+        ((5, 0), False),
+        ((8, 1), False),
+    ],
+)
+def test_only_a_round_in_between_begins_the_count_anew(
+    answered: tuple[int, int | None], fatal: bool
+) -> None:
+    """A trainer that dies in its first inner step has begun each time."""
+    places = [SimpleNamespace(place=SimpleNamespace(round=3)) for _ in range(2)]
+    restarts = Restarts(cast(Any, places))
+    for replica, round_ in zip(places, (4, 7), strict=True):  # while it was down
+        replica.place.round = round_
+    for _ in range(MAX_RESTARTS):
+        assert not restarts.died(ended(), counted=True)
+        restarts.applied(Applied(4, 0, 0, None, None))
+    round_, fragment = answered
+    restarts.applied(Applied(round_, 1, 1, None, fragment))
+    assert restarts.died(ended(), counted=True) is fatal
