@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +96,15 @@ class RankProcess:
         return WATCHDOG in self.tail(WATCHDOG_BYTES)
 
     def tail(self, length: int = TAIL_BYTES) -> str:
-        """The end of what it has said in this life, ``length`` bytes at most."""
-        with self.log.open("rb") as file:
+        """The end of what it has said in this life, ``length`` bytes at most.
+
+        Nothing where the log has been moved or removed meanwhile.
+        """
+        with suppress(OSError), self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self.log_start, end - length))
             return file.read().decode(errors="replace").strip()
+        return ""
 
 
 def rank_environment(threads: int) -> dict[str, str]:

@@ -2,12 +2,18 @@
 
 import os
 import platform
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
-from node.rank_process import KEPT_MEMORY, rank_environment
+from node.rank_ends import obituary
+from node.rank_process import KEPT_MEMORY, RankProcess, rank_environment
 
 # blocks of 8 MiB, given back and taken again; page faults of each turn
 TURNS = """
@@ -37,3 +43,15 @@ def test_what_the_operator_says_of_memory_holds(monkeypatch: pytest.MonkeyPatch)
     assert rank_environment(1)["GLIBC_TUNABLES"] == KEPT_MEMORY
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     assert rank_environment(1)["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
+
+
+async def test_a_rank_whose_log_is_gone_has_ended_all_the_same(tmp_path: Path) -> None:
+    """As where logrotate has moved it, or removed it."""
+    process = SimpleNamespace(wait=AsyncMock(return_value=-signal.SIGABRT))
+    rank = RankProcess(0, cast(Any, process), tmp_path / "trainer-rank0.log", 0)
+    status = await rank.wait()
+    assert status == -signal.SIGABRT
+    died = obituary([rank], [(0, status)], None, 0, 600.0)
+    assert (died.text, died.log_tail) == ("rank 0 was ended by SIGABRT", "")
+    rank.log.write_text("a last word\n")
+    assert rank.tail() == "a last word"
