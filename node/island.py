@@ -52,6 +52,7 @@ from protocols.wire import decode_any
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
+UNSTARTED_PAUSE_S = 5.0  # before it is told that ranks cannot be started
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
 
 
@@ -96,7 +97,7 @@ class Island:
         self._ended = False  # by :meth:`stop`: a restart that is late for it starts nothing
         self._stopping = False
         self._ready = False
-        self._gathering = False  # the ranks are not all started yet
+        self._gathering = False  # the ranks are not all started yet, or could not be
         self._failed: Failed | None = None
 
     async def __aenter__(self) -> Island:
@@ -135,7 +136,12 @@ class Island:
             self._gathering = True
             self._supervisor = self._background.spawn(self._run_with(self.crew))
             return
-        life = await self._launch(())
+        try:
+            life = await self._launch(())
+        except OSError as error:
+            self._gathering = True
+            self._supervisor = self._background.spawn(self._not_started(error))
+            return
         self._supervisor = self._background.spawn(self._supervise(life))
 
     @property
@@ -155,13 +161,21 @@ class Island:
             return
         try:
             life = await self._launch(hosts)
-        except OSError as error:  # no memory or disk for another process
-            log = self.directory / "trainer-rank0.log"
-            died = TrainerDied(0, None, "", "E405", f"ranks do not start: {error}", log, "")
-            self._events.put_nowait(died)
+        except OSError as error:
+            await self._not_started(error)
             return
         self._gathering = False
         await self._supervise(life)
+
+    async def _not_started(self, error: OSError) -> None:
+        """There is no memory or disk for another process.
+
+        That is told after a pause: it is tried again at once then, and a few times only.
+        """
+        await asyncio.sleep(UNSTARTED_PAUSE_S)
+        log = self.directory / "trainer-rank0.log"
+        text = f"ranks do not start: {error}"
+        self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, ""))
 
     async def _launch(self, hosts: Sequence[Host]) -> _Life:
         """Start all ranks, those of this host first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -190,6 +191,32 @@ async def test_the_end_comes_while_the_ranks_are_started_again(tmp_path: Path, f
         assert not running.alive
         assert pids(running) == before  # nothing was started in between
         assert await all_gone(before, PROMPT_S)
+
+
+async def test_ranks_that_cannot_be_started_have_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for another process, for a while: that is no end of the node."""
+
+    async def no_memory(*given: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    async with standing_in(tmp_path, "exec sleep 60") as running:
+        with monkeypatch.context() as patched:
+            patched.setattr(node.rank_process.RankProcess, "spawn", no_memory)
+            patched.setattr(node.island, "UNSTARTED_PAUSE_S", 0.2)
+            began = time.monotonic()
+            await running.restart()
+            died = await until(running, TrainerDied)
+            assert time.monotonic() - began >= 0.2
+            patched.setattr(node.island, "UNSTARTED_PAUSE_S", 60.0)
+            await running.restart()
+        assert died.code == "E405"
+        assert "Cannot allocate memory" in died.text
+        async with asyncio.timeout(PROMPT_S):
+            await running.restart()  # the pause is not waited for
+        assert running.alive
+        assert len(pids(running)) == 1
 
 
 async def test_a_rank_that_does_not_listen_is_killed(
