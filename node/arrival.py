@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +40,7 @@ from protocols.transport import Transport
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
+PROOF_S = 20.0  # in which those who stand at one place are asked to prove it, one after the other
 TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
@@ -106,6 +108,8 @@ class Arrived:
 class Arrival:
     """Downloads the swarm's state into given vectors."""
 
+    proves: ClassVar[bool] = True  # claims, before what they are of is asked for
+
     transport: Transport
     run: bytes
     founders: tuple[PeerId, ...]  # who decided the first round: the run's creator
@@ -124,6 +128,7 @@ class Arrival:
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
+    _silent: set[PeerId] = field(default_factory=set)  # proved nothing when asked the last time
 
     async def fetch(
         self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
@@ -139,15 +144,27 @@ class Arrival:
         reason, told = "no island has announced a state", ""
         untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
         for pause in backoff(self.dice, first=0.2, last=5.0):
-            wrong, found = "", await self.look(end - loop.time())
+            wrong, silent, found = "", False, await self.look(end - loop.time())
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
-            for target in options:
+            # those who did not answer the last time come last
+            for target in sorted(options, key=lambda one: self._silent.issuperset(one.sources)):
+                if loop.time() > end:
+                    break
                 await self._introduce(target.sources)
+                until = min(end, loop.time() + PROOF_S)
                 try:
-                    state = await self._standing(target, fragment)
+                    state = await self._standing(target, fragment, until)
                     self._check_held(target, state, options)
-                    target, state = await self._kept(target, state, fragment)
+                except RemoteProtocolError as error:
+                    wrong = str(error)  # the next best may be true
+                    continue
+                except TransportError as error:  # a claim costs nothing: others have shown theirs
+                    reason, silent = str(error), True
+                    self._greeted.difference_update(target.sources)  # one may have started anew
+                    continue
+                try:
+                    target, state = await self._kept(target, state, fragment, end)
                     download = await download_state(
                         self.transport,
                         target.sources,
@@ -161,15 +178,16 @@ class Arrival:
                         fellows=self._fellows,
                     )
                 except RemoteProtocolError as error:
-                    wrong = str(error)  # the next best may be true
+                    wrong = str(error)
                 except TransportError as error:
-                    reason, wrong = str(error), ""
-                    self._greeted.difference_update(target.sources)  # one may have started anew
-                    break  # it may be had in a moment
+                    reason, silent = str(error), True
+                    self._greeted.difference_update(target.sources)
+                    if self.proves:
+                        break  # it may be had in a moment
                 else:
                     served = {peer: one.bytes for peer, one in download.sources.items()}
                     return Arrived(state, target, served)
-            untrue = untrue + 1 if wrong else 0
+            untrue = untrue + 1 if wrong and not silent else 0
             if untrue >= MAX_UNTRUE:
                 raise operator_error("E206", why=wrong)
             unwanted = unwanted + 1 if found and not said else 0
@@ -239,22 +257,25 @@ class Arrival:
                     group.create_task(one(peer))
 
     async def _kept(
-        self, target: Target, state: ChainStanding, fragment: int
+        self, target: Target, state: ChainStanding, fragment: int, until: float
     ) -> tuple[Target, ChainStanding]:
         """What a source keeps for us from now on: this state, or its newest one if it moved on.
 
         Where rounds are short, a state that has to be asked for by its round would be gone each
-        time. Raises what the last source answered if none keeps any.
+        time. Raises what the last source answered if none keeps any, or none has by ``until``.
         """
         failure: TransportError | RemoteProtocolError | None = None
         request = StateRequest(self.run, target.round, fragment, or_newer=True)
+        now = asyncio.get_running_loop().time
         for peer in sorted(target.sources, key=lambda peer: peer not in state.roster):
+            if failure is not None and now() > until:
+                break
             try:
                 reply = await self.transport.call(
                     peer,
                     "state",
                     request.encode(),
-                    timeout=OFFER_TIMEOUT_S,
+                    timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until - now())),
                     max_reply=StateOffer.MAX_BYTES,
                 )
                 offer: StateOffer = StateOffer.decode(reply)
@@ -262,7 +283,7 @@ class Arrival:
                     return target, state
                 # where the others are by now it cannot know
                 newest = Target(offer.round, None, offer.digest, target.work, (peer,))
-                state = await self._standing(newest, fragment)
+                state = await self._standing(newest, fragment, until)
             except (TransportError, RemoteProtocolError) as error:
                 failure = error
             else:
@@ -283,11 +304,11 @@ class Arrival:
         if any(held(one) > held(target) for one in options if (one.round, one.head) == place):
             raise Stale("more of those in office hold another state")
 
-    async def _standing(self, target: Target, fragment: int) -> ChainStanding:
+    async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
         """The place in the chain, verified from the founders on.
 
         Raises RemoteProtocolError where a source answers and none can prove it, TransportError
-        where none answers.
+        where none answers. After ``until`` no more are asked: names cost nothing.
         """
         if target.round == 0:
             place = Place(self.run, fragment, 0, genesis(self.run), target.state, 0)
@@ -298,7 +319,10 @@ class Arrival:
         claim = (target.round, target.head, target.work)
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
-        for peer in target.sources:
+        now = asyncio.get_running_loop().time
+        for peer in sorted(target.sources, key=self._silent.__contains__):
+            if (wrong or silent) and now() > until:
+                break
             try:
                 found = await prove(
                     self.transport,
@@ -309,12 +333,15 @@ class Arrival:
                     self.offload,
                     fragment=fragment,
                 )
-                return standing_after(*found)
             except RemoteProtocolError as error:
                 wrong = error
                 self.untrue(peer, error)
             except TransportError as error:
                 silent = error
+                self._silent.add(peer)
+            else:
+                self._silent.discard(peer)
+                return standing_after(*found)
         raise wrong or silent or Stale("nobody stands there")
 
 
@@ -325,6 +352,8 @@ class OwnArrival(Arrival):
     vouches for it.
     """
 
+    proves = False
+
     def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Each holds another one."""
 
@@ -333,5 +362,5 @@ class OwnArrival(Arrival):
         found = await super().look(within)
         return [announce for announce in found if announce.role == "island"]
 
-    async def _standing(self, target: Target, fragment: int) -> ChainStanding:
+    async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
         return own_standing(self.run, self.founders[0], target.round, fragment)

@@ -15,7 +15,7 @@ from gossip import lineage
 from gossip.certificate import genesis, heavier
 from gossip.lineage import Lineage
 from gossip.validity import Place
-from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
+from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, PROOF_S, beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import (
@@ -137,6 +137,42 @@ def test_a_heavier_state_with_a_forged_chain_is_passed_over() -> None:
         assert found.target.head == chain.head
         assert scene.base.unique().tolist() == [5.0]
         assert scene.untrue == [LIAR.peer_id]
+
+    played(story)
+
+
+@pytest.mark.parametrize("names", [1, 60])
+def test_a_claim_that_nobody_proves_keeps_nobody_from_what_others_have(names: int) -> None:
+    """Whoever claims the most work is asked first, and says nothing: under however many names."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        lie, kept = forged(chain)
+        for n in range(names):
+            silent = Identity.from_seed(bytes([150 + n]) * 32)
+            scene.stand(silent, lie, 6.0, kept)
+            scene.network.freeze(silent.peer_id)
+        await scene.arrive()
+        assert scene.base.unique().tolist() == [5.0]
+        assert asyncio.get_running_loop().time() < PROOF_S + 10
+
+    played(story)
+
+
+def test_of_those_who_claim_the_same_who_answered_nothing_is_asked_last() -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        silent = [Identity.from_seed(bytes([150 + n]) * 32) for n in range(12)]
+        for who in [*silent, CREATOR]:
+            scene.stand(who, chain, 5.0)
+        first = sorted(who.peer_id for who in [*silent, CREATOR])
+        before = first[: first.index(CREATOR.peer_id)]
+        for who in silent:
+            scene.network.freeze(who.peer_id)
+        assert len(before) * CALL_TIMEOUT_S > PROOF_S, "it would be asked too late in every look"
+        await scene.arrive()
+        assert asyncio.get_running_loop().time() < PATIENCE_S
 
     played(story)
 
