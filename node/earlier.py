@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from node.checkpoint import Facts, verify
+from node.checkpoint import Facts, files_in, verify
 from node.trainer.resume import FOLDER, MOMENTS, STATE, Standing
 from node.trainer_files import Taken
 
@@ -34,26 +34,31 @@ def take_over(newest: Path | None, facts: Facts, rounds: tuple[int, ...], draft:
 
     As they are, where that is of the same outer state (``rounds``: of its fragments), else for
     their moments. By hard links, where the disk has such. There is nothing to do where there is no
-    such checkpoint, it is damaged, or has none either. Raises OSError.
+    such checkpoint, it is damaged or cannot be read, or has none either. Raises OSError.
     """
     if newest is None:
         return
-    with suppress(ValueError):
+    try:
         was, found = verify(newest), _folder_in(newest)
         if not found:
             return
         standing = Standing.model_validate_json((newest / found / STATE).read_bytes())
-        at = tuple(share.round for share in standing.fragments)
-        same = facts.state and (was.head, was.state, at) == (facts.head, facts.state, rounds)
-        folder = FOLDER if same and found == FOLDER else MOMENTS
-        shutil.copytree(newest / found, draft / folder, copy_function=_link)
+    except (OSError, ValueError):
+        return
+    at = tuple(share.round for share in standing.fragments)
+    same = facts.state and (was.head, was.state, at) == (facts.head, facts.state, rounds)
+    folder = FOLDER if same and found == FOLDER else MOMENTS
+    for file in files_in(newest / found):  # shutil.copytree loses an error's number
+        target = draft / folder / file.relative_to(newest / found)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link(file, target)
 
 
 def _folder_in(checkpoint: Path) -> str:
     return next((name for name in (FOLDER, MOMENTS) if has_trained(checkpoint, name)), "")
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:

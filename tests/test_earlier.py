@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from test_moments import kept, manifest_of
 from trainer_kit import Bench, begin, committing
 
 from node import saving
-from node.checkpoint import Checkpoint, CheckpointStore, Facts
+from node.checkpoint import Checkpoint, CheckpointStore, DiskFullError, Facts
 from node.conductor import Conductor
 from node.earlier import moments_in, take_over
 from node.restoring import Restored
@@ -88,6 +89,37 @@ def test_nothing_is_taken_of_a_damaged_one_or_of_none(tmp_path: Path) -> None:
         take_over(path, FACTS, (3,), draft)
         assert not os.listdir(draft)
         assert moments_in(path) is None
+
+
+def test_a_full_disk_without_hard_links_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*given: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = CheckpointStore(tmp_path)
+    path = made(store, FACTS).path
+    monkeypatch.setattr(os, "link", refuses)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(DiskFullError), store.draft() as draft:
+        take_over(path, FACTS, (3,), draft)
+
+
+def test_an_old_checkpoint_that_cannot_be_read_keeps_no_new_one_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = CheckpointStore(tmp_path)
+    path = made(store, FACTS).path
+    monkeypatch.setattr("node.earlier.verify", unreadable)
+    with store.draft() as draft:
+        take_over(path, FACTS, (3,), draft)
+        assert not os.listdir(draft)
 
 
 async def test_the_last_checkpoint_of_a_script_that_was_killed_has_moments(
