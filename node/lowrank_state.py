@@ -119,9 +119,11 @@ class FactorErrors(Residual):
         plan, round_, bases = one.plan, outcome.round, one.bases
         lowrank.keep_lost(plan, round_, bases, one.sent, counted, self.values, self.decay)
 
-    def settle_unseen(self) -> None:
-        """Of what the checkpoint held so much was merged as that round's factors could say."""
+    def settle_unseen(self, merged: Sequence[tuple[int, int]]) -> None:
+        """Of these values so much was merged as that round's factors could say."""
         one, nothing = self.replica, torch.zeros_like(self.values)
         plan, round_, bases = one.plan, one.place.round, one.bases
         said = lowrank.contribution(plan, round_, bases, nothing, self.values, self.decay)
+        for start, stop in gaps(merged, one.size):
+            said[start:stop] = 0.0
         lowrank.keep_lost(plan, round_, bases, nothing, said, self.values, self.decay)

@@ -197,7 +197,8 @@ class OuterReplica:
         """Take the outer step of a committed round and hand the result to the trainer.
 
         Where this node has sent work to the round before it was started again, all that its
-        checkpoint held of local work was in that: it is dropped, or it would count twice.
+        checkpoint held of local work was in that: it is dropped, or it would count twice. Where
+        its ranks alone were, they have begun without that work, but its residual is still here.
         """
         outcome = certificate.outcome
         snapshot = await self._hold()
@@ -208,10 +209,10 @@ class OuterReplica:
         rates = self._rates(outcome)
 
         def step() -> bytes:
-            if self.residual is not None and twice:
-                self.residual.settle_unseen()
-            elif self.residual is not None and mine:
+            if self.residual is not None and mine:
                 self.residual.settle(outcome, self.me, codec, self._progress)
+            elif self.residual is not None and merged:
+                self.residual.settle_unseen([(0, self.size)] if twice else merged)
             elif self.residual is not None:
                 self.residual.forget_round()
             self._set_back(mine)
@@ -228,7 +229,7 @@ class OuterReplica:
         digest: bytes = await self.offload(step)
         self.inherited = self.inherited and not merged
         if self.turning is not None:
-            self.turning.note(rates.share, mine=bool(mine) or twice)
+            self.turning.note(rates.share, mine=bool(merged))
         self.certificate = certificate
         self._place = replace(
             self._place,
@@ -262,25 +263,27 @@ class OuterReplica:
         if self.inherited and keep == "local" and state.place.round > self._place.round:
             keep = "nothing"
         self.inherited = self.inherited and state.place.round <= self._place.round
-        passed = await self._hold() == self._place.round < state.place.round and keep == "local"
-        counted: list[tuple[int, int]] = []
-        if passed and decided is not None:
-            counted = self.merged_of_mine(decided)
-        elif passed and sent:
-            counted = [(0, self.size)]
+        onward = self._place.round < state.place.round and keep == "local"
+        out = await self._hold() == self._place.round
+        merged: list[tuple[int, int]] = []
+        if onward and decided is not None:
+            merged = self.merged_of_mine(decided)
+        elif onward and sent:
+            merged = [(0, self.size)]
+        counted = merged if out else []  # else the ranks that sent it have died since
 
         def move() -> None:
             if self.residual is not None and counted and decided is not None:
                 codec = self.codec.named(decided.codec)
                 self.residual.settle(decided, self.me, codec, self._progress)
-            elif self.residual is not None and counted:
-                self.residual.settle_unseen()
+            elif self.residual is not None and merged:
+                self.residual.settle_unseen(merged)
             self._set_back(counted)
             if keep == "all":
                 self.sent.copy_(vectors[0])
             for mine, theirs in zip(self.state, vectors, strict=True):
                 mine.copy_(theirs)
-            if self.turning is not None and (counted or keep == "nothing"):
+            if self.turning is not None and (merged or keep == "nothing"):
                 self.turning.reset()
             if self.residual is not None and keep == "nothing":
                 self.residual.reset()
@@ -371,7 +374,7 @@ class OuterReplica:
         return len(set(self._roster) - owners)
 
 
-def gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+def gaps(ranges: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
     """What of [0, size) lies in none of the ranges."""
     at = 0
     for start, stop in sorted(ranges):

@@ -10,7 +10,7 @@ parts that this island merges, and added when the round commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -58,12 +58,14 @@ class Residual:
                     self._settle_part(part, part.start + included.elements, me, codec, delta)
         self.forget_round()
 
-    def settle_unseen(self) -> None:
-        """The round is committed with work that this node sent before it was started again.
+    def settle_unseen(self, merged: Sequence[tuple[int, int]]) -> None:
+        """The round is committed with work that is here no more; these elements were in it.
 
-        Of these values, which a checkpoint had, all went into that work.
+        What these values were went into that work, and what it lost is not known.
         """
-        self.reset()
+        for start, stop in merged:
+            self.values[start:stop] = 0.0
+        self.forget_round()
 
     def forget_round(self) -> None:
         """Nothing of what this island merges now will be certified."""

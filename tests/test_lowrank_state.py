@@ -192,20 +192,20 @@ async def test_a_round_without_this_island_leaves_its_errors() -> None:
     await commit(one, normal(6, PLAN.size), (OTHER,))
     assert one.residual.values.equal(before)
     assert not one.bases.equal(bases)
-    assert isinstance(one.trainer, Waiting)
-    one.trainer.out = False  # started again: what was sent before is not known
-    await commit(one, normal(7, PLAN.size))
-    assert one.residual.values.equal(before)
 
 
-async def test_of_errors_in_a_checkpoint_what_was_sent_before_the_restart_is_taken_away() -> None:
-    """That round's factors had as much of them as lies in the span of its bases, and no more."""
+@pytest.mark.parametrize("inherited", [True, False])
+async def test_of_errors_what_was_sent_before_a_restart_is_taken_away(inherited: bool) -> None:
+    """That round's factors had as much of them as lies in the span of its bases, and no more.
+
+    Of this node with its checkpoint's, or of its ranks alone.
+    """
     one = replica()
     assert one.residual is not None
     assert isinstance(one.trainer, Waiting)
     one.residual.values.copy_(normal(8, SIZE))
     before, bases = one.residual.values.clone(), one.bases.clone()
-    one.inherited, one.trainer.out = True, False
+    one.inherited, one.trainer.out = inherited, False
     await commit(one, normal(7, PLAN.size))
     for matrix, basis in zip(PLAN.matrices, PLAN.factors(bases, -1), strict=True):
         whole, projector = matrix.of(before), basis @ basis.T

@@ -13,6 +13,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Rounds
 from bootstrap.signed_manifest import SignedManifest
 from gossip.lineage import Lineage
+from gossip.validity import Place
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_newest, write_outer
 from node.replica import ChainStanding, OuterReplica
@@ -165,10 +166,10 @@ def replica() -> Iterator[OuterReplica]:
     vectors.close()
 
 
-async def commit(replica: OuterReplica, snapshot: int | None) -> None:
-    """Round 1 comes to an end: all of it is the other's part, and mine is in it."""
+async def commit(replica: OuterReplica, snapshot: int | None, reached: int = SIZE) -> None:
+    """Round 1 comes to an end: all of it is the other's part, and so much of mine is in it."""
     replica.trainer = Waiting(snapshot)
-    done = outcome([(0, SIZE, OTHER, [Included(0, SIZE), Included(1, SIZE)])], "int2")
+    done = outcome([(0, SIZE, OTHER, [Included(0, SIZE), Included(1, reached)])], "int2")
     data = torch.empty(replica.codec.encoded_size(0, SIZE), dtype=torch.uint8)
     replica.codec.encode(0, normal(5), data)
     certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), done, ())
@@ -185,10 +186,32 @@ async def test_a_committed_round_settles_the_replicas_residual(replica: OuterRep
     assert not torch.equal(replica.base, normal(1))
 
 
-async def test_a_round_that_is_only_replayed_leaves_it(replica: OuterReplica) -> None:
+@pytest.mark.parametrize("reached", [0, CHUNK, SIZE])
+async def test_a_round_whose_snapshot_is_gone_settles_what_was_merged_of_it(
+    replica: OuterReplica, reached: int
+) -> None:
+    """The ranks have died since: it was sent with e, and none of it may be sent again."""
     assert replica.residual is not None
-    await commit(replica, snapshot=None)  # after a restart: what was sent then is not known now
-    assert torch.equal(replica.residual.values, normal(3))
+    await commit(replica, snapshot=None, reached=reached)
+    assert not replica.residual.values[:reached].any()
+    assert torch.equal(replica.residual.values[reached:], normal(3)[reached:])
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_download_over_such_a_round_settles_it_likewise(
+    replica: OuterReplica, known: bool
+) -> None:
+    assert replica.residual is not None
+    done = outcome([(0, SIZE, OTHER, [Included(0, SIZE), Included(1, CHUNK)])], "int2")
+    here = replica.place
+    place = Place(here.run, 0, here.round + 2, bytes([3]) * 32, b"", 9)
+    state = ChainStanding(place, replica.roster, None, Lineage(here.run, (ME, OTHER)))
+    replica.trainer = Waiting(None)
+    decided = done if known else None
+    await replica.jump([normal(6), normal(7)], state, keep="local", decided=decided, sent=True)
+    left = CHUNK if known else SIZE
+    assert not replica.residual.values[:left].any()
+    assert torch.equal(replica.residual.values[left:], normal(3)[left:])
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("nothing", False), ("local", True), ("all", True)])
