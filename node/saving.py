@@ -249,6 +249,12 @@ class Keeper:
             (replica.certificate, lineage)
             for replica, lineage in zip(replicas, self.lineages(), strict=True)
         ]
+        own = [replica for replica in replicas if isinstance(replica, OwnReplica)]
+        weights = []
+        for replica in own:
+            async with replica.blending:  # of a share that is being mixed in it would have two
+                weights.append(replica.weight)
+        rounds = tuple(replica.place.round for replica in own)
 
         def copy() -> OuterFiles:
             vectors = {
@@ -256,15 +262,8 @@ class Keeper:
                 for name in replicas[0].vectors
             }
             residual = torch.cat(residuals) if residuals else None
-            own = [replica for replica in replicas if isinstance(replica, OwnReplica)]
-            return OuterFiles(
-                self.base.clone(),
-                vectors,
-                self.signed,
-                residual,
-                tuple(replica.weight for replica in own),
-                tuple(replica.place.round for replica in own),
-            )
+            base = self.base.clone()
+            return OuterFiles(base, vectors, self.signed, residual, tuple(weights), rounds)
 
         return _Outer(await self.offload(copy), replicas[0].place, standing)
 

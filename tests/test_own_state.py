@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from saving_kit import keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
@@ -31,6 +33,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import Announce
+from protocols.tasks import offload_to
 from protocols.virtual_time import inline
 
 SIZE = 4000
@@ -208,6 +211,43 @@ async def test_a_checkpoint_that_says_something_else_is_refused(
         store.commit(draft, Facts(run=signed.run_id.hex(), round=5, step=0, tokens=0))
     with pytest.raises(CheckpointError, match=r"fragments|weights"):
         restore(store, Events())  # type: ignore[arg-type]
+
+
+async def test_a_checkpoint_has_the_weight_of_one_moment(own: Own, tmp_path: Path) -> None:
+    """While letters come, which changes what waits, and while one of them is being mixed in."""
+    await own.settle(5)
+    replica, shares = own.replicas[0], [0.5]
+    begun, mixed = threading.Event(), threading.Event()
+
+    def mix() -> None:
+        begun.set()
+        mixed.wait(10)
+        replica.blend.weight += 0.5
+
+    def waiting() -> float:
+        assert threading.current_thread() is threading.main_thread()
+        return sum(shares)
+
+    async def take() -> None:
+        await replica._alone(mix)
+        shares.clear()
+
+    replica.waiting = waiting
+    with ThreadPoolExecutor(2) as pool:
+        keeper = keeper_at(tmp_path, [])
+        keeper.replicas, keeper.base = own.replicas, own.base
+        keeper.lineages = lambda: [cast(Any, None)] * len(own.replicas)
+        keeper.offload = replica.offload = offload_to(pool)
+        taking = asyncio.create_task(take())
+        while not begun.is_set():  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+        saving = asyncio.create_task(keeper._outer())
+        await asyncio.sleep(0.01)
+        mixed.set()
+        await taking
+        found = (await saving).files
+    assert found.weights == (1.5, *[1.0] * (len(own.replicas) - 1))
+    assert found.rounds == tuple(own.rounds)
 
 
 async def test_shares_that_fail_together_all_come_back(own: Own) -> None:
