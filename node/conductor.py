@@ -175,9 +175,11 @@ class Conductor:
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
+                    self._restarts.applied(applied)
+                    if applied.fragment is None:
+                        self.resume_dir = self.moments = None  # it has begun with them
                     self._turns.free(applied.fragment)
                     await self._reset_if_due()
-                    self._restarts.applied(applied)
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
                 case Shifted() if self._guesses is not None:
@@ -248,9 +250,9 @@ class Conductor:
         try:
             if refresh is not None:
                 await refresh()
-            if self._anew and self.spare is not None:
-                self._anew, self.moments = False, await self.spare()
-                self.joined = self.moments is None
+            if self._anew:
+                await self._find_moments()
+                self._anew = False
             await self._turns.all_to_read()
         finally:
             self._beginning = False
@@ -266,7 +268,7 @@ class Conductor:
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._turns.begin()
-        moments, self.moments = self.moments, None
+        moments = self.moments
         begin = Begin(
             round_,
             self._target,
@@ -288,7 +290,13 @@ class Conductor:
         )
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
-        self.resume_dir = None
+
+    async def _find_moments(self) -> None:
+        """For ranks that are started again: a donor's, else those of the newest checkpoint."""
+        donated = self.moments is not None and self.moments.steps and self.moments.path.exists()
+        if self.spare is not None and not donated:
+            self.moments = await self.spare()
+            self.joined = self.moments is None
 
     def _on_step(self, done: StepDone) -> None:
         if short := shrunk_of(done, self.pace.halved):

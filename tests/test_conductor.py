@@ -17,7 +17,7 @@ from bootstrap.manifest import Manifest
 from node.conductor import Conductor
 from node.eager_state import EagerReplica
 from node.replica import OuterReplica
-from node.trainer.channel import ChannelClosedError, Saved, Snapshot, Staged, Stopped
+from node.trainer.channel import Applied, ChannelClosedError, Saved, Snapshot, Staged, Stopped
 from node.trainer.shared import SharedVectors
 from node.trainer_files import Taken
 from protocols.codecs import RangeCodec
@@ -123,6 +123,21 @@ def snapshot(vectors: SharedVectors) -> Snapshot:
     return Snapshot(round=0, steps=5, tokens=640, loss=3.0, seconds=1.0, finite=True)
 
 
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+async def take_in(made: Conductor, *reports: Any) -> None:
+    """The trainer reports this."""
+    told = iter([*reports, Stopped(0, 0)])
+
+    async def next_event() -> Any:
+        return next(told)
+
+    cast(Any, made.island).next_event = next_event
+    await made.run()
+
+
 async def commit_without(replica: OuterReplica) -> None:
     """A round of the other island alone."""
     place = replica.place
@@ -194,6 +209,61 @@ async def test_ranks_that_are_started_again_have_the_newest_moments(
     assert not begin.resume
 
 
+async def nobody(**changes: int) -> None:
+    """Ranks that are started again; what they say comes later."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_ranks_that_die_while_they_resume_begin_from_the_checkpoint_again(
+    vectors: SharedVectors, begun: bool
+) -> None:
+    """What it holds of work that is not merged is there until they have it."""
+    made, _ = conductor(vectors, at_once)
+    trainer = cast(Trainer, made.island)
+    trainer.restart = nobody  # type: ignore[attr-defined]
+    made._begun, made.ready, made.resume_dir = False, cast(Any, object()), Path("ckpt-00000000")
+    await made._begin()
+    assert not made._turns.is_free(0)
+    if begun:
+        await take_in(made, Applied(0, 0, 0, None, None))
+    await made._start_again()
+    assert made._turns.is_free(0) is begun, "rounds wait until it stands where that was made"
+    made.ready = cast(Any, object())
+    await made._begin()
+    resumed = [begin.resume for begin in trainer.sent]
+    assert resumed == ["ckpt-00000000", "" if begun else "ckpt-00000000"]
+
+
+@pytest.mark.parametrize("where", ["before it begins", "while it begins", "once it has read them"])
+async def test_a_newcomer_s_ranks_that_die_early_have_the_donor_s_moments_all_the_same(
+    vectors: SharedVectors, tmp_path: Path, where: str
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    trainer, file = cast(Trainer, made.island), tmp_path / "moments.taken"
+    trainer.restart = nobody  # type: ignore[attr-defined]
+    file.write_bytes(b"moments")
+
+    async def spare() -> Taken | None:
+        return None  # it has no checkpoint yet
+
+    made.spare, made.joined = spare, True
+    made._begun, made.ready = False, cast(Any, object())
+    if where == "before it begins":
+        made.expects_moments = True
+        await made._start_again()
+        await made.take(Taken(file, 7))
+    else:
+        await made.take(Taken(file, 7))
+        if where == "once it has read them":
+            file.unlink()
+        await made._start_again()
+    made.ready = cast(Any, object())
+    await made._begin()
+    begin, kept = trainer.sent[-1], where != "once it has read them"
+    assert (begin.moments, begin.moments_steps) == ((str(file), 7) if kept else ("", 0))
+    assert begin.rewarm is not kept
+
+
 async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:
     gate = Gate()
     gate.open.set()
@@ -233,10 +303,6 @@ async def test_what_a_round_has_left_behind_is_not_ready_for_the_next(
         gate.open.set()
         await looking
     assert chain.said == []  # Δ would be the outer step that was just taken, turned round
-
-
-async def at_once(work: Callable[[], Any]) -> Any:
-    return work()
 
 
 async def run_with_a_checkpoint(vectors: SharedVectors, *reports: Any) -> Any:
