@@ -26,6 +26,7 @@ from node.rank_ends import TrainerDied
 from node.readiness import Readiness
 from node.replica import OuterReplica, Side
 from node.restarts import Restarts
+from node.restoring import steps_in
 from node.targets import Targets
 from node.trainer.channel import (
     Applied,
@@ -51,6 +52,7 @@ from node.trainer_files import Asked, Taken, TrainerFiles
 from node.turns import Turns
 from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
+from protocols.messages import UNKNOWN_ETA_S
 
 
 @dataclass
@@ -222,8 +224,10 @@ class Conductor:
 
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""
+        if not self._begun:
+            return UNKNOWN_ETA_S
         if self.pace.steps_per_second <= 0:
-            return 1e6 if not self._begun else 60.0
+            return 60.0
         left = offset(fragment, len(self.replicas), self._target) - self._since
         had = self.replicas[fragment].place.round > self.replicas[0].place.round
         return max(0, left + self._target * had) / self.pace.steps_per_second
@@ -267,6 +271,7 @@ class Conductor:
         slot, slots = self._slot()
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
+        self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
         moments = self.moments
         begin = Begin(
@@ -370,7 +375,7 @@ class Conductor:
             self.joined = self._anew = True
         if self.swarm is not None:
             for chain in self.swarm.chains:
-                chain.update(ready=False)
+                chain.update(ready=False, eta=self.eta(chain.fragment))
         await self.island.restart(**changes)
 
     async def _reset_if_due(self) -> None:

@@ -23,7 +23,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import Problem
 from node.outer_files import read_outer
 from node.replica import ChainStanding
-from node.trainer.resume import MOMENTS
+from node.trainer.resume import FOLDER, MOMENTS, STATE, Standing
 from node.trainer_files import Taken
 from protocols.errors import ProtocolError
 from protocols.identity import PeerId
@@ -101,6 +101,21 @@ def restore(
     except (OSError, ProtocolError) as error:
         raise CheckpointError(path, str(error), "use an older checkpoint") from error
     return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
+
+
+def steps_in(checkpoint: Path | None, *, at_will: bool) -> int:
+    """Inner steps of the cycle that a trainer which resumes from it has taken already.
+
+    ``at_will``: since its last contribution. None where it does not tell, which the trainer says.
+    """
+    if checkpoint is None:
+        return 0
+    try:
+        standing = Standing.model_validate_json((checkpoint / FOLDER / STATE).read_bytes())
+    except (OSError, ValueError):
+        return 0
+    first = standing.fragments[0]
+    return (first.carried + first.unsent).steps if at_will else standing.round_step
 
 
 def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> ChainStanding:

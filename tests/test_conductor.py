@@ -17,12 +17,21 @@ from bootstrap.manifest import Manifest
 from node.conductor import Conductor
 from node.eager_state import EagerReplica
 from node.replica import OuterReplica
-from node.trainer.channel import Applied, ChannelClosedError, Saved, Snapshot, Staged, Stopped
+from node.trainer.channel import (
+    Applied,
+    ChannelClosedError,
+    Saved,
+    Snapshot,
+    Staged,
+    StepDone,
+    Stopped,
+)
+from node.trainer.resume import FOLDER, STATE, Share, Standing, Work
 from node.trainer.shared import SharedVectors
 from node.trainer_files import Taken
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
-from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.messages import UNKNOWN_ETA_S, Certificate, Contributor, Outcome, PartResult
 from protocols.tasks import Offload
 
 SIZE = 3000
@@ -262,6 +271,34 @@ async def test_a_newcomer_s_ranks_that_die_early_have_the_donor_s_moments_all_th
     begin, kept = trainer.sent[-1], where != "once it has read them"
     assert (begin.moments, begin.moments_steps) == ((str(file), 7) if kept else ("", 0))
     assert begin.rewarm is not kept
+
+
+@pytest.mark.parametrize("mode", ["diloco", "async"])
+async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
+    vectors: SharedVectors, tmp_path: Path, mode: str
+) -> None:
+    """From where ranks begin: others plan by when they will be ready."""
+    made, chain = conductor(vectors, at_once, {"mode": mode})
+    cast(Any, made.island).restart = nobody
+    made.pace.add(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+    made._since, made._target = 400, 500
+    assert made.eta(0) == 100
+    await made._start_again()
+    assert chain.said == [{"ready": False, "eta": UNKNOWN_ETA_S}]
+    made.ready = cast(Any, object())
+    await made._begin()
+    made._target = 500
+    assert made.eta(0) == 500
+    share = Share(round=0, carried=Work(steps=30), unsent=Work(steps=5))
+    standing = Standing(
+        fragments=(share,), round_step=20, step=90, tokens=1, rewarm_from=None, optimizer_steps=1
+    )
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / STATE).write_text(standing.model_dump_json())
+    made.resume_dir = tmp_path
+    await made._begin()
+    made._target = 500
+    assert made.eta(0) == (480 if mode == "diloco" else 465)
 
 
 async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:
