@@ -133,7 +133,10 @@ class Conductor:
         round_ = self.replicas[fragment].place.round
         evaluate = fragment == 0 and bool(every) and round_ % every == 0
         if evaluate:  # of all fragments
+            starts = self.island.starts
             await self._turns.all_to_read()
+            if self.island.starts != starts:
+                return  # other ranks by now: they begin, or have begun, with what was written here
         steps_count_from_here = contributed and self._guesses is None  # and not from a snapshot
         if fragment == 0 and (reset or steps_count_from_here or not self._at_will):
             self._since = 0

@@ -76,8 +76,11 @@ class Guesses:
 
     async def _move(self, *, back: bool) -> None:
         self._back, self._moving = back, True
+        starts = self.island.starts
         await self.replica.aim(back=back)
         self._turns.written(0)
+        if self.island.starts != starts:
+            return  # other ranks by now, which have yet to begin and stand on no guess
         try:
             await self.island.send(Shift())
         except ChannelClosedError:

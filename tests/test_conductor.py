@@ -19,6 +19,7 @@ from node.eager_state import EagerReplica
 from node.replica import OuterReplica
 from node.trainer.channel import (
     Applied,
+    Begin,
     ChannelClosedError,
     Saved,
     Snapshot,
@@ -29,6 +30,7 @@ from node.trainer.channel import (
 from node.trainer.resume import FOLDER, STATE, Share, Standing, Work
 from node.trainer.shared import SharedVectors
 from node.trainer_files import Taken
+from node.turns import Turns
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
 from protocols.messages import UNKNOWN_ETA_S, Certificate, Contributor, Outcome, PartResult
@@ -299,6 +301,59 @@ async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
     await made._begin()
     made._target = 500
     assert made.eta(0) == (480 if mode == "diloco" else 465)
+
+
+async def test_ranks_that_were_started_meanwhile_are_told_of_no_round_before_they_begin(
+    vectors: SharedVectors,
+) -> None:
+    """An evaluation waits for another fragment, which may take longer than they need to come up."""
+    made, _ = conductor(vectors, at_once, {"mode": "diloco", "rounds": {"eval_every": 1}})
+    trainer = cast(Trainer, made.island)
+
+    async def restart() -> None:
+        trainer.starts += 1
+
+    trainer.restart = restart  # type: ignore[attr-defined]
+    made._turns = Turns(2, free=True)
+    await made._turns.take(1)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        applying = tasks.create_task(commit_without(made.replicas[0]))
+        while made.replicas[0].place.round == 0:  # noqa: ASYNC110 - a field
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await made._start_again()
+        made.ready = cast(Any, object())
+        beginning = tasks.create_task(made._begin())
+        await asyncio.sleep(0)
+        assert not applying.done()
+        assert not beginning.done()
+        made._turns.written(1)
+    assert [(type(sent), sent.round) for sent in trainer.sent] == [(Begin, 1)]
+
+
+async def test_ranks_that_were_started_while_a_guess_was_made_are_not_moved_to_it(
+    vectors: SharedVectors,
+) -> None:
+    gate = Gate()
+    made, _ = conductor(vectors, gate.offload, {"mode": "eager"}, EagerReplica)
+    trainer = cast(Trainer, made.island)
+    assert made._guesses is not None
+
+    async def restart() -> None:
+        trainer.starts += 1
+
+    trainer.restart = restart  # type: ignore[attr-defined]
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        guessing = tasks.create_task(made._guesses.make())
+        await gate.reached.wait()
+        await made._start_again()
+        made.ready = cast(Any, object())
+        beginning = tasks.create_task(made._begin())
+        await asyncio.sleep(0)
+        assert not beginning.done()
+        gate.open.set()
+        await guessing
+    assert [type(sent) for sent in trainer.sent] == [Begin]
 
 
 async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:
