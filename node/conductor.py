@@ -327,6 +327,7 @@ class Conductor:
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment
         self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
+        self.readiness.snapshot_of[fragment] = snapshot.round
         if not snapshot.finite:
             self.events.emit(
                 Rejected(
@@ -400,14 +401,13 @@ class Conductor:
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
-        taken = self.readiness.snapshot_at[fragment]
-        if self.swarm is None or not taken:
+        if self.swarm is None or not (chain := self.swarm.chains[fragment]).planned:
             return
-        chain = self.swarm.chains[fragment]
-        if chain.planned:
+        if self.readiness.snapshot_of[fragment] == self.replicas[fragment].place.round:
+            taken = self.readiness.snapshot_at[fragment]  # else an earlier round has answered it
             self._chooser.transfer.add(asyncio.get_running_loop().time() - taken)
-            for seconds in chain.timed():
-                self._chooser.timed(seconds)
+        for seconds in chain.timed():
+            self._chooser.timed(seconds)
 
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""

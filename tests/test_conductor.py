@@ -77,6 +77,9 @@ class Chain:
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
 
+    def timed(self) -> list[float]:
+        return []
+
     def update(self, **changes: Any) -> None:
         self.said.append(changes)
 
@@ -376,6 +379,23 @@ async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None
     made, chain = conductor(vectors, gate.offload)
     await made._on_snapshot(snapshot(vectors))
     assert [said["ready"] for said in chain.said] == [True]
+
+
+async def test_a_round_without_a_snapshot_of_ours_says_nothing_of_transfers(
+    vectors: SharedVectors,
+) -> None:
+    """The last snapshot was of an earlier round, which has answered it."""
+    made, chain = conductor(vectors, at_once)
+    chain.planned = True
+    seconds: list[float] = []
+    made._chooser.transfer = cast(Any, SimpleNamespace(add=seconds.append, most=0.0))
+    await made._on_snapshot(snapshot(vectors))
+    await commit_without(made.replicas[0])
+    assert len(seconds) == 1
+    vectors.clear(0)
+    made._turns.free(0)
+    await made.hold(0)
+    assert len(seconds) == 1
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["the trainer has read it", "it has not yet"])
