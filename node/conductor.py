@@ -87,6 +87,7 @@ class Conductor:
     _anew: bool = False  # the ranks have been started again, from the last merge
     _target: int = 0  # inner steps from one contribution to the next
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
+    _grows: bool = False  # a host is to be taken in
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class Conductor:
             self._turns.free(fragment)
             await self._begin()
             return
-        slot, slots = self._slot()
+        slot, slots = self._targets.slot()
         self._target = self._targets.next(self.swarm)
         every = self.manifest.rounds.eval_every
         round_ = self.replicas[fragment].place.round
@@ -170,9 +171,7 @@ class Conductor:
                     await self._on_ready(ready)
                 case StepDone() as done:
                     self._on_step(done)
-                    # once a checkpoint of the round that has just ended had the time to begin
-                    if self.island.grown and self._since == 1 and not self.files.writing:
-                        await self._start_again()
+                    await self._take_hosts_in()
                     if once(self.manifest) and (
                         end := self._targets.together(self.swarm, self._since, self._target)
                     ):
@@ -271,7 +270,7 @@ class Conductor:
         if self._guesses is not None:
             self._guesses.begin()
         round_, *others = [replica.place.round for replica in self.replicas]
-        slot, slots = self._slot()
+        slot, slots = self._targets.slot()
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
@@ -382,6 +381,16 @@ class Conductor:
                 chain.update(ready=False, eta=self.eta(chain.fragment))
         await self.island.restart(**changes)
 
+    async def _take_hosts_in(self) -> None:
+        """Start again with a host that has come, where least is lost.
+
+        That is after the first step of a cycle, when a checkpoint of the round that has ended had
+        the time to begin; and once it is written, which may take longer than that step.
+        """
+        self._grows = self.island.grown and (self._grows or self._since == 1)
+        if self._grows and not self.files.writing:
+            await self._start_again()
+
     async def _reset_if_due(self) -> None:
         """Take a trainer that is lost back to the last merge, once nothing else is under way.
 
@@ -391,13 +400,6 @@ class Conductor:
             if self._turns.is_free(fragment):
                 await self.hold(fragment)
                 await self.resume(fragment, contributed=False, reset=True)
-
-    def _slot(self) -> tuple[int, int]:
-        """This island's place among those that read this round's windows."""
-        roster = self.replicas[0].roster
-        if self.me in roster:
-            return roster.index(self.me), len(roster)
-        return len(roster), len(roster) + 1  # out of office, and training on meanwhile
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""

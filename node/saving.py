@@ -187,6 +187,8 @@ class Keeper:
             if asked is not None and asked.copied.done() and not asked.copied.cancelled():
                 with suppress(TimeoutError):  # else its files come back into a folder that is gone
                     await asked.all_written(draft, self._patience_s)
+            elif asked is not None:
+                asked.written.cancel()  # nobody waits for it any more
             raise
         await self._trainer_done(draft, asked)
         return facts

@@ -59,6 +59,13 @@ class Targets:
         most = max(rounds.inner_steps, rounds.most_steps) * BEYOND
         return min(median_high(said), most * (self.replica.place.round + 1)) if said else 0
 
+    def slot(self) -> tuple[int, int]:
+        """This island's place among those that read this round's windows, and how many they are."""
+        roster = self.replica.roster
+        if self.me in roster:
+            return roster.index(self.me), len(roster)
+        return len(roster), len(roster) + 1  # out of office, and training on meanwhile
+
     def drawn(self, swarm: AnySwarm | None) -> bool:
         """Whether this island is one of the round's clients, as far as it sees who is alive."""
         replica = self.replica

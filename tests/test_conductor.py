@@ -359,6 +359,41 @@ async def test_ranks_that_were_started_while_a_guess_was_made_are_not_moved_to_i
     assert [type(sent) for sent in trainer.sent] == [Begin]
 
 
+async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
+    vectors: SharedVectors,
+) -> None:
+    """With a checkpoint of each round one is being written at the first step of every cycle."""
+    made, _ = conductor(vectors, at_once)
+    trainer = cast(Any, made.island)
+    trainer.grown, restarted = False, []
+
+    async def restart() -> None:
+        restarted.append(made._since)
+        trainer.grown = False
+
+    trainer.restart = restart
+    made.swarm, made._since = None, 7
+
+    async def step() -> None:
+        made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+        await made._take_hosts_in()
+
+    trainer.grown = True
+    await step()
+    assert restarted == [], "in the middle of a cycle much would be lost"
+    made._since = 0
+    await made.files.save(Path("draft"))
+    for _ in range(3):
+        await step()
+    assert restarted == []
+    made.files.told(Saved("draft", "", full=False))
+    await step()
+    assert restarted == [4]
+    made._begun = True
+    await step()
+    assert restarted == [4]
+
+
 async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:
     gate = Gate()
     gate.open.set()

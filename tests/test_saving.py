@@ -175,6 +175,8 @@ async def test_a_trainer_that_is_stuck_is_given_up(
     began = asyncio.get_running_loop().time()
     async with asyncio.timeout(60):  # an hour, if it counted as at its first step
         assert not await keeper.save()
+    assert trainer.writing is not None
+    assert trainer.writing.cancelled(), "nothing is being written"
     assert begun or asyncio.get_running_loop().time() - began >= 0.3
     assert "one inner step" in events[0].reason
     assert not os.listdir(tmp_path)
