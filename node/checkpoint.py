@@ -142,15 +142,19 @@ class CheckpointStore:
         for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
 
-    def preflight(self, checkpoint_bytes: int) -> None:
-        """Raise E402 unless those to keep, and the one being written beside them, have room."""
+    def preflight(self, checkpoint_bytes: int, *, copies: bool = False) -> None:
+        """Raise E402 unless those to keep, and the one being written beside them, have room.
+
+        ``copies``: and one that is still being copied to a second place (:meth:`aside`).
+        """
         held = sum(map(bytes_in, self.paths()))
-        needed = checkpoint_bytes * (self.keep + 1) - held
+        count = self.keep + 1 + copies
+        needed = checkpoint_bytes * count - held
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise DiskFullError(
                 self.directory,
-                f"{self.keep + 1} checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB need "
+                f"{count} checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB need "
                 f"{needed / 2**20:,.0f} MiB more, {free / 2**20:,.0f} MiB are free",
             )
 

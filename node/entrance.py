@@ -150,7 +150,7 @@ class Entrance:
         check_reach, self._greeted = self._greeted, None
         passed = ["protocol", "config", f"clock {self.clocks.offset:+.2f} s"]
         passed += ["invitation"] * bool(self.config.invitation)
-        passed += ["disk"] * (self.config.role == "island")
+        passed += ["disk"] * (self.config.role == "island" and self.config.checkpoint_every > 0)
         self._progress(2, "checks", f"{', '.join(passed)} ok")
         await check_reach()
 

@@ -159,8 +159,8 @@ _ROWS = (
         "E402",
         "the disk is full",
         "at the start there must be room for the checkpoints to keep (--keep-checkpoints, by "
-        "default 2) and the one being written; later the node trains on and skips checkpoints "
-        "until there is",
+        "default 2) and the one being written, with --checkpoint-copy for one more; later the "
+        "node trains on and skips checkpoints until there is",
         "free space, lower --keep-checkpoints, or give another --dir",
     ),
     Kind(

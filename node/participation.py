@@ -209,8 +209,9 @@ class Participation:
         for doubt in doubts(manifest):
             self.events.emit(Notice(text=doubt))
         self._layout = await layout_of(self.node, manifest)
-        if self.config.role == "island":
-            store.preflight(4 * floats_saved(manifest) * self._layout.size)
+        if self.config.role == "island" and self.config.checkpoint_every:
+            size = 4 * floats_saved(manifest) * self._layout.size
+            store.preflight(size, copies=bool(self.config.checkpoint_copy))
 
     @property
     def _copy(self) -> CheckpointCopy | None:

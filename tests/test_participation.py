@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
@@ -23,6 +24,21 @@ async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
         await Participation._ready(part, MagicMock(), manifest)
         assert part.events.emit.call_count == told
     assert "overshoot" in part.events.emit.call_args.args[0].text
+
+
+@pytest.mark.parametrize(
+    ("every", "copy", "asked"),
+    [(10, "", [False]), (10, "s3://there", [True]), (0, "", [])],
+)
+async def test_room_is_asked_for_where_checkpoints_are_made(
+    monkeypatch: pytest.MonkeyPatch, every: int, copy: str, asked: list[bool]
+) -> None:
+    monkeypatch.setattr("node.participation.layout_of", AsyncMock(return_value=MagicMock(size=9)))
+    part: Any = MagicMock()
+    part.config = SimpleNamespace(role="island", checkpoint_every=every, checkpoint_copy=copy)
+    store = MagicMock()
+    await Participation._ready(part, store, Manifest())
+    assert [call.kwargs["copies"] for call in store.preflight.call_args_list] == asked
 
 
 @pytest.mark.parametrize("over", [False, True])
