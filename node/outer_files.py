@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointError, CheckpointStore, read_tensors, verify, write_tensors
+from node.checkpoint import (
+    CheckpointError,
+    CheckpointStore,
+    Index,
+    read_tensors,
+    verify,
+    write_tensors,
+)
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.errors import reason
 from node.statedir import MANIFEST, StateDir
@@ -79,8 +86,11 @@ def read_beside(folder: Path, name: str) -> bytes:
         return b""
 
 
-def read_outer(checkpoint: Path) -> OuterFiles:
-    """Read from a verified checkpoint; raises :class:`CheckpointError` E404."""
+def read_outer(checkpoint: Path, verified: Index | None = None) -> OuterFiles:
+    """Read from a checkpoint; raises :class:`CheckpointError` E404.
+
+    ``verified``: what it says, where all its hashes have been checked; else that is done here.
+    """
     import torch
 
     try:
@@ -88,7 +98,8 @@ def read_outer(checkpoint: Path) -> OuterFiles:
         tensors = read_tensors(checkpoint / TENSORS)
         base = torch.from_numpy(tensors["base"])
         residual = torch.from_numpy(tensors["residual"]) if "residual" in tensors else None
-        signed = SignedManifest.open(data, verify_run(checkpoint))
+        index = verify(checkpoint) if verified is None else verified
+        signed = SignedManifest.open(data, bytes.fromhex(index.run))
         if base.dim() != 1 or base.dtype != torch.float32:
             raise ValueError("base is no fp32 vector")
         vectors = _vectors(tensors, signed.manifest, len(base))
@@ -143,11 +154,6 @@ def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:
     return data
 
 
-def verify_run(checkpoint: Path) -> bytes:
-    """The run id a checkpoint says it is of, after all its hashes have been checked."""
-    return bytes.fromhex(verify(checkpoint).run)
-
-
 def read_newest(path: Path) -> tuple[Path, OuterFiles]:
     """Read a checkpoint directory, or the newest whole one of a state directory; else E404.
 
@@ -157,8 +163,8 @@ def read_newest(path: Path) -> tuple[Path, OuterFiles]:
     for left in reversed(range(TRIES)):
         before = _listed(path)
         try:
-            checkpoint = find_checkpoint(path)
-            return checkpoint, read_outer(checkpoint)
+            checkpoint, verified = find_checkpoint(path)
+            return checkpoint, read_outer(checkpoint, verified)
         except CheckpointError:
             if not left or _listed(path) == before:
                 raise
@@ -172,10 +178,13 @@ def _listed(place: Path) -> dict[str, int]:
     return {}
 
 
-def find_checkpoint(path: Path) -> Path:
-    """A checkpoint directory itself, or the newest whole one of a state directory; else E404."""
+def find_checkpoint(path: Path) -> tuple[Path, Index | None]:
+    """A checkpoint directory itself, or the newest whole one of a state directory; else E404.
+
+    With what it says where it has been verified.
+    """
     if re.fullmatch(r"ckpt-\d+", path.name):
-        return path
+        return path, None
     directory = StateDir(path).checkpoints
     try:
         found = CheckpointStore(directory, owns=False).latest() if directory.is_dir() else None
@@ -189,4 +198,4 @@ def find_checkpoint(path: Path) -> Path:
             "it is no checkpoint, and there is none in it",
             "give a directory named ckpt-NUMBER, or a node's state directory",
         )
-    return found.checkpoint.path
+    return found.checkpoint.path, found.checkpoint.facts

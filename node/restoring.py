@@ -86,7 +86,7 @@ def restore(
             )
         return None
     path, facts = found.checkpoint.path, found.checkpoint.facts
-    outer = read_outer(path)
+    outer = read_outer(path, facts)
     if outer.signed.manifest.mode in GOSSIP:
         run, creator = outer.signed.run_id, outer.signed.creator
         own = tuple(own_standing(run, creator, at, n) for n, at in enumerate(outer.rounds))

@@ -232,14 +232,14 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_not_the_last(
     module = node.checkpoint if when == "verify" else node.outer_files
     read, rounds = getattr(module, when), iter((7, 8))
 
-    def slow(path):
+    def slow(path, *verified):
         for number in rounds:
             with store.draft() as draft:
                 write_outer(draft, checkpoint[0])
                 facts = Facts(run=checkpoint[0].signed.run_id.hex(), round=number, step=1, tokens=1)
                 store.commit(draft, facts)
             break
-        return read(path)
+        return read(path, *verified)
 
     monkeypatch.setattr(module, when, slow)
     status, out, told = command("export", tmp_path / "model", "--from", tmp_path / "state")

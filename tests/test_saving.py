@@ -17,15 +17,16 @@ from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node import saving
+from node import checkpoint, saving
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
-from node.outer_files import OuterFiles, write_outer
+from node.outer_files import OuterFiles, read_newest, write_outer
 from node.participation import Participation
 from node.restoring import restore
+from node.statedir import StateDir
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import TrainerFiles
@@ -236,6 +237,32 @@ def test_where_none_here_is_whole_the_second_place_has_one(tmp_path: Path, damag
     assert restored is not None
     assert restored.base.unique().tolist() == [1]
     assert {type(event) for event in events} == {Problem}
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_what_is_read_back_is_read_through_once_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    """Hundreds of GB of a large model take minutes each time."""
+    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
+    size = Layout.of_manifest(signed.manifest).size
+    store = CheckpointStore(StateDir(tmp_path).checkpoints)
+    with store.draft() as draft:
+        write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
+        store.commit(draft, Facts(run=signed.run_id.hex(), round=0, step=0, tokens=0))
+    read: list[str] = []
+    fingerprint = checkpoint._fingerprint
+
+    def counted(path: Path) -> checkpoint.File:
+        read.append(path.name)
+        return fingerprint(path)
+
+    monkeypatch.setattr(checkpoint, "_fingerprint", counted)
+    if resumes:
+        assert restore(store, cast(EventLog, SimpleNamespace(emit=None))) is not None
+    else:
+        read_newest(tmp_path)
+    assert len(read) == len(set(read)) > 1
 
 
 def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
