@@ -7,7 +7,7 @@ named, and seeds that have started anew, are found.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
@@ -19,11 +19,14 @@ from node.replica import OuterReplica
 from protocols.addresses import PeerAddress
 from protocols.errors import Crowded, RemoteProtocolError, Stale
 from protocols.identity import PeerId
+from protocols.tasks import every
 
 if TYPE_CHECKING:
     from node.runtime import Node
 
 DISCOVERY_S = 30.0  # between look-ups in the DHT
+ASKED_AT_ONCE = 16  # of those whom it knows
+SILENT_S = 300.0  # in which who did not answer is not asked again
 
 
 class Lookout:
@@ -41,6 +44,7 @@ class Lookout:
         self.node, self.entrance, self.swarm, self.replica = node, entrance, swarm, replica
         self.rejected = rejected
         self._served: bool | None = None  # whether a server is there, as told
+        self._silent: dict[PeerId, float] = {}  # when they were asked, and not known afterwards
 
     def after_servers(self) -> None:
         """Tell when the last server is gone, and when one is there again."""
@@ -65,12 +69,29 @@ class Lookout:
 
     async def run(self, dht: Dht) -> None:
         """Look for islands that nobody we know has told us about, and after the seeds."""
-        while True:
-            for peer in await dht.islands():
-                if peer != self.node.identity.peer_id and peer not in self.swarm.membership.islands:
+        looks = (lambda: self._find_islands(dht), self._look_after_seeds)
+        await every(map(_again_and_again, looks))  # however long one of them takes
+
+    async def _find_islands(self, dht: Dht) -> None:
+        """Ask those whom only the DHT knows; who has just not answered is left alone for a while.
+
+        Its records outlive islands, and anybody can put some there.
+        """
+        now, places = self.swarm.now(), asyncio.Semaphore(ASKED_AT_ONCE)
+        self._silent = {peer: at for peer, at in self._silent.items() if now - at < SILENT_S}
+
+        async def ask(peer: PeerId) -> None:
+            async with places:
+                if not self._is_known(peer):  # others may have told of it meanwhile
                     await self.swarm.presence.ask(peer)
-            await self._look_after_seeds()
-            await asyncio.sleep(DISCOVERY_S)
+            if not self._is_known(peer):
+                self._silent[peer] = self.swarm.now()
+
+        found = [peer for peer in await dht.islands() if peer not in self._silent]
+        await every(ask(peer) for peer in found if not self._is_known(peer))
+
+    def _is_known(self, peer: PeerId) -> bool:
+        return peer == self.node.identity.peer_id or peer in self.swarm.membership.islands
 
     async def _look_after_seeds(self) -> None:
         """Bring a seed that has started anew its run back, and remember who is there."""
@@ -94,3 +115,9 @@ class Lookout:
         self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
         self.swarm.presence.tell()
         dht.keep_announced()
+
+
+async def _again_and_again(look: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await look()
+        await asyncio.sleep(DISCOVERY_S)
