@@ -9,14 +9,17 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from gossip.instructions import Commit, Instruction
+from gossip.ledger import Ledger
 from gossip.merging import PartMerge
+from gossip.presence import Presence
 from gossip.relaying import GroupMerge
 from gossip.round import Round
 from node.bench.command import Json, Text
@@ -31,6 +34,7 @@ from protocols.codecs import CHUNK, Codec
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity
+from protocols.messages import PartResult
 
 SETTINGS = Settings(members=3, size=200_000, codec="fp32", rounds=2, listen="127.0.0.1:0")
 
@@ -127,6 +131,56 @@ async def test_who_misses_a_commit_repeats_the_round_from_the_others(
     assert missed
     for round_ in range(2):
         assert len({member[round_].digest for member in taken}) == 1
+
+
+async def test_who_cannot_catch_up_ends_with_an_error_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stood still for longer than rounds are kept: all waited for each other for ever."""
+    late: list[WatchedChain] = []
+    ended: list[OperatorError] = []
+    carry_out, run = WatchedChain.carry_out, Member.run
+
+    def standing_still(chain: WatchedChain, of: Round, instructions: list[Instruction]) -> None:
+        if not late and any(isinstance(one, Commit) for one in instructions):
+            late.append(chain)
+        if late and late[0] is chain:
+            instructions = [one for one in instructions if not isinstance(one, Commit)]
+        carry_out(chain, of, instructions)
+
+    async def run_to_its_end(member: Member) -> None:
+        try:
+            await run(member)
+        except ExceptionGroup as error:
+            ended.append(first_known(error))
+
+    monkeypatch.setattr(WatchedChain, "carry_out", standing_still)
+
+    async def not_held(chain: WatchedChain, result: PartResult) -> None:
+        return None
+
+    monkeypatch.setattr(Ledger, "part", lambda *args: None)  # no round is kept
+    monkeypatch.setattr(WatchedChain, "_bytes_of", not_held)
+    monkeypatch.setattr(Member, "run", run_to_its_end)
+    taken, _ = await take_rounds(replace(SETTINGS, rounds=3))
+    assert sorted(map(len, taken)) == [0, 3, 3]
+    (error,) = ended
+    assert error.code == "E502"
+    assert "left behind in round 0" in error.what
+
+
+async def test_who_is_there_and_comes_no_further_is_not_waited_for_for_ever() -> None:
+    said: list[str] = []
+    stays = SimpleNamespace(round=0)
+    loop = asyncio.get_running_loop()
+    presence = SimpleNamespace(
+        membership=SimpleNamespace(islands_alive=lambda now: [stays]),
+        wiring=SimpleNamespace(now=loop.time),
+    )
+    member = Member(replace(SETTINGS, patience_s=0.2), said=said.append)
+    async with asyncio.timeout(30):
+        await member._others_at(cast(Presence, presence), 1)
+    assert said == ["not all who are there have come to round 1: it begins all the same"]
 
 
 async def test_who_does_not_come_is_waited_for_in_vain() -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bootstrap.seeds import explain
+from gossip.catchup import Ending
 from gossip.driver import Swarm
 from gossip.grouping import Grouping
 from gossip.hooks import Hooks
@@ -74,7 +75,7 @@ class Member:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Meet the others and take the rounds. Raises OperatorError E303 or E501."""
+        """Meet the others and take the rounds. Raises OperatorError E303, E501 or E502."""
         settings, watch = self.settings, Watch(self.passed)
         codec = RangeCodec(settings.codec, settings.size)
         transport = WatchedTransport(
@@ -183,10 +184,14 @@ class Member:
         self, wiring: Wiring, replica: Noise, presence: Presence, watch: Watch
     ) -> WatchedChain:
         settings = self.settings
+
+        def behind(fragment: int, ending: Ending) -> None:
+            wiring.spawn(self._left_behind(presence, ending))
+
         hooks = Hooks(
             peer=lambda peer, now, before: self.said(f"{peer} {before} -> {now}"),
             rejected=lambda peer, error: self.said(f"{peer} is refused: {error}"),
-            behind=lambda fragment, ending: self.said(f"left behind: {ending.value}"),
+            behind=behind,
             learned=presence.on_news,
         )
         rules = Rules(
@@ -225,7 +230,7 @@ class Member:
                 upload=stats.upload.read() or 0.0, download=stats.download.read() or 0.0
             )
             # or the slowest could be left out next time, and would want for the cores now
-            await self._until_at(chain.presence, round_ + 1)
+            await self._others_at(chain.presence, round_ + 1)
             digest = await replica.offload(replica.digest)
             self.took(
                 Taken(
@@ -240,6 +245,17 @@ class Member:
                     replica.computed - computed,
                 )
             )
+
+    async def _others_at(self, presence: Presence, round_: int) -> None:
+        """Wait for the others, as long as for their coming, and then go on.
+
+        Who is out of office may be alive for ever and come no further.
+        """
+        try:
+            async with asyncio.timeout(self.settings.patience_s):
+                await self._until_at(presence, round_)
+        except TimeoutError:
+            self.said(f"not all who are there have come to round {round_}: it begins all the same")
 
     async def _until_at(self, presence: Presence, round_: int) -> None:
         """Wait until all who are alive have come to ``round_``."""
@@ -259,11 +275,25 @@ class Member:
                 await self._until_at(presence, self.settings.rounds)
         except TimeoutError:
             self.said("the others have not come to the end yet")
-        try:
-            async with asyncio.timeout(FAREWELL_S):
-                await presence.leave()
-        except TimeoutError:
-            return  # they will notice
+        await _farewell(presence)
+
+    async def _left_behind(self, presence: Presence, ending: Ending) -> None:
+        """There is no state to download here: the others go on without this member."""
+        await _farewell(presence)
+        raise operator_error(
+            "E502",
+            f"this member was left behind in round {presence.status.round}",
+            why=f"{ending.value}: it stood still, or heard nothing, for more than {KEPT} rounds",
+            fix="start all members again, and let none of them be stopped or sleep",
+        )
+
+
+async def _farewell(presence: Presence) -> None:
+    try:
+        async with asyncio.timeout(FAREWELL_S):
+            await presence.leave()
+    except TimeoutError:
+        return  # they will notice
 
 
 def _first_announcement(me: PeerId, address: str, place: Place, region: str) -> Announce:

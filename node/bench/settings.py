@@ -29,7 +29,7 @@ class Settings:
     peers: tuple[str, ...] = ()  # HOST:PORT of members to begin with
     seed: int = 0  # of its noise
     max_upload: float = 0.0  # bytes a second; 0: no limit
-    patience_s: float = 60.0  # for the others to come
+    patience_s: float = 60.0  # for the others to come, at first and to each round
 
     @property
     def run(self) -> bytes:
