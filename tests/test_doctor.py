@@ -1,6 +1,7 @@
 """The doctor: what it finds on this machine, each by its real cause."""
 
 import contextlib
+import itertools
 import json
 import shutil
 import socket
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from checkpoint_kit import make
@@ -15,11 +17,13 @@ from cli_kit import process
 from doctor_kit import config
 
 from bootstrap.manifest import Manifest, Model
+from bootstrap.manifest_rounds import CodecChoice, Outer, OuterRule, Rounds
 from bootstrap.signed_manifest import SignedManifest
 from node import outermost
 from node.checkpoint import CheckpointStore, DiskFullError, Facts
 from node.doctor import machine, software
 from node.presets import PRESETS, preset
+from node.saving import floats_saved
 from protocols.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -192,10 +196,21 @@ def test_what_torch_was_built_for_is_read_from_its_files():
     assert software.torch_cuda() == (str(torch.__version__), torch.version.cuda or "")
 
 
-def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch):
+def test_what_a_checkpoint_holds_is_counted_without_torch():
+    for optimizer, codec in itertools.product(get_args(OuterRule), get_args(CodecChoice)):
+        changes = {"outer": Outer(optimizer=optimizer), "rounds": Rounds(codec=codec)}
+        manifest = Manifest().model_copy(update=changes)
+        assert machine.floats_saved(manifest) == floats_saved(manifest), (optimizer, codec)
+
+
+@pytest.mark.parametrize("codec", ["int4", "int2"])
+def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec):
     """The same as :meth:`CheckpointStore.preflight`: it keeps two and writes a third."""
+    from node.trainer.layout import Layout
+
     store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=2)
-    size, there = 4 * machine.VECTORS_ON_DISK * machine.parameters(Manifest().model), 0
+    manifest = Manifest(rounds=Rounds(codec=codec))
+    size, there = 4 * floats_saved(manifest) * Layout.of_config(manifest.model).size, 0
     for held in range(3):
         if held:  # their sizes differ by a few bytes, as the times in them do
             size = sum(f.stat().st_size for f in make(store, held).path.rglob("*") if f.is_file())
@@ -204,7 +219,7 @@ def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch):
         for free, status in ((needed, "ok"), (needed - 1, "fail")):
             usage = SimpleNamespace(free=free)
             monkeypatch.setattr(shutil, "disk_usage", lambda place, now=usage: now)
-            assert machine.disk(config(tmp_path), Manifest()).status == status
+            assert machine.disk(config(tmp_path), manifest).status == status
             with contextlib.nullcontext() if status == "ok" else pytest.raises(DiskFullError):
                 store.preflight(size)
 
@@ -237,8 +252,8 @@ def test_a_model_of_transformers_is_counted_by_that_library(tmp_path, monkeypatc
     monkeypatch.setattr(machine.subprocess, "run", run)
     machine._counted.cache_clear()
     memory = machine.memory(config(tmp_path), manifest).found
-    assert f"{machine._mib(machine.VECTORS_IN_MEMORY * 4 * count)} needed by run" in memory
-    checkpoints = 3 * machine.VECTORS_ON_DISK * 4 * count
+    assert f"{machine._mib(8 * 4 * count)} needed by run" in memory
+    checkpoints = 3 * 5 * 4 * count
     assert f"run {manifest.label}: {machine._mib(checkpoints)}" in (
         machine.disk(config(tmp_path), manifest).found
     )
@@ -285,6 +300,23 @@ def test_a_state_directory_that_cannot_be(tmp_path):
     (tmp_path / "state").write_text("a file")
     found = machine.disk(config(tmp_path), Manifest())
     assert (found.status, found.why[:4]) == ("fail", "E105")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "says"),
+    [
+        (0, "ok", "kept in time"),
+        (5, "warn", "nothing keeps this clock in time"),
+        (-1, "ok", "does not tell"),  # seccomp, gVisor
+    ],
+)
+def test_a_clock_that_the_system_tells_nothing_of_is_not_said_to_be_kept_in_time(
+    monkeypatch, answer, status, says
+):
+    libc = SimpleNamespace(adjtimex=lambda buffer: answer)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: libc)
+    found = machine.clock()
+    assert (found.status, says in found.found) == (status, True)
 
 
 def test_a_port_in_use_is_told_with_its_process(tmp_path):

@@ -24,8 +24,10 @@ from protocols.listening import listen_on
 
 # the oldest driver for each major version of CUDA: docs.nvidia.com/deploy/cuda-compatibility
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-VECTORS_ON_DISK = 5  # base, momentum, θ and Adam's two moments, fp32
-VECTORS_IN_MEMORY = 8  # those, `sent`, the gradient and one to work on
+# fp32 vectors that outer optimizers keep, as their rules say (diloco.optimizers, which needs torch)
+OUTER_VECTORS = {"sgd": 0, "sparseloco": 0, "nesterov": 1, "heavyball": 1}
+MOST_OUTER_VECTORS = 2  # of the others
+WORKING_VECTORS = 3  # `sent`, the gradient and one to work on
 UNKNOWN = "what the run needs is not known: no peer has told which one it is"
 _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
 _IMPORT_S = 120.0
@@ -189,7 +191,8 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     if held:
         size, whose, more = held[-1], "the newest one there", " more"
     elif manifest is not None and (elements := _parameters_of(manifest)) is not None:
-        size, whose, more = VECTORS_ON_DISK * 4 * elements, f"run {manifest.label}", ""
+        size = 4 * floats_saved(manifest) * elements
+        whose, more = f"run {manifest.label}", ""
     else:
         return ok("disk", f"{_mib(free)} free at {there}; {_unknown(manifest)}")
     count = config.keep_checkpoints + 1
@@ -212,12 +215,19 @@ def _checkpoints(directory: Path) -> list[int]:
         return []
 
 
+def floats_saved(manifest: Manifest) -> int:
+    """As :func:`node.saving.floats_saved`: fp32 numbers a parameter in a checkpoint."""
+    rule = manifest.outer.optimizer
+    later = manifest.rounds.feeds_back or rule == "powersgd"  # what was lost of what was sent
+    return 4 + OUTER_VECTORS.get(rule, MOST_OUTER_VECTORS) + later
+
+
 def memory(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the model's vectors fit, with the trainer on the processor; manifest: as of disk."""
     view = Machine(config.dir)()
     needed, wanted = 0, _unknown(manifest)
     if manifest is not None and (elements := _parameters_of(manifest)) is not None:
-        needed = VECTORS_IN_MEMORY * 4 * elements
+        needed = 4 * (floats_saved(manifest) + WORKING_VECTORS) * elements
         wanted = f"{_mib(needed)} needed by run {manifest.label}"
     if view.memory_available is None:
         return ok("memory", f"{wanted}; this system does not tell what it has")
@@ -234,6 +244,8 @@ def clock() -> Finding:
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
     except (OSError, AttributeError):
+        state = -1
+    if state < 0:  # there is no such call, or a sandbox does not allow it
         return ok("clock", "this system does not tell whether it keeps time; peers will")
     if state == _TIME_ERROR:
         return warn(
