@@ -23,7 +23,6 @@ import contextlib
 import fcntl
 import heapq
 import itertools
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,8 @@ from torch import Tensor
 
 from bootstrap.manifest import Manifest
 from node.data.cached_file import cache_folder, intact, replacing, write
-from node.data.streamed import DataSet, Mark, Reader
+from node.data.marks import Marks
+from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
 from node.errors import operator_error, reason
 from node.headway import Progress
@@ -212,6 +212,7 @@ class Parts:
         self._coder = recipe.coder()
         self._source = DataSet.parse(recipe.place)
         self._directory = directory / f"stream-{recipe.digest[:16]}"
+        self._marks = Marks(self._directory / "marks")  # of stretches that were begun
         self._reader: tuple[int, Reader] | None = None  # and the round whose stretch is next
         self._lock = threading.Lock()
         self._looked = False  # whether the parts of before are intact
@@ -254,7 +255,7 @@ class Parts:
 
     def _make(self, round: int, part: int, path: Path) -> None:
         at, reader = self._reader or (-1, None)
-        known, mark = self._nearest(round)
+        known, mark = self._marks.nearest(round)
         if reader is None or at > round or at < known:
             at, reader = known, Reader(self._source, mark)
         self._reader = None  # until it stands at the beginning of a stretch again
@@ -262,10 +263,10 @@ class Parts:
             for _ in self._stretch(reader):
                 pass
             at += 1
-            self._note(at, reader.mark)
+            self._marks.note(at, reader.mark)
         own = (text for dealt, text in self._stretch(reader) if dealt == part)
         write(path, self._coded(own))
-        self._note(at + 1, reader.mark)
+        self._marks.note(at + 1, reader.mark)
         self._reader = at + 1, reader
         self.made += 1
         for old in self._directory.glob("part-*"):
@@ -279,30 +280,6 @@ class Parts:
         while batch := list(itertools.islice(texts, AT_ONCE)):
             for ids in self._coder.encode(batch):
                 yield _ended(ids, self._coder, self._kind).tobytes()
-
-    # --- marks: a line of JSON for the beginning of each stretch that was reached ----------------
-
-    def _nearest(self, round: int) -> tuple[int, Mark]:
-        """The last mark at or before a round's stretch."""
-        best = 0, Mark()
-        for number, mark in self._marks():
-            if best[0] < number <= round:
-                best = number, mark
-        return best
-
-    def _marks(self) -> Iterator[tuple[int, Mark]]:
-        with contextlib.suppress(FileNotFoundError), (self._directory / "marks").open() as file:
-            for line in file:
-                with contextlib.suppress(ValueError):  # cut off by a kill
-                    said = json.loads(line)
-                    yield int(said["round"]), Mark.model_validate(said["mark"])
-
-    def _note(self, round: int, mark: Mark) -> None:
-        if any(round == number for number, _ in self._marks()):
-            return
-        with (self._directory / "marks").open("a") as file:
-            said = {"round": round, "mark": mark.model_dump()}
-            file.write(f"\n{json.dumps(said)}\n")  # a line of its own behind one that was cut off
 
 
 class StreamData:
