@@ -117,8 +117,8 @@ class NodeConfig(IslandSettings):
     )
     data: Place | None = Field(
         default=None,
-        description="This island's training data: a file or folder of text, a token folder "
-        "(`node data prepare`) or its URL, or datasets:NAME@SPLIT to stream.",
+        description="This island's training data: a file or folder of text, or several with : "
+        "between; a token folder (`node data prepare`) or its URL; datasets:NAME@SPLIT to stream.",
     )
     data_cache: Annotated[float, BeforeValidator(size)] = Field(
         default=20e9, ge=1e6, description="Keep at most this much of a URL's files, as in 20GB."

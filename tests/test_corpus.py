@@ -297,6 +297,17 @@ def test_text_is_checked_to_its_end(tmp_path: Path, before: int, broken: bytes, 
     assert plain_text.text_files(str(tmp_path)) == [good]
 
 
+def test_a_path_with_a_colon_is_one_path_where_it_is_there(tmp_path: Path):
+    whole = tmp_path / "2026-01-01T10:00"
+    whole.mkdir()
+    (whole / "a.txt").write_text("Some text.")
+    assert plain_text.text_files(str(whole)) == [whole / "a.txt"]
+    assert plain_text.text_files(str(whole / "a.txt")) == [whole / "a.txt"]
+    (tmp_path / "b.txt").write_text("More text.")
+    two = os.pathsep.join([str(tmp_path / "b.txt"), str(tmp_path / "b.txt")])
+    assert plain_text.text_files(two) == [tmp_path / "b.txt"] * 2
+
+
 def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path):
     for data in (Data(recipe="text"), text(tmp_path)):
         with pytest.raises(OperatorError, match="no readable") as caught:

@@ -85,14 +85,15 @@ def _is_english(text: str) -> bool:
 
 
 def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
-    """Files named by ``paths`` (separated as in PATH); folders are searched for text.
+    """Files named by ``paths``; folders are searched for text.
 
+    That is one path where there is such a file or folder, else several, separated as in PATH.
     ``tell`` gets what is left out of folders, as a line for people. Raises OperatorError E601
     where there is no text, or a file that is named is none.
     """
     found: list[Path] = []
     left_out: list[str] = []
-    for place in (Path(os.path.expanduser(part)) for part in paths.split(os.pathsep) if part):
+    for place in _places(paths):
         if os.path.isdir(place):
             inside, others = look_into(place, (), tell)
             found += inside
@@ -111,6 +112,13 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
             fix=SET_PATH,
         )
     return found
+
+
+def _places(paths: str) -> list[Path]:
+    whole = Path(os.path.expanduser(paths))
+    if paths and os.path.lexists(whole):  # the separator may be in its name, as in 10:00
+        return [whole]
+    return [Path(os.path.expanduser(part)) for part in paths.split(os.pathsep) if part]
 
 
 def unreadable(file: Path, why: str) -> OperatorError:
