@@ -361,10 +361,10 @@ def test_where_nothing_can_be_written_nothing_is_run(
 def test_a_scenario_file_is_read_and_its_mistakes_named(tmp_path: Path) -> None:
     file = tmp_path / "one.toml"
     file.write_text('mode = "gossip"\ncodec = "int8"\nbandwidth = "20Mbit"\n')
-    assert load(file).bandwidth == 2.5e6
+    assert load(file, {}).bandwidth == 2.5e6
     file.write_text("island = 3\n")
     with pytest.raises(OperatorError, match="island"):
-        load(file)
+        load(file, {})
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from bootstrap.validation import bad_config, explain
+from bootstrap.validation import bad_config
 from node.commands.shared import finite, given_path
 from node.interrupts import clean_up_first
 from node.monitor.wording import megabytes
@@ -112,21 +111,15 @@ def simulate(
 
 
 def _scenario(path: Path | None, flags: dict[str, Any], changes: list[str]) -> Scenario:
-    from bootstrap.validation import read_toml
-    from node.simulate.scenario import Scenario
+    from node.simulate.scenario import load
 
-    values: dict[str, Any] = dict(read_toml(path)) if path is not None else {}
-    values |= flags
+    values = dict(flags)
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
             raise bad_config("bad --set", f"{change!r} is no KEY=VALUE", "as in --set alpha=0.5")
         values[key] = value
-    try:
-        return Scenario.model_validate(values)
-    except ValidationError as error:
-        why = "\n       ".join(explain(error, Scenario))
-        raise bad_config("bad scenario", why, "correct what is named above") from error
+    return load(path, values)
 
 
 def _with_progress(one: Scenario) -> Result:

@@ -17,7 +17,6 @@ from protocols.codecs import RangeCodec
 from protocols.tasks import Tasks
 from protocols.virtual_time import inline
 
-RUN = b"simulation" + bytes(22)
 EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
 
 
@@ -29,7 +28,7 @@ class Present:
     codec: RangeCodec
     places: Callable[[], Sequence[Place]]  # of each fragment
     joining: bool  # others have yet to let it take part
-    run: bytes = RUN
+    run: bytes
     role: str = "island"
     wiring: Wiring = field(init=False)
     presence: Presence = field(init=False)

@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from bootstrap import manifest_rounds
 from bootstrap.manifest_modes import check_arrivals
 from bootstrap.manifest_rounds import COARSE, SPARSE, Codec, CodecChoice
-from bootstrap.validation import bad_config, check, read_toml
+from bootstrap.validation import bad_config, explain, read_toml
 from protocols.errors import OperatorError
 
 Mode = Literal[manifest_rounds.Mode, "powersgd", "onebit-adam"]
@@ -285,6 +292,11 @@ def diverged(what: str) -> OperatorError:
     )
 
 
-def load(path: Path) -> Scenario:
-    """The scenario in a TOML file; raises OperatorError E204 as for manifests."""
-    return check(Scenario, read_toml(path), str(path))
+def load(path: Path | None, changes: Mapping[str, Any]) -> Scenario:
+    """The scenario in a TOML file, or the usual one, with changes. Raises OperatorError E204."""
+    values = {**(read_toml(path) if path is not None else {}), **changes}
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        why = "\n       ".join(explain(error, Scenario))
+        raise bad_config("bad scenario", why, "correct what is named above") from error
