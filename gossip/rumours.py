@@ -19,6 +19,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
+from blake3 import blake3
+
 from protocols.identity import PeerId
 
 EVERYBODY = 16  # peers that are all told directly
@@ -26,6 +28,7 @@ FANOUT = 4
 PAUSE_S = 0.1  # seconds between two batches
 BATCH_BYTES = 48 * 1024
 MET = 4096  # announcements that are known to be no news
+NAME_BYTES = 16  # that stand for one of them
 
 
 class Rumours:
@@ -35,16 +38,17 @@ class Rumours:
         self._me = me
         self._random = random.Random(me)  # so that a simulation can be repeated
         self._fresh: dict[PeerId, bytes] = {}  # the newest of each peer
-        self._met: dict[bytes, None] = {}
+        self._met: dict[bytes, None] = {}  # by their hash: nobody has looked at signatures yet
 
     def met(self, envelope: bytes) -> bool:
         """Whether an announcement has come before; from now on it has."""
-        if envelope in self._met:
+        name = blake3(envelope).digest(NAME_BYTES)
+        if name in self._met:
             return True
         if len(self._met) >= MET:
             for old in list(islice(self._met, MET // 4)):
                 del self._met[old]
-        self._met[envelope] = None
+        self._met[name] = None
         return False
 
     def add(self, peer: PeerId, envelope: bytes) -> None:

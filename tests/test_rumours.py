@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 from exchange_kit import until
@@ -48,6 +49,17 @@ def test_what_has_come_before_is_known_and_the_memory_of_it_is_bounded() -> None
     assert rumours.met((2 * MET - 1).to_bytes(4, "big"))
     assert not rumours.met(b"news")
     assert len(rumours._met) <= MET
+
+
+def test_what_is_remembered_of_strangers_takes_little_memory() -> None:
+    rumours = Rumours(PEERS[0])
+    tracemalloc.start()
+    try:
+        for number in range(MET):
+            rumours.met(number.to_bytes(4, "big") * 1250)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000  # of 20 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_few_are_told_and_only_who_is_there() -> None:
