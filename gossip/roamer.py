@@ -121,6 +121,7 @@ class Roamer(OfFragment):
     _ours: bool = True
     _still: asyncio.Lock = field(default_factory=asyncio.Lock)
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
+    _beginning: bool = False  # takes the snapshot over
     _leaving: bool = False  # begins no round any more
     _sending: int = 0  # letters on their way for the first time
     _sent: asyncio.Event = field(default_factory=asyncio.Event)  # something has become of one
@@ -208,7 +209,8 @@ class Roamer(OfFragment):
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
         if changes.get("ready") is False:
             self._ours = False  # the trainer is another one now
-        if changes.get("ready") and self.core.resting and not self._leaving:
+        if changes.get("ready") and not (self._beginning or self.planned or self._leaving):
+            self._beginning = True
             if self.status.status != "leaving":
                 changes["status"] = "active"
             self._norm = changes.get("norm", 0.0)
@@ -267,7 +269,8 @@ class Roamer(OfFragment):
     async def _begin(self) -> None:
         self._ours = True
         await self.replica.start()
-        self._began, self._exchanged, self._codecs = self.now(), [], {}
+        self._beginning, self._began = False, self.now()
+        self._exchanged, self._codecs = [], {}
         await self._carry(self.core.begin(self.replica.place.round, self._meetings, self._began))
         self.presence.tell()  # the round may have another number now
 

@@ -105,6 +105,35 @@ def test_noloco_learns_and_keeps_together():
     assert mixed > 0.9
 
 
+def test_a_round_begins_once_however_often_it_is_said_that_the_island_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Else the snapshot would be taken over once more while it is encoded."""
+    start, begun = ToyState.start, []
+
+    async def slowly(state: ToyState) -> None:
+        begun.append(state)
+        await asyncio.sleep(0.1)
+        await start(state)
+
+    async def main() -> None:
+        async with islands(2, seconds=lambda number: 1000.0) as swarm:
+            await asyncio.sleep(1.0)
+            one = swarm.members[0]
+            monkeypatch.setattr(ToyState, "start", slowly)
+            for _ in range(2):
+                one.roamer.update(ready=True, eta=0.0, norm=1.0)
+            await asyncio.sleep(0.05)
+            one.roamer.update(ready=True, eta=0.0, norm=1.0)
+            await swarm.until(lambda: bool(one.rounds), 30.0)
+            assert begun == [one.state]
+            one.roamer.update(ready=True, eta=0.0, norm=1.0)
+            await swarm.until(lambda: len(one.rounds) == 2, 30.0)
+            assert begun == [one.state] * 2
+
+    run(main())
+
+
 def test_a_partner_that_vanishes_costs_one_exchange_and_no_progress():
     async def main() -> None:
         one = torch.ones(3000)
