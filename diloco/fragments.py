@@ -107,7 +107,9 @@ class Schedule:
 
 
 def delay_for(transfer_s: float, step_s: float, inner_steps: int) -> int:
-    """τ = ⌈t_comm / t_step⌉, at least 1 and at most H / 4: the transfer hides behind the steps.
+    """τ = ⌈t_comm / t_step⌉, so that the transfer hides behind steps: at least 1, at most ⌊H / 4⌋.
+
+    Where H is below 4 that is 0: the result is waited for.
 
     Raises :class:`ValueError` unless both times are finite, ``step_s`` above zero.
     """
