@@ -203,9 +203,10 @@ def test_what_a_checkpoint_holds_is_counted_without_torch():
         assert machine.floats_saved(manifest) == floats_saved(manifest), (optimizer, codec)
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("codec", ["int4", "int2"])
-def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec):
-    """The same as :meth:`CheckpointStore.preflight`: it keeps two and writes a third."""
+def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec, copies):
+    """The same as :meth:`CheckpointStore.preflight`: it keeps two, and writes and copies one."""
     from node.trainer.layout import Layout
 
     store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=2)
@@ -215,13 +216,14 @@ def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec):
         if held:  # their sizes differ by a few bytes, as the times in them do
             size = sum(f.stat().st_size for f in make(store, held).path.rglob("*") if f.is_file())
             there += size
-        needed = 3 * size - there
+        needed = (3 + copies) * size - there
+        copied = {"checkpoint_copy": str(tmp_path / "copies")} if copies else {}
         for free, status in ((needed, "ok"), (needed - 1, "fail")):
             usage = SimpleNamespace(free=free)
             monkeypatch.setattr(shutil, "disk_usage", lambda place, now=usage: now)
-            assert machine.disk(config(tmp_path), manifest).status == status
+            assert machine.disk(config(tmp_path, **copied), manifest).status == status
             with contextlib.nullcontext() if status == "ok" else pytest.raises(DiskFullError):
-                store.preflight(size)
+                store.preflight(size, copies=copies)
 
 
 def test_a_disk_that_cannot_hold_the_checkpoints(tmp_path):
@@ -230,6 +232,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints(tmp_path):
     assert (found.status, found.why[:4]) == ("fail", "E402")
     assert machine.disk(config(tmp_path), Manifest()).status == "ok"
     assert machine.memory(config(tmp_path), huge).status == "warn"
+    assert machine.disk(config(tmp_path, checkpoint_every=0), huge).status == "ok"
 
 
 def test_a_model_of_transformers_is_counted_by_that_library(tmp_path, monkeypatch):

@@ -175,7 +175,8 @@ def parameters(model: Model) -> int:
 def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the state directory can be written, and holds the checkpoints of the model.
 
-    As :meth:`node.checkpoint.CheckpointStore.preflight`: those to keep, and one being written.
+    As :meth:`node.checkpoint.CheckpointStore.preflight`: those to keep, one being written, and one
+    that is still being copied to a second place.
     ``manifest`` is None where nobody could tell the run.
     """
     held = _checkpoints(config.dir)
@@ -188,6 +189,8 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
             "give a directory this user may write with --dir",
         )
     free = shutil.disk_usage(there).free
+    if not config.checkpoint_every:
+        return ok("disk", f"{_mib(free)} free at {there}; no checkpoints are written")
     if held:
         size, whose, more = held[-1], "the newest one there", " more"
     elif manifest is not None and (elements := _parameters_of(manifest)) is not None:
@@ -195,7 +198,7 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
         whose, more = f"run {manifest.label}", ""
     else:
         return ok("disk", f"{_mib(free)} free at {there}; {_unknown(manifest)}")
-    count = config.keep_checkpoints + 1
+    count = config.keep_checkpoints + 1 + bool(config.checkpoint_copy)
     needed = max(0, count * size - sum(held))
     found = f"{_mib(free)} free at {there}; {count} checkpoints of {whose}: {_mib(needed)}{more}"
     if free < needed:
