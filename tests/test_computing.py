@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from ranks_kit import fake_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.manifest import Model
@@ -61,8 +60,7 @@ class Counted(TorchDispatchMode):
 @pytest.mark.parametrize(("how", "again"), [("none", 0), ("selective", 0), ("full", 4)])
 def test_what_other_ranks_sent_is_kept(how: Any, again: int) -> None:
     """Queries, keys, values, and what attention makes of them: four exchanges a layer."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
+    with fake_ranks(2):
         config = CONFIG.model_copy(update={"n_kv_heads": 2, "n_layers": 2})
         model = prepared(Computing(recompute=how), config)
         mesh = init_device_mesh("cpu", (2,))
@@ -71,8 +69,6 @@ def test_what_other_ranks_sent_is_kept(how: Any, again: int) -> None:
         loss = model(TOKENS).square().mean()
         with Counted() as counted:
             loss.backward()
-    finally:
-        dist.destroy_process_group()
     exchange = torch.ops._c10d_functional.all_to_all_single.default
     assert counted.calls[exchange] == config.n_layers * (4 + again)
 

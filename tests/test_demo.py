@@ -183,16 +183,23 @@ def played(demo: Demo, clock: Clock, round_s: float, monkeypatch: pytest.MonkeyP
         new()
 
 
+def by_a_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, step_s: float
+) -> tuple[Demo, Clock]:
+    """One of 90 seconds and three islands, by a clock that tests set, on two cores."""
+    clock = Clock()
+    monkeypatch.setattr("node.demo.step_seconds", lambda: step_s)
+    monkeypatch.setattr("node.demo.time", clock)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    return Demo(90, 3, 0, tmp_path, 0.0, quiet=True), clock
+
+
 @pytest.mark.parametrize("slower", [1.0, 4.0])
 def test_a_machine_that_gets_busier_makes_fewer_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float
 ) -> None:
     """It took as much longer as the machine was slower than in its first seconds."""
-    clock = Clock()
-    monkeypatch.setattr("node.demo.step_seconds", lambda: 0.02)
-    monkeypatch.setattr("node.demo.time", clock)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    demo = Demo(90, 3, 0, tmp_path, 0.0, quiet=True)
+    demo, clock = by_a_clock(tmp_path, monkeypatch, step_s=0.02)
     round_s = slower * (demo.takes_s - START_S) / demo.rounds
 
     played(demo, clock, round_s, monkeypatch)
@@ -214,11 +221,7 @@ def test_a_slow_machine_is_not_one_that_makes_no_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
     """The least rounds take it longer than three times the seconds that were asked for."""
-    clock = Clock()
-    monkeypatch.setattr("node.demo.step_seconds", lambda: 0.8)
-    monkeypatch.setattr("node.demo.time", clock)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    demo = Demo(90, 3, 0, tmp_path, 0.0, quiet=True)
+    demo, clock = by_a_clock(tmp_path, monkeypatch, step_s=0.8)
     assert demo.rounds == MIN_ROUNDS
     assert demo.takes_s > 5 * 90
     round_s = float("inf") if stuck else (demo.takes_s - START_S) / demo.rounds

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_kit import fake_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from trainer_kit import Bench, committing
 
 from node.trainer.dims import ParallelDims
@@ -65,9 +65,8 @@ def test_each_data_rank_computes_its_share_of_the_windows(
 
 @pytest.fixture
 def four() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
+    with fake_ranks(4):
+        yield
 
 
 @pytest.mark.usefixtures("four")

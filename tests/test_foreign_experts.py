@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hf_kit import MIXTRAL, QWEN
+from ranks_kit import forked
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -28,7 +26,7 @@ FAMILIES: list[dict[str, Any]] = [
     SPARSE | {"model_type": "olmoe", "num_experts": 4},
     SPARSE | {"model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 8},  # has biases
 ]
-RANKS, WAIT_S = 2, 120.0
+RANKS = 2
 TOKENS = torch.randint(0, 300, (RANKS, 1, 17), generator=torch.Generator().manual_seed(0))
 
 
@@ -41,57 +39,39 @@ def _loss(model: ForeignDecoder, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rank(rank: int, directory: Path) -> None:
     """Its row alone through experts of both; then the gradients of the whole model's slices."""
-    status = 1
-    try:
-        store = f"file://{directory}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-        mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("ep",))
-        for plain in FAMILIES:
-            config = model_of(plain)
-            whole, dealt = build_foreign(config, 0), build_foreign(config, 0)
-            wanted = [_loss(whole, rows) for rows in TOKENS]
-            sum(loss for _, loss in wanted).backward()  # type: ignore[union-attr]
-            try_experts(dealt, RANKS)
-            deal_out(dealt, mesh)
-            logits, loss = _loss(dealt, TOKENS[rank])
-            loss.backward()
-            torch.testing.assert_close(logits, wanted[rank][0], rtol=0, atol=1e-5)
-            experts = {id(p) for one in experts_of(dealt) for p in one.parameters()}
-            assert len(experts) == sum(len(list(e.parameters())) for e in experts_of(whole))
-            for (name, mine), (_, theirs) in zip(
-                dealt.named_parameters(), whole.named_parameters(), strict=True
-            ):
-                assert mine.grad is not None, name
-                assert theirs.grad is not None, name
-                gradient = local(mine.grad)
-                if id(mine) in experts:  # of the tokens of all ranks
-                    want = theirs.grad.chunk(RANKS)[rank]
-                    assert local(mine).shape == want.shape, name
-                    assert local(mine).untyped_storage().nbytes() == local(mine).nbytes
-                else:
-                    dist.all_reduce(gradient)
-                    want = theirs.grad
-                assert torch.allclose(gradient, want, rtol=0, atol=2e-5), (plain, name)
-        status = 0
-    except BaseException:  # noqa: BLE001 - the process ends here, and leaves a word
-        (directory / f"error-{rank}").write_text(traceback.format_exc())
-    os._exit(status)
+    store = f"file://{directory}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("ep",))
+    for plain in FAMILIES:
+        config = model_of(plain)
+        whole, dealt = build_foreign(config, 0), build_foreign(config, 0)
+        wanted = [_loss(whole, rows) for rows in TOKENS]
+        sum(loss for _, loss in wanted).backward()  # type: ignore[union-attr]
+        try_experts(dealt, RANKS)
+        deal_out(dealt, mesh)
+        logits, loss = _loss(dealt, TOKENS[rank])
+        loss.backward()
+        torch.testing.assert_close(logits, wanted[rank][0], rtol=0, atol=1e-5)
+        experts = {id(p) for one in experts_of(dealt) for p in one.parameters()}
+        assert len(experts) == sum(len(list(e.parameters())) for e in experts_of(whole))
+        for (name, mine), (_, theirs) in zip(
+            dealt.named_parameters(), whole.named_parameters(), strict=True
+        ):
+            assert mine.grad is not None, name
+            assert theirs.grad is not None, name
+            gradient = local(mine.grad)
+            if id(mine) in experts:  # of the tokens of all ranks
+                want = theirs.grad.chunk(RANKS)[rank]
+                assert local(mine).shape == want.shape, name
+                assert local(mine).untyped_storage().nbytes() == local(mine).nbytes
+            else:
+                dist.all_reduce(gradient)
+                want = theirs.grad
+            assert torch.allclose(gradient, want, rtol=0, atol=2e-5), (plain, name)
 
 
-def test_two_ranks_with_half_of_the_experts_each_compute_what_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_rank, args=(rank, tmp_path)) for rank in range(RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(WAIT_S)
-    for process in ranks:
-        process.kill()
-    assert not [file.read_text() for file in sorted(tmp_path.glob("error-*"))]
-    assert [process.exitcode for process in ranks] == [0, 0]
+def test_two_ranks_with_half_of_the_experts_each_compute_what_one_does(tmp_path: Path) -> None:
+    forked(_rank, RANKS, tmp_path)
 
 
 def test_an_expert_without_rows_has_a_gradient_of_zeros() -> None:

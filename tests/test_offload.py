@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_kit import fake_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bootstrap.manifest import Model
 from node.trainer.computing import Computing
@@ -40,9 +40,8 @@ QWEN_MOE = {
 
 @pytest.fixture
 def two() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
+    with fake_ranks(2):
+        yield
 
 
 @pytest.mark.usefixtures("two")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from ranks_kit import fake_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.torch_version import TorchVersion
 
 from bootstrap.manifest import Model
@@ -25,9 +24,8 @@ ROWS, TOKENS, WIDTH, VOCABULARY = 4, 16, 8, 256
 
 @pytest.fixture(autouse=True)
 def _four_ranks() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
+    with fake_ranks(4):
+        yield
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from ranks_kit import fake_ranks, forked
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.layout_cases import FOREIGN_EP, Case, manifest_of
 from node.trainer import model as ours
@@ -53,14 +49,11 @@ def engine_of(
     if dims.size == 1 and not mesh:
         yield Engine(manifest, Ranks.alone(CPU), Computing(HALF, **computing))
         return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=dims.size)
-    try:
+    with fake_ranks(dims.size):
         axes = dims.axes
         made = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
         ranks = Ranks(0, dims.size, CPU, made, dims)
         yield Engine(manifest, ranks, Computing(HALF, **computing))
-    finally:
-        dist.destroy_process_group()
 
 
 def batch(rows: range) -> tuple[Tensor, Tensor]:
@@ -147,36 +140,20 @@ def test_hidden_states_have_the_computing_type_in_every_layout(dims: ParallelDim
 
 
 def _stage(rank: int, directory: Path) -> None:
-    status = 1
-    try:
-        dims = ParallelDims(pp=2)
-        ranks = Ranks.join(rank, dims, CPU, f"file://{directory}/store")
-        engine = Engine(manifest_of(Case("", dims)), ranks, Computing(HALF))
-        with torch.no_grad():
-            for parameter in engine.models.parameters():
-                parameter.uniform_(-0.1, 0.1)
-        seen = look(engine)
-        engine.gradients(batch, 8)
-        assert seen == WANTED, seen
-        status = 0
-    except BaseException:  # noqa: BLE001 - the process ends here, and leaves a word
-        (directory / f"error-{rank}").write_text(traceback.format_exc())
-    os._exit(status)
+    dims = ParallelDims(pp=2)
+    ranks = Ranks.join(rank, dims, CPU, f"file://{directory}/store")
+    engine = Engine(manifest_of(Case("", dims)), ranks, Computing(HALF))
+    with torch.no_grad():
+        for parameter in engine.models.parameters():
+            parameter.uniform_(-0.1, 0.1)
+    seen = look(engine)
+    engine.gradients(batch, 8)
+    assert seen == WANTED, seen
 
 
-def test_so_they_have_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_they_have_in_a_pipeline(tmp_path: Path) -> None:
     """Of real ranks: its stages tell each other what they are going to send."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = multiprocessing.get_context("fork")
-    stages = [context.Process(target=_stage, args=(rank, tmp_path)) for rank in range(2)]
-    for process in stages:
-        process.start()
-    for process in stages:
-        process.join(60.0)
-    for process in stages:
-        process.kill()
-    assert not [file.read_text() for file in sorted(tmp_path.glob("error-*"))]
-    assert [process.exitcode for process in stages] == [0, 0]
+    forked(_stage, 2, tmp_path)
 
 
 def test_what_backward_begins_with_is_not_gathered_again() -> None:
@@ -196,14 +173,11 @@ def test_a_ring_rounds_what_it_takes_and_what_it_gives_alone() -> None:
     q, k, v = (2 * torch.randn(2, heads, 32, 8, generator=random) for heads in (4, 2, 2))
     rounded = [x.to(HALF).requires_grad_() for x in (q, k, v)]
     exact = [x.detach().double().requires_grad_() for x in rounded]
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    try:
+    with fake_ranks(1):
         attend = attention_over(init_device_mesh("cpu", (1,)), "ring")
         with torch.autocast("cpu", HALF):
             found = attend(*rounded)
         found.float().square().sum().backward()
-    finally:
-        dist.destroy_process_group()
     wanted = causal_attention(*exact)
     wanted.square().sum().backward()
     assert found.dtype == HALF

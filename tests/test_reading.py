@@ -49,13 +49,14 @@ async def test_who_joins_without_data_is_told_which_text_it_trains_on(
     )
 
 
+def made_at_once(manifest: Manifest, *_: Any) -> Any:
+    return SimpleNamespace(manifest=manifest, shard=b"", tokens="tokens", tokenizer=b"")
+
+
 async def test_who_makes_a_run_with_data_is_told_that_others_do_not_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(manifest: Manifest, *_: Any) -> Any:
-        return SimpleNamespace(manifest=manifest, shard=b"", tokens="tokens", tokenizer=b"")
-
-    monkeypatch.setattr("node.data.supply.make", make)
+    monkeypatch.setattr("node.data.supply.make", made_at_once)
     config = resolve({"dir": str(tmp_path), "data": "mine.txt"}, {})
     for recipe, notices in (("docstrings", 1), ("text", 0)):
         told: list[str] = []
@@ -160,10 +161,7 @@ async def test_who_resumes_without_data_still_knows_what_its_tokens_were_made_of
 async def test_who_makes_a_run_of_a_files_text_knows_what_its_tokens_were_made_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(manifest: Manifest, *_: Any) -> Any:
-        return SimpleNamespace(manifest=manifest, shard=b"", tokens="tokens", tokenizer=b"")
-
-    monkeypatch.setattr("node.data.supply.make", make)
+    monkeypatch.setattr("node.data.supply.make", made_at_once)
     own = Manifest(data={"recipe": "text", "path": str(tmp_path / "of-run.txt")})
     node = reading(resolve({"dir": str(tmp_path)}, {}), [])
     await node.tokens(await node.make_run(own))

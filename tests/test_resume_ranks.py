@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import traceback
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
+from ranks_kit import forked
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -23,7 +20,7 @@ from node.trainer.resume import FOLDER, Share, Standing, load, save
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
-RANKS, WAIT_S = 2, 120.0
+RANKS = 2
 LAYOUT = Layout.of_shapes([("w", torch.Size([4, 3]))])
 STANDING = Standing(
     fragments=(Share(round=3),), round_step=2, step=5, tokens=99, position=7, rewarm_from=None,
@@ -64,36 +61,18 @@ def _refused(place: Path, ranks: Ranks, one_disk: bool) -> list[Any]:
 
 
 def _rank(rank: int, directory: Path) -> None:
-    status = 1
-    try:
-        store = f"file://{directory}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-        ranks = Ranks(rank, RANKS, torch.device("cpu"), init_device_mesh("cpu", (RANKS,)))
-        for one_disk in (True, False):
-            told = _refused(directory / str(one_disk), ranks, one_disk)
-            (directory / f"told-{one_disk}-{rank}").write_text(json.dumps(told))
-        status = 0
-    except BaseException:  # noqa: BLE001 - the process ends here, and leaves a word
-        (directory / f"error-{rank}").write_text(traceback.format_exc())
-    os._exit(status)
+    store = f"file://{directory}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    ranks = Ranks(rank, RANKS, torch.device("cpu"), init_device_mesh("cpu", (RANKS,)))
+    for one_disk in (True, False):
+        told = _refused(directory / str(one_disk), ranks, one_disk)
+        (directory / f"told-{one_disk}-{rank}").write_text(json.dumps(told))
 
 
-def test_both_ranks_are_told_of_what_one_cannot_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def test_both_ranks_are_told_of_what_one_cannot_read(tmp_path: Path) -> None:
     for one_disk in (True, False):
         (tmp_path / str(one_disk)).mkdir()
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_rank, args=(rank, tmp_path)) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(WAIT_S)
-    for process in processes:
-        process.kill()
-    assert not [file.read_text() for file in sorted(tmp_path.glob("error-*"))]
-    assert [process.exitcode for process in processes] == [0, 0]
+    forked(_rank, RANKS, tmp_path)
     for one_disk in (True, False):
         first, second = (
             json.loads((tmp_path / f"told-{one_disk}-{rank}").read_text()) for rank in range(RANKS)

@@ -176,7 +176,7 @@ def _told_to_all(ranks: Ranks) -> Iterator[None]:
         return
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # raised again below
         ranks.broadcast(ended(first_known(error)).encode())
         raise
     ranks.broadcast(Idle().encode())

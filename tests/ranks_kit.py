@@ -1,0 +1,55 @@
+"""Ranks for tests: processes that are forked, or this one among others that are played."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+WAIT_S = 120.0
+
+
+@contextmanager
+def fake_ranks(size: int) -> Iterator[None]:
+    """This process is rank 0 of so many; collective calls return and move nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def forked(work: Callable[[int, Path], None], ranks: int, directory: Path) -> None:
+    """Run ``work(rank, directory)`` in a process for each rank, with gloo on loopback.
+
+    Raises AssertionError where one of them fails, or takes too long.
+    """
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_one, args=(work, rank, directory)) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WAIT_S)
+    for process in processes:
+        process.kill()
+    assert not [file.read_text() for file in sorted(directory.glob("error-*"))]
+    assert [process.exitcode for process in processes] == [0] * ranks
+
+
+def _one(work: Callable[[int, Path], None], rank: int, directory: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    status = 1
+    try:
+        work(rank, directory)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the process ends here, and leaves a word
+        (directory / f"error-{rank}").write_text(traceback.format_exc())
+    os._exit(status)
