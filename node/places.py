@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.data.cached_file import DRAFT, replacing
 from node.errors import operator_error
 from node.monitor.wording import clean, duration
 from node.statedir import MANIFEST, StateDir
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 MAX_NOTES = 256
 MAX_INDEX_BYTES = 1024 * 1024
 _POLL_S = 0.1
-_DRAFT = "."  # begins the name of a note that is being written
 
 
 def notes() -> Path:
@@ -45,10 +44,8 @@ def note(directory: Path) -> None:
     name = hashlib.sha256(path).hexdigest()[:16]
     with contextlib.suppress(OSError):
         notes().mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=notes(), prefix=_DRAFT)
-        with os.fdopen(descriptor, "wb") as file:
+        with replacing(notes() / name) as file:  # others read it at any moment
             file.write(path)
-        os.replace(draft, notes() / name)  # others read it at any moment
         for old in sorted(notes().iterdir(), key=lambda path: path.stat().st_mtime)[:-MAX_NOTES]:
             old.unlink()
 
@@ -58,7 +55,7 @@ def noted() -> list[Path]:
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(notes().iterdir()):
-            if path.name.startswith(_DRAFT):
+            if path.name.startswith(DRAFT):
                 continue
             with contextlib.suppress(OSError):  # one that cannot be read hides no other
                 directory = Path(os.fsdecode(path.read_bytes()))
