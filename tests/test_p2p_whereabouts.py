@@ -10,13 +10,15 @@ import pytest
 from identity_kit import identity
 from p2p_kit import DHTID, DHTNode, dht_pb2, double, fast_network
 
+from protocols import envelope
 from protocols.address_book import AddressBook
 from protocols.errors import Malformed, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
+from protocols.messages import PeerRecord
 from protocols.p2p import P2P, bindings
 from protocols.transport import MAX_CALL_BYTES, CallHandler
-from protocols.whereabouts import Whereabouts
+from protocols.whereabouts import LIFETIME, PURPOSE, Whereabouts
 
 
 class Roads:
@@ -171,6 +173,25 @@ async def test_forged_and_old_records_are_refused() -> None:
         a.whereabouts.learn(bytes(broken))
     with pytest.raises(Malformed):
         a.whereabouts.learn(bytes(5000))
+
+
+async def test_nobody_says_where_somebody_else_is() -> None:
+    """Whoever is asked could send the peer's callers to itself, for as long as it likes."""
+    roads = Roads()
+    a, victim, thief = (Resident(roads, n) for n in (1, 2, 3))
+    true = a.whereabouts.learn(victim.whereabouts.publish([victim.address]))
+    forged = envelope.seal(
+        thief.identity,
+        PeerRecord(victim.peer, (thief.address,), ""),
+        purpose=PURPOSE,
+        run=b"",
+        sequence=2**62,
+        expires=time.time() + LIFETIME,
+    )
+    with pytest.raises(Malformed, match="somebody else"):
+        a.whereabouts.learn(forged, expected=victim.peer)
+    assert a.whereabouts.get(victim.peer) == true
+    assert a.transport.book.addresses(victim.peer) == [victim.address]
 
 
 async def test_records_expire_and_are_signed_anew() -> None:
