@@ -227,6 +227,9 @@ def test_products_that_cannot_be() -> None:
         ({"present": (0, 1, 2, 3, 3)}, "unknown contributors"),
         ({"present": (1, 0, 2, 3, 4)}, "unknown contributors"),
         ({"present": (0, 1, 2, 3, 5)}, "unknown contributors"),
+        ({"roots": good.roots[:-1]}, "not named"),
+        ({"signatures": good.signatures[:-1]}, "not named"),
+        ({"roots": (*good.roots, bytes(32)), "signatures": (*good.signatures, b"")}, "not named"),
         ({"basis": bytes(32)}, "another plan"),
         ({"round": good.round + 1}, "another round"),
         ({"products": numbers(good, p11=-1.0)}, "beyond the announced"),
@@ -247,6 +250,9 @@ def test_a_leader_that_makes_scales_up() -> None:
     draft = draft_of(inputs)
     final = gathered(draft, grams_of(draft, inputs))
     roster = roster_of(MEMBERS)
+    stranger = Identity.from_seed(bytes([9]) * 32)
+    theirs = dataclasses.replace(final.grams[0], owner=stranger.peer_id)
+    forged = (sign_gram(stranger, RUN, theirs), *final.grams[1:])
     favoured = tuple(
         dataclasses.replace(c, scale=c.scale * (1 + 1e-15) if n == 2 else c.scale)
         for n, c in enumerate(final.contributors)
@@ -256,6 +262,7 @@ def test_a_leader_that_makes_scales_up() -> None:
         (dataclasses.replace(final, grams=final.grams[:-1]), "without the inner products"),
         (dataclasses.replace(final, grams=()), "without the inner products"),
         (dataclasses.replace(final, grams=final.grams[::-1]), "another part"),
+        (dataclasses.replace(final, grams=forged), "another part"),
         (dataclasses.replace(final, draft=True), "knows its outcome"),
         (dataclasses.replace(draft, grams=final.grams), "knows its outcome"),
     ]:
