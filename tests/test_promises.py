@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +19,11 @@ from simulated_swarm import Member, simulated_swarm
 from gossip.agreement import Agreement
 from gossip.forgetting import Forgetting
 from gossip.promises import Promises, Record
+from gossip.proposer import Proposer
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
-from protocols.messages import Vote
+from protocols.messages import Promise, Vote
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -53,6 +57,35 @@ def test_a_torn_record_counts_for_nothing(tmp_path: Path) -> None:
         assert Record(path, RUN, ME).last is None
     Record(path, RUN, ME).write(8)
     assert Record(path, RUN, ME).last == 8
+
+
+def test_a_record_and_its_name_are_on_the_disk_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "promised"
+    record, sync, synced, failing = Record(path, RUN, ME), os.fsync, list[Path](), [tmp_path]
+
+    def fsync(file: int) -> None:
+        (which,) = [p for p in (path, tmp_path) if os.path.samestat(os.fstat(file), p.stat())]
+        if which in failing:
+            raise OSError("no space left on device")
+        sync(file)
+        if which == path:
+            assert Record(path, RUN, ME).last == writing, "before it is written"
+        synced.append(which)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writing = 3
+    with pytest.raises(OSError, match="no space"):
+        record.write(3)
+    assert record.last is None
+    failing.clear()
+    synced.clear()
+    record.write(3)
+    assert synced == [path, tmp_path], "its name was not on the disk the first time"
+    writing = 4
+    record.write(4)
+    assert synced == [path, tmp_path, path]
 
 
 def test_rounds_behind_the_record_are_not_forgotten() -> None:
@@ -161,6 +194,31 @@ def test_who_cannot_write_promises_nothing_until_it_can(mended: bool, tmp_path: 
     assert disk.last == (3 if mended else None), "what is not known is not made up"
     assert len(failures) == 1
     assert "no space" in str(failures[0])
+
+
+def test_no_answer_of_a_member_promises_what_is_not_on_its_disk(tmp_path: Path) -> None:
+    async def slowly(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(2.0)
+        return work()
+
+    async def main() -> None:
+        async with simulated_swarm(4, think=(30.0, 31.0), records=tmp_path) as swarm:
+            await asyncio.sleep(0.5)
+            asked, candidate, *_ = swarm.living()
+            promises = asked.swarm.chains[0].promises
+            promises._wiring = replace(promises._wiring, offload=slowly)
+            agreement = candidate.swarm.chains[0].round.agreement
+            prepare = Proposer(agreement).prepare(0, agreement.roster)
+            assert promises.needed(prepare.round)
+            transport = candidate.swarm.wiring.transport
+            answer = await transport.call(asked.peer, "round", prepare.encode(), timeout=10.0)
+            promise: Promise = Promise.decode(answer)
+            assert (promise.epoch, promise.ballot) == (0, prepare.ballot)
+            kept = swarm.record_of(asked.peer, 0)
+            assert kept is not None
+            assert kept.last == prepare.round
+
+    virtual_time.run(main())
 
 
 def test_who_is_alone_goes_on_when_its_disk_does(tmp_path: Path) -> None:
