@@ -13,6 +13,7 @@ import pytest
 from checkpoint_kit import VALUES, make
 
 from node.checkpoint import (
+    DRAFT_PREFIX,
     INDEX,
     CheckpointError,
     CheckpointStore,
@@ -213,6 +214,31 @@ def test_a_full_disk_keeps_what_was_there(small_disk: Path) -> None:
     assert found.facts.round == 2
     with pytest.raises(DiskFullError, match="need"):
         store.preflight(60_000)
+
+
+def test_one_is_on_the_disk_before_its_name_and_the_name_before_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any other order a crash of the machine could leave neither the new nor the old one."""
+    store = CheckpointStore(tmp_path, keep=1)
+    make(store, 1)
+    sync, synced = os.fsync, list[tuple[str, list[str]]]()
+
+    def fsync(file: int) -> None:
+        sync(file)
+        paths = [tmp_path, *tmp_path.rglob("*")]
+        (which,) = [p for p in paths if os.path.samestat(os.fstat(file), p.stat())]
+        synced.append((which.name, [name for name in names(store) if name.startswith("ckpt")]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    made = make(store, 2).path
+    *content, last = synced
+    assert last == (tmp_path.name, ["ckpt-00000001", "ckpt-00000002"])
+    assert [there for _, there in content] == [["ckpt-00000001"]] * len(content)
+    found = {name for name, _ in content}
+    assert found > {path.name for path in made.iterdir()}
+    assert [name for name in found if name.startswith(DRAFT_PREFIX)], "the folder of its files"
+    assert names(store) == ["ckpt-00000002"]
 
 
 @pytest.mark.parametrize(
