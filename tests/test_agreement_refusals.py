@@ -60,6 +60,7 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         return replace(plan, parts=(replace(part, result=bad), *parts))
 
     length = part.stop - part.start
+    theirs = sign_result(EVERYBODY[4], RUN, replace(good, owner=EVERYBODY[4].peer_id))
     return {
         "no contributors": replace(plan, contributors=()),
         "a contributor twice": replace(plan, contributors=(first, first, *others)),
@@ -94,6 +95,7 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         "a result that is not signed": replace(
             plan, parts=(replace(part, result=replace(good, signature=b"")), *parts)
         ),
+        "a stranger's result": replace(plan, parts=(replace(part, result=theirs), *parts)),
         "a result of another round": with_result(round=4),
         "a result for another range": with_result(stop=part.stop + 1024),
         "a result in another codec": with_result(codec="fp32"),
@@ -126,6 +128,16 @@ def test_a_bent_plan_is_refused_and_changes_nothing(how: str) -> None:
     with pytest.raises(RemoteProtocolError):
         other.on_plan(BENT[how].leader, BENT[how])
     assert (other.plan, other.promised) == (None, NONE)
+
+
+def test_no_promise_to_a_candidate_with_a_roster_of_strangers() -> None:
+    """It would decide by itself, with names of its own making for a majority."""
+    members, by = EVERYBODY[:3], EVERYBODY[1]
+    mine = agreement_of(EVERYBODY[0], members)
+    theirs = agreement_of(by, EVERYBODY)
+    with pytest.raises(Malformed, match="strangers"):
+        mine.on_prepare(by.peer_id, Proposer(theirs).prepare(1, theirs.roster))
+    assert (mine.promised, mine.office) == (NONE, roster_of(members))
 
 
 def test_a_plan_that_is_not_for_me_says_nothing_against_its_leader() -> None:
