@@ -26,9 +26,11 @@ from gossip.certificate import (
 )
 from gossip.proposer import Proposer
 from protocols.errors import RemoteProtocolError, Stale
+from protocols.identity import Identity
 from protocols.messages import (
     Prepare,
     Promise,
+    Vote,
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -106,7 +108,10 @@ def test_a_later_ballot_ends_the_earlier_one() -> None:
     assert len(again.held) == len(plan.parts)
 
 
-def test_a_new_leader_repeats_the_vote_of_the_highest_ballot() -> None:
+@pytest.mark.parametrize("heard", [((0, 0), (0, 4)), ((0, 4), (0, 0))])
+def test_a_new_leader_repeats_the_vote_of_the_highest_ballot(
+    heard: tuple[tuple[int, int], tuple[int, int]],
+) -> None:
     members = EVERYBODY[:3]
     plans = {
         (0, 0): plan_of(leader(members), members),
@@ -124,8 +129,9 @@ def test_a_new_leader_repeats_the_vote_of_the_highest_ballot() -> None:
         at: outcome_of(plan, results_of(plan, members), PLACE.work) for at, plan in plans.items()
     }
     others = [peer for peer in candidate.roster if peer != candidate.me]
-    assert proposer.on_promise(others[0], Promise(0, 8, 0, 0, outcomes[0, 0], ())) is None
-    remains = proposer.on_promise(others[1], Promise(0, 8, 0, 4, outcomes[0, 4], ()))
+    first, last = (Promise(0, 8, *at, outcomes[at], ()) for at in heard)
+    assert proposer.on_promise(others[0], first) is None
+    remains = proposer.on_promise(others[1], last)
     assert remains is not None
     assert remains.voted == outcomes[0, 4]
 
@@ -173,6 +179,30 @@ def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:
     assert remains is not None
     assert remains.ballot == (0, second)
     assert stand() > second  # it came up with no plan, and the promises are used up
+
+
+def test_votes_of_who_is_not_in_a_later_epoch_do_not_count_there() -> None:
+    """They may come before its roster is known here, and are kept until it is."""
+    me, by, other, outside, _ = EVERYBODY
+    survivors = [me, by, other]
+    mine = agreement_of(me, EVERYBODY)
+    prepare = Proposer(agreement_of(by, EVERYBODY)).prepare(1, roster_of(survivors))
+    ballot = (1, prepare.ballot)
+    plan = plan_of(by, survivors, ballot=ballot)
+    results = results_of(plan, survivors)
+    hash_ = outcome_hash(outcome_of(plan, results, PLACE.work))
+
+    def vote(voter: Identity) -> Vote:
+        return sign_vote(voter, RUN, 0, 3, PLACE.previous, ballot, hash_)
+
+    assert mine.on_vote(vote(outside)) == []
+    assert isinstance(mine.on_prepare(by.peer_id, prepare), Promise)
+    mine.on_plan(by.peer_id, plan)
+    events = [event for result in results for event in mine.on_held(result)]
+    assert [type(event) for event in events] == [CastVote], "with mine it is one of three"
+    (done,) = mine.on_vote(vote(other))
+    assert isinstance(done, Decided)
+    assert {signed.voter for signed in done.certificate.votes} == {me.peer_id, other.peer_id}
 
 
 def test_in_a_later_epoch_all_must_promise() -> None:
