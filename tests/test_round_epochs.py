@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 from exchange_kit import until
+from gossip_kit import plan_of
 from round_kit import Peer, World
 from simulated_swarm import simulated_swarm
 
+from gossip.agreement import NONE
 from gossip.round import Round
 from protocols import virtual_time
-from protocols.messages import Prepare
+from protocols.errors import RemoteRefused
+from protocols.messages import Prepare, Promise
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -51,6 +54,28 @@ def test_those_who_are_too_few_without_others_follow_them_into_a_later_epoch(see
     world.run(world.now + 6.0)
     assert all(len(peer.chain) > place.round for peer, _ in members if peer.alive)
     assert {len(heads) for heads in world.commits.values()} == {1}
+
+
+def test_who_may_have_forgotten_a_promise_is_out_of_its_round_but_for_later_epochs() -> None:
+    """What it has promised before it started again was in the epoch that all begin with."""
+    world = World(4, seed=1)
+    (again, _), *others, (leader, leads) = opened(world)
+    again.forgotten = leads.place.round
+    world.open(again)
+    current, now = again.round, world.now
+    assert current is not None
+    identities = [peer.identity for peer in world.peers.values()]
+    plan = plan_of(leader.identity, identities, place=leads.place, shape=world.rules.shape)
+    assert current.on_message(leads.me, plan, now) == []
+    with pytest.raises(RemoteRefused, match="restarted"):
+        current.on_prepare(leads.me, leads.proposer.prepare(0, plan.roster), now)
+    assert (current.agreement.plan, current.agreement.promised) == (None, NONE)
+
+    for gone, _ in others:
+        again.membership.expel(gone.identity.peer_id)
+    prepare = leads.proposer.prepare(1, tuple(sorted((leads.me, current.me))))
+    assert isinstance(current.on_prepare(leads.me, prepare, now), Promise)
+    assert current.agreement.promised == (1, prepare.ballot)
 
 
 def test_what_is_said_of_an_epoch_is_of_one_round() -> None:
