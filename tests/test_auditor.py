@@ -11,6 +11,7 @@ import pytest
 import torch
 from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from toy_replica import RUN
 
 from diloco import robust
 from gossip.auditor import SUSPENDED, Auditor
@@ -18,6 +19,7 @@ from gossip.chain import Chain
 from gossip.judging import WeighedMerge
 from gossip.mixing import Mix
 from protocols import virtual_time
+from protocols.bodies import read_into
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import Accusation, EvidenceRequest
@@ -254,6 +256,30 @@ def test_accusations_of_one_member_are_judged_one_at_a_time() -> None:
             found = await asyncio.gather(*(accuse(one) for one in (first, first, first, second)))
             assert found == ["protocol", "busy", "busy", "protocol"]
             assert await accuse(first) == "protocol", "it is judged once the one before is"
+
+    virtual_time.run(main())
+
+
+def test_who_was_not_in_a_round_sees_nothing_of_it_and_accuses_nobody() -> None:
+    """Evidence is as large as what came in a round, and looking at it is work."""
+
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+            stranger = swarm.network.join(Identity.from_seed(b"s" * 32).peer_id)
+            outcome = swarm.living()[0].replica.certificates[-1].outcome
+            part = outcome.parts[0]
+            other = next(member for member in swarm.living() if member.peer != part.owner)
+            where = (0, outcome.round, part.start, part.stop, 0)
+            asked = EvidenceRequest(RUN, *where).encode()
+            with pytest.raises(RemoteRefused, match="stranger"):
+                async with stranger.pull(
+                    part.owner, "evidence", asked, max_length=10**7, timeout=5.0
+                ) as incoming:
+                    await read_into(incoming, bytearray(1))
+            said = Accusation(*where).encode()
+            with pytest.raises(RemoteRefused, match="stranger"):
+                await stranger.call(other.peer, "accuse", said, timeout=5.0)
 
     virtual_time.run(main())
 
