@@ -214,6 +214,17 @@ def test_sums_that_are_refused_drop_their_relay(what: str) -> None:
     assert scene.is_true()
 
 
+def test_a_sum_that_is_too_long_in_all_its_chunks_together_drops_its_relay() -> None:
+    """Each of them alone is within what the group has announced for all three."""
+    scene = Scene(limits={peer: VALUES[peer] * SIZE**0.5 for peer in WEIGHTS})
+    data, mark = scene.encoded(1.3 * VALUES[E]), mark_of([True, True])
+    scene.merge.add_sum(D, 0, data, mark)
+    with pytest.raises(Malformed, match="longer than all that is in it"):
+        scene.merge.add_sum(D, 1, data, mark)
+    assert [relay for relay, _, _ in scene.told] == [D]
+    assert scene.merge.reached(E) == 1
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
 def test_marks_name_who_is_there(present: list[bool]) -> None:
     members = [PeerId(str(number)) for number in range(len(present))]
