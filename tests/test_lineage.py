@@ -22,6 +22,7 @@ from protocols.messages import (
     Certificates,
     Handover,
     HandoverRequest,
+    Handovers,
 )
 from protocols.virtual_time import inline
 
@@ -147,6 +148,37 @@ def test_a_forged_chain_is_refused(
 ) -> None:
     with pytest.raises(error):
         proven(Shows(chain.certificates[-1], kept), chain.claim)
+
+
+def test_what_was_signed_for_one_fragment_proves_nothing_of_another() -> None:
+    """Its signatures are good, and its members may be of that other fragment as well."""
+    chain = Chain()
+    alone = chain.add()  # by who is in office in both
+    handed = handover_of(chain.add([CREATOR, OTHERS[0]]))
+    of_another = Lineage(RUN, FOUNDERS, fragment=1)
+    with pytest.raises(Malformed, match="another fragment"):
+        of_another.check(alone)
+    with pytest.raises(Malformed, match="another fragment"):
+        of_another.follow([handed])
+    assert len(of_another) == 0
+
+
+def test_who_says_that_there_are_more_handovers_than_it_shows_is_refused() -> None:
+    chain = changing(3)
+
+    class Boasts(Shows):
+        """It would be asked for the rest for ever."""
+
+        async def call(self, peer: PeerId, name: str, body: bytes, **more: Any) -> bytes:
+            answer = await super().call(peer, name, body, **more)
+            assert self.calls < 10
+            if name == "certificates":
+                return answer
+            page: Handovers = Handovers.decode(answer)
+            return replace(page, total=page.total + 1).encode()
+
+    with pytest.raises(Malformed, match="fewer handovers"):
+        proven(Boasts(chain.certificates[-1], chain.lineage()), chain.claim)
 
 
 def test_another_certificate_than_announced_is_refused() -> None:
