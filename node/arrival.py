@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -41,6 +41,7 @@ CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
 PROOF_S = 20.0  # in which those who stand at one place are asked to prove it, one after the other
+PROVED_AT_ONCE = 16  # places, once the first has not been proved
 TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
@@ -147,24 +148,16 @@ class Arrival:
             wrong, silent, found = "", False, await self.look(end - loop.time())
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
-            # those who did not answer the last time come last
-            for target in sorted(options, key=lambda one: self._silent.issuperset(one.sources)):
-                if loop.time() > end:
-                    break
-                await self._introduce(target.sources)
-                until = min(end, loop.time() + PROOF_S)
-                try:
-                    state = await self._standing(target, fragment, until)
-                    self._check_held(target, state, options)
-                except RemoteProtocolError as error:
-                    wrong = str(error)  # the next best may be true
+            async for target, proved in self._proved(options, fragment, end):
+                if isinstance(proved, RemoteProtocolError):
+                    wrong = str(proved)  # the next best may be true
                     continue
-                except TransportError as error:  # a claim costs nothing: others have shown theirs
-                    reason, silent = str(error), True
+                if isinstance(proved, TransportError):  # a claim costs nothing
+                    reason, silent = str(proved), True
                     self._greeted.difference_update(target.sources)  # one may have started anew
                     continue
                 try:
-                    target, state = await self._kept(target, state, fragment, end)
+                    target, state = await self._kept(target, proved, fragment, end)
                     download = await download_state(
                         self.transport,
                         target.sources,
@@ -290,6 +283,36 @@ class Arrival:
                 others = [source for source in target.sources if source != peer]
                 return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
+
+    async def _proved(
+        self, options: Sequence[Target], fragment: int, end: float
+    ) -> AsyncIterator[tuple[Target, ChainStanding | RemoteProtocolError | TransportError]]:
+        """Each target in its turn, with its place in the chain or why it has none.
+
+        The first is nearly always the one, and is asked alone. Then several are asked at once, and
+        those last who did not answer the last time: names cost nothing, and each that claims
+        something and is silent would hold up those who have it.
+        """
+        now = asyncio.get_running_loop().time
+
+        async def proof(target: Target) -> ChainStanding | RemoteProtocolError | TransportError:
+            await self._introduce(target.sources)
+            try:
+                state = await self._standing(target, fragment, min(end, now() + PROOF_S))
+                self._check_held(target, state, options)
+            except (RemoteProtocolError, TransportError) as error:
+                return error
+            return state
+
+        waiting = sorted(options, key=lambda one: self._silent.issuperset(one.sources))
+        some = 1
+        while waiting and now() <= end:
+            asked, waiting = waiting[:some], waiting[some:]
+            async with asyncio.TaskGroup() as group:
+                proofs = [group.create_task(proof(target)) for target in asked]
+            for target, one in zip(asked, proofs, strict=True):
+                yield target, one.result()
+            some = PROVED_AT_ONCE
 
     def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Raise Stale where more of those in office hold another state of the same place.

@@ -160,6 +160,23 @@ def test_a_claim_that_nobody_proves_keeps_nobody_from_what_others_have(names: in
     played(story)
 
 
+def test_however_many_claim_other_places_and_are_silent_a_true_one_is_taken_in_time() -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        for n in range(60):
+            silent = Identity.from_seed(bytes([150 + n]) * 32)
+            lie, kept = forged(chain)
+            lie.work += n
+            scene.stand(silent, lie, 6.0, kept)
+            scene.network.freeze(silent.peer_id)
+        await scene.arrive()
+        assert scene.base.unique().tolist() == [5.0]
+        assert asyncio.get_running_loop().time() < PATIENCE_S / 2
+
+    played(story)
+
+
 def test_of_those_who_claim_the_same_who_answered_nothing_is_asked_last() -> None:
     async def story(scene: Scene) -> None:
         chain = swarm()
