@@ -1,4 +1,4 @@
-"""Who is too far behind to replay what it missed still learns what was decided where it stands."""
+"""Who asks what it has missed: of one too far ahead to be followed, or that shows nothing new."""
 
 from __future__ import annotations
 
@@ -18,33 +18,39 @@ from protocols.messages import Certificate
 MEMBERS = EVERYBODY[:3]
 
 
-def follows(shown: Certificate | None) -> tuple[Ending, Replay, list[PeerId]]:
-    """What comes of asking one who is far ahead; it shows that, or does not answer."""
+def follows(
+    shown: Certificate | None, *, far: bool = True, sources: int = 1
+) -> tuple[Ending | None, Replay, list[PeerId]]:
+    """What comes of asking those who are far ahead; they show that, or do not answer."""
     rejected: list[PeerId] = []
+    asked: list[PeerId] = []
 
     class Asked(Replay):
         async def certificates(
             self, source: PeerId, round_: int, count: int
         ) -> tuple[Certificate, ...]:
+            asked.append(source)
+            assert len(asked) <= len(MEMBERS), "it asks for ever"
             if shown is None:
                 raise TransportError("gone")
             return (shown,)
 
     unused: Any = None
     made = Asked(
-        SimpleNamespace(run=RUN),  # type: ignore[arg-type]
+        SimpleNamespace(run=RUN, now=lambda: 0.0),  # type: ignore[arg-type]
         SHAPE,
         lambda: (PLACE, roster_of(MEMBERS)),
         unused,
         unused,
         lambda peer, error: rejected.append(peer),
-        lambda source: True,
+        lambda source: far,
         unused,
         unused,
         unused,
         unused,
     )
-    return asyncio.run(made.follow([MEMBERS[0].peer_id], PLACE.round)), made, rejected
+    peers = [member.peer_id for member in MEMBERS[:sources]]
+    return asyncio.run(made.follow(peers, PLACE.round)), made, rejected
 
 
 def test_it_learns_what_was_decided_where_it_stands() -> None:
@@ -74,3 +80,12 @@ def test_what_was_not_asked_for_or_has_no_votes_is_not_believed(shown: Certifica
     assert ending is Ending.UNREACHABLE
     assert made.decided is None
     assert rejected == [MEMBERS[0].peer_id]
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+def test_who_shows_a_round_of_the_past_alone_is_not_asked_for_ever(sources: int) -> None:
+    """It is a true one, so nothing else is wrong with it."""
+    past = decided(MEMBERS, replace(PLACE, round=PLACE.round - 1))
+    ending, _, rejected = follows(past, far=False, sources=sources)
+    assert ending is Ending.UNREACHABLE
+    assert rejected == [member.peer_id for member in MEMBERS[:sources]]
