@@ -9,6 +9,7 @@ from catching_up_kit import BYTES, NEWCOMERS, ROUND_S, coming_together, played, 
 from exchange_kit import until
 
 from gossip.holding import FIRST_S, MARGIN_S, SHARE, SLACK
+from protocols.asking import ask
 from protocols.identity import PeerId
 from protocols.messages import CertificateRequest, Certificates
 
@@ -252,5 +253,26 @@ def test_who_shows_one_round_at_a_time_keeps_nobody_behind() -> None:
             await asyncio.sleep(15.0)
             here.swarm.network.thaw(behind.peer)
             await until(coming_together(here.founders), 30.0)
+
+    played(story)
+
+
+def test_one_answer_has_no_more_certificates_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may be as long as a plan; and one at least, or who asks would not go on."""
+
+    async def story() -> None:
+        async with scene(2, size=8000) as here:
+            one, other = here.founders
+            ledger = other.swarm.chains[0].ledger
+            await until(lambda: len(ledger.since(0, 5)) == 5, 60.0)
+            kept = [len(certificate.encode()) for certificate in ledger.since(0, 5)]
+            transport = one.swarm.wiring.transport
+            request = CertificateRequest(one.swarm.wiring.run, 0, 0, 5)
+            for room, fit in ((sum(kept), 5), (sum(kept) - 1, 4), (sum(kept[:2]), 2), (1, 1)):
+                monkeypatch.setattr("gossip.service.CERTIFICATES_BYTES", room)
+                shown = await ask(
+                    transport, other.peer, "certificates", request, Certificates, timeout=2.0
+                )
+                assert shown.certificates == ledger.since(0, fit)
 
     played(story)
