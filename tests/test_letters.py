@@ -124,7 +124,7 @@ def test_values_that_are_not_finite_are_refused() -> None:
     with_boxes(test)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 2.0**32 + 1])
 def test_impossible_weights_are_refused(weight: float) -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
         with pytest.raises(RemoteRefused):
