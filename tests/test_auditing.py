@@ -125,10 +125,11 @@ def test_other_scales_than_those_certified_are_found() -> None:
     assert "another sum" in verdict(dataclasses.replace(case, outcome=other), owner)
 
 
-def test_products_of_something_else_are_found() -> None:
+@pytest.mark.parametrize("by", [2.0, 1.0001])
+def test_products_of_something_else_are_found(by: float) -> None:
     owner = brought()
     peers, products = owner.merge._products[1]
-    owner.merge._products[1] = (peers, 2 * products)
+    owner.merge._products[1] = (peers, by * products)
     owner.merge._tree = owner.merge._by_chunk()
     assert "not those of its slices" in verdict(merged_by(owner), owner)
 
