@@ -87,6 +87,21 @@ async def test_another_run_is_named(hosts: tuple[Host, Host]) -> None:
     assert RUN.hex()[:16] in error.why
 
 
+async def test_who_answers_with_another_run_than_it_was_asked_for_is_not_followed(
+    hosts: tuple[Host, Host],
+) -> None:
+    """Who greets looks itself: the other end may let in anybody."""
+    newcomer, seed = hosts
+
+    async def any_run(peer: str, body: bytes) -> bytes:
+        return Welcome(PROTOCOL_VERSION, "0.1.0", RUN, 0.0, "", b"", ()).encode()
+
+    seed.transport.on_call("hello", any_run)
+    error = await refused("E201", newcomer, seed, run=OTHER)
+    assert OTHER.hex()[:16] in error.why
+    assert RUN.hex()[:16] in error.why
+
+
 async def test_a_seed_without_a_run_fits_any(hosts: tuple[Host, Host]) -> None:
     newcomer, seed = hosts
     brought: list[tuple[str, bytes]] = []
