@@ -60,6 +60,19 @@ async def test_what_gave_a_node_another_run_is_what_is_to_be_left_out(
     assert caught.value.fix.startswith(named)
 
 
+async def test_peers_of_two_runs_are_told_of(tmp_path: Path, theirs: SignedManifest) -> None:
+    """Else the one that was greeted first would decide which run it is."""
+    other = bytes([theirs.run_id[0] ^ 1]) + theirs.run_id[1:]
+    greetings: Any = [
+        SimpleNamespace(peer=identity(number).peer_id, welcome=SimpleNamespace(run=run))
+        for number, run in ((2, theirs.run_id), (3, b""), (4, other))
+    ]
+    with pytest.raises(OperatorError, match="the peers train different runs") as caught:
+        await entrance(resolve({"dir": str(tmp_path)}, {})).take(greetings, None)
+    assert caught.value.code == "E201"
+    assert {run.hex()[:8] for run in (theirs.run_id, other)} <= set(caught.value.why.split(", "))
+
+
 async def test_what_was_given_and_leads_to_nobody_or_somebody_else_is_told_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
