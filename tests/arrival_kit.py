@@ -61,13 +61,13 @@ class Scene:
         chain: Chain,
         value: float,
         kept: Lineage | None = None,
-        status: str = "active",
+        **said: Any,
     ) -> Announce:
         """``who`` announces the end of ``chain`` with a state of this value, and serves it."""
         state = torch.full((SIZE,), value)
         round_, head, work = chain.claim
         place = Place(RUN, 0, round_, head, state_digest([state, state])[0], work)
-        announce = announce_of(who.peer_id, place, status=status)
+        announce = announce_of(who.peer_id, place, **said)
         self.announces.append(
             seal(who, announce, purpose="announce", run=RUN, expires=WALL + 60, sequence=1)
         )

@@ -21,6 +21,7 @@ from protocols.identity import Identity
 from protocols.messages import (
     Announce,
     Handover,
+    Standing,
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -61,6 +62,21 @@ def test_who_became_known_meanwhile_is_asked_where_the_others_are_gone() -> None
 
 def place_of(announce: Announce) -> Place:
     return Place(RUN, 0, announce.round, announce.head, announce.state, announce.work)
+
+
+def test_who_speaks_of_other_fragments_than_the_run_has_is_passed_over() -> None:
+    """However much it claims: its places are not of the fragments that are asked for."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        chain = swarm()
+        chain.add()
+        scene.stand(OTHERS[0], chain, 6.0, others=(Standing(True, 0, b"", b"", 0),))
+        await scene.arrive()
+        assert scene.base.unique().tolist() == [5.0]
+
+    played(story)
 
 
 def test_who_is_behind_takes_no_state_that_it_has_or_has_left_behind() -> None:
