@@ -17,19 +17,13 @@ from protocols.bodies import BufferFeed
 from protocols.bucket import Bucket
 from protocols.errors import OperatorError, RemoteRefused, TransportError, Unreachable, Why
 from protocols.http import HttpTransport
-from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
-from protocols.relay_server import BRIEF_S, MAX_CIRCUITS_OF_ONE, RelayServer
+from protocols.relay_server import BRIEF_S
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
-    MAX_CALLS,
-    MAX_CALLS_OF_ONE,
     PREAMBLE,
-    RelayCall,
-    RelayCalls,
     RelayDial,
-    RelayWait,
 )
 from protocols.transport import Incoming
 
@@ -319,81 +313,6 @@ async def test_a_connection_that_nobody_waits_for_is_cut(said: bytes) -> None:
         assert await reader.read() == b""
         writer.close()
         await wait_for(lambda: here.relay.stats.garbage_connections == before + 1)
-
-
-# --- bounds of the server -------------------------------------------------------------------------
-
-
-def server(rate: float = 1e6) -> tuple[RelayServer, list[float]]:
-    clock = [0.0]
-    made = RelayServer(TransportStats(), now=lambda: clock[0])
-    made.offer(rate)
-    return made, clock
-
-
-async def begin(relay: RelayServer, peer: PeerId) -> None:
-    await relay.wait(peer, RelayWait(begin=True).encode())
-
-
-async def test_a_node_that_does_not_ask_again_is_gone() -> None:
-    relay, clock = server()
-    await begin(relay, B.peer_id)
-    clock[0] = 7
-    await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
-    clock[0] = 9
-    with pytest.raises(RemoteRefused, match="absent"):
-        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
-
-
-async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
-    relay, _ = server()
-    monkeypatch.setattr("protocols.relay_server.MAX_WAITING_OF_ONE", 1)
-    relay.place_of = {B.peer_id: "one", C.peer_id: "one", D.peer_id: "another"}.__getitem__
-    await begin(relay, B.peer_id)
-    await begin(relay, B.peer_id)  # again
-    with pytest.raises(RemoteRefused, match="from one"):
-        await begin(relay, C.peer_id)
-    await begin(relay, D.peer_id)
-    for waits in (B, D):
-        await relay.dial(A.peer_id, RelayDial(waits.peer_id, b"", ()).encode())
-    with pytest.raises(RemoteRefused, match="absent"):
-        await relay.dial(A.peer_id, RelayDial(C.peer_id, b"", ()).encode())
-
-
-async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    relay, clock = server()
-    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 2)
-    await begin(relay, B.peer_id)
-    await begin(relay, D.peer_id)
-    with pytest.raises(RemoteRefused, match="full"):
-        await begin(relay, A.peer_id)
-    await begin(relay, B.peer_id)  # who is there already may begin anew
-    calls = [RelayCall(caller.peer_id, b"t" * 16, ()) for caller in (C, D)]
-    for call in calls:
-        for _ in range(MAX_CALLS_OF_ONE):
-            relay.tell(B.peer_id, call)
-        if call is calls[0]:  # the others are heard all the same
-            with pytest.raises(RemoteRefused, match="your last calls"):
-                relay.tell(B.peer_id, call)
-    assert 2 * MAX_CALLS_OF_ONE == MAX_CALLS
-    with pytest.raises(RemoteRefused, match="its last calls"):
-        relay.tell(B.peer_id, RelayCall(A.peer_id, b"t" * 16, ()))
-    answer: RelayCalls = RelayCalls.decode(
-        await relay.wait(B.peer_id, RelayWait(begin=False).encode())
-    )
-    assert answer.calls == tuple(call for call in calls for _ in range(MAX_CALLS_OF_ONE))
-    for number in range(MAX_CIRCUITS_OF_ONE):
-        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
-        if number % MAX_CALLS_OF_ONE == MAX_CALLS_OF_ONE - 1:
-            await relay.wait(B.peer_id, RelayWait(begin=False).encode())
-    with pytest.raises(RemoteRefused, match="of one peer"):
-        await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
-    clock[0] = 2
-    await begin(relay, D.peer_id)
-    clock[0] = 4
-    await begin(relay, D.peer_id)
-    clock[0] = 11  # nobody came for them
-    await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
 
 
 async def test_a_silent_circuit_ends() -> None:

@@ -1,0 +1,156 @@
+"""How much a relay, and a node that waits at one, do for strangers; nothing is really dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from http_kit import QUICK, A, B, C
+
+from protocols.address_book import AddressBook
+from protocols.errors import RemoteRefused, TransportError
+from protocols.http_stats import TransportStats
+from protocols.identity import Identity, PeerId
+from protocols.relay_client import Relays
+from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
+from protocols.relay_wire import (
+    MAX_CALLS,
+    MAX_CALLS_OF_ONE,
+    RelayCall,
+    RelayCalls,
+    RelayDial,
+    RelayWait,
+)
+
+D, E = (Identity.from_seed(bytes([n]) * 32) for n in (4, 5))
+
+
+def server(rate: float = 1e6) -> tuple[RelayServer, list[float]]:
+    clock = [0.0]
+    made = RelayServer(TransportStats(), now=lambda: clock[0])
+    made.offer(rate)
+    return made, clock
+
+
+async def begin(relay: RelayServer, peer: PeerId) -> None:
+    await relay.wait(peer, RelayWait(begin=True).encode())
+
+
+async def test_a_node_that_does_not_ask_again_is_gone() -> None:
+    relay, clock = server()
+    await begin(relay, B.peer_id)
+    clock[0] = 7
+    await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+    clock[0] = 9
+    with pytest.raises(RemoteRefused, match="absent"):
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+
+
+async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay, _ = server()
+    monkeypatch.setattr("protocols.relay_server.MAX_WAITING_OF_ONE", 1)
+    relay.place_of = {B.peer_id: "one", C.peer_id: "one", D.peer_id: "another"}.__getitem__
+    await begin(relay, B.peer_id)
+    await begin(relay, B.peer_id)  # again
+    with pytest.raises(RemoteRefused, match="from one"):
+        await begin(relay, C.peer_id)
+    await begin(relay, D.peer_id)
+    for waits in (B, D):
+        await relay.dial(A.peer_id, RelayDial(waits.peer_id, b"", ()).encode())
+    with pytest.raises(RemoteRefused, match="absent"):
+        await relay.dial(A.peer_id, RelayDial(C.peer_id, b"", ()).encode())
+
+
+async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay, clock = server()
+    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 2)
+    await begin(relay, B.peer_id)
+    await begin(relay, D.peer_id)
+    with pytest.raises(RemoteRefused, match="full"):
+        await begin(relay, A.peer_id)
+    await begin(relay, B.peer_id)  # who is there already may begin anew
+    calls = [RelayCall(caller.peer_id, b"t" * 16, ()) for caller in (C, D)]
+    for call in calls:
+        for _ in range(MAX_CALLS_OF_ONE):
+            relay.tell(B.peer_id, call)
+        if call is calls[0]:  # the others are heard all the same
+            with pytest.raises(RemoteRefused, match="your last calls"):
+                relay.tell(B.peer_id, call)
+    assert 2 * MAX_CALLS_OF_ONE == MAX_CALLS
+    with pytest.raises(RemoteRefused, match="its last calls"):
+        relay.tell(B.peer_id, RelayCall(A.peer_id, b"t" * 16, ()))
+    answer: RelayCalls = RelayCalls.decode(
+        await relay.wait(B.peer_id, RelayWait(begin=False).encode())
+    )
+    assert answer.calls == tuple(call for call in calls for _ in range(MAX_CALLS_OF_ONE))
+    for number in range(MAX_CIRCUITS_OF_ONE):
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+        if number % MAX_CALLS_OF_ONE == MAX_CALLS_OF_ONE - 1:
+            await relay.wait(B.peer_id, RelayWait(begin=False).encode())
+    with pytest.raises(RemoteRefused, match="of one peer"):
+        await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
+    clock[0] = 2
+    await begin(relay, D.peer_id)
+    clock[0] = 4
+    await begin(relay, D.peer_id)
+    clock[0] = 11  # nobody came for them
+    await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
+
+
+async def test_connections_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each caller keeps to its own bound, and there may be any number of them."""
+    relay, clock = server()
+    monkeypatch.setattr("protocols.relay_server.MAX_CIRCUITS", 2)
+    for hidden in (B, D, E):
+        await begin(relay, hidden.peer_id)
+    for caller, hidden in ((A, B), (C, D)):
+        await relay.dial(caller.peer_id, RelayDial(hidden.peer_id, b"", ()).encode())
+    stranger = Identity.from_seed(b"s" * 32).peer_id
+    with pytest.raises(RemoteRefused, match="2 connections are carried already"):
+        await relay.dial(stranger, RelayDial(E.peer_id, b"", ()).encode())
+    clock[0] = 11  # nobody came for them
+    await begin(relay, E.peer_id)
+    await relay.dial(stranger, RelayDial(E.peer_id, b"", ()).encode())
+
+
+async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names cost nothing: each of a thousand callers would keep to its own bound."""
+    dialled: list[str] = []
+
+    async def nobody(address: str) -> socket.socket:
+        dialled.append(address)
+        raise OSError("nobody is there")
+
+    def told(*hosts: str) -> bytes:
+        callers = [Identity.from_seed(host.encode() * 32).peer_id for host in hosts]
+        calls = zip(callers, hosts, strict=True)
+        return RelayCalls(
+            0.0, tuple(RelayCall(peer, bytes(16), (f"{host}:1",)) for peer, host in calls)
+        ).encode()
+
+    answers = iter([told(*"abcde"), told(*"fghij")])
+
+    async def relay(*_: object, **__: object) -> bytes:
+        if opening := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(opening)  # there is room again
+        if answer := next(answers, None):
+            return answer
+        raise TransportError("it is gone")
+
+    monkeypatch.setattr("protocols.relay_client.MAX_ANSWERING", 3)
+    monkeypatch.setattr("protocols.relay_client.connected", nobody)
+    hidden = Relays(
+        B.peer_id,
+        relay,
+        RelayServer(TransportStats()),
+        book=AddressBook(),
+        limits=QUICK,
+        serve=lambda sock, peer: None,
+        mine=list,
+    )
+    with pytest.raises(TransportError, match="gone"):
+        await hidden.attend(A.peer_id, "a:1")
+    assert dialled == ["a:1", "b:1", "c:1", "f:1", "g:1", "h:1"]
