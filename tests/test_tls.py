@@ -79,6 +79,22 @@ async def test_both_ends_learn_who_the_other_is() -> None:
     assert server.peers == [B.peer_id, B.peer_id]
 
 
+async def test_no_session_is_given_out_to_be_resumed() -> None:
+    """Who resumes one proves nothing: it would be taken for whoever began it."""
+    async with serving(tls.server_context(A)) as server, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1",
+            server.port,
+            ssl=tls.client_context(B),
+            server_hostname=tls.server_name(A.peer_id),
+        )
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"  # tickets come before the first of its bytes
+        session = writer.get_extra_info("ssl_object").session
+        assert session is None or not session.has_ticket
+        writer.transport.abort()
+
+
 async def test_another_key_than_the_expected_is_refused_before_a_byte() -> None:
     async with serving(tls.server_context(A)) as server:
         with pytest.raises(tls.WrongPeer) as error:
