@@ -166,6 +166,25 @@ async def test_what_is_said_waits_for_the_disk_and_keeps_its_order(tmp_path: Pat
     assert not failures
 
 
+async def test_what_waits_for_a_disk_that_does_not_answer_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond that is as if it were lost on the way."""
+    monkeypatch.setattr("gossip.promises.MOST_HELD", 3)
+    disk, said, nothing = Slow(tmp_path / "promised"), [], lambda error: None
+    async with asyncio.TaskGroup() as group:
+        wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
+        promises = Promises(disk, wiring, nothing)
+        for word in range(5):
+            promises.then(3, lambda word=word: said.append(word))  # type: ignore[misc]
+        await disk.asked.wait()
+        assert said == []
+        disk.go.set()
+    assert said == [0, 1, 2]
+    promises.then(3, lambda: said.append(5))
+    assert said[-1] == 5, "there is room again"
+
+
 @pytest.mark.parametrize("mended", [False, True])
 def test_who_cannot_write_promises_nothing_until_it_can(mended: bool, tmp_path: Path) -> None:
     said, failures, over = [], [], []
