@@ -13,6 +13,7 @@ from node.errors import operator_error
 from node.hosts.hub import GONE_BEATS, HOST_LOST, Host, Hub
 from node.hosts.wire import (
     Beat,
+    Challenge,
     Farewell,
     Halt,
     Launch,
@@ -207,6 +208,24 @@ async def test_garbage_ends_a_connection_and_nothing_else(said: bytes) -> None:
                 continue
         writer.close()
         await writer.wait_closed()
+        async with alive(await ready(made)):
+            assert len(await made.muster(again=False)) == 1
+
+
+async def test_those_who_have_not_shown_who_they_are_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may say nothing and stay; the island's own hosts find room once they are gone."""
+    monkeypatch.setattr("node.hosts.hub.MAX_STRANGERS", 2)
+    async with hub() as (made, _):
+        made.offer(JOB)
+        silent = [await Other.dial(made) for _ in range(2)]
+        for stranger in silent:
+            await stranger.receive(Challenge)
+        with pytest.raises(LinkLostError):
+            await (await Other.dial(made)).link.receive()
+        silent[0].link.close()
+        await until(lambda: len(made._connections) == 1)
         async with alive(await ready(made)):
             assert len(await made.muster(again=False)) == 1
 
