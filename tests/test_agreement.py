@@ -26,7 +26,7 @@ from gossip.certificate import (
 )
 from gossip.proposer import Proposer
 from protocols.errors import RemoteProtocolError, Stale
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Prepare,
     Promise,
@@ -236,23 +236,20 @@ def test_who_has_promised_a_later_epoch_is_known_to_be_there_until_i_have_as_wel
 
 def test_one_ballot_of_a_later_epoch_belongs_to_one_roster() -> None:
     """Two groups of survivors that overlap may come upon the same number."""
-    members = EVERYBODY[:3]
+    members = EVERYBODY[:4]
     shared = agreement_of(members[0], members)
+    asking: dict[int, list[tuple[PeerId, Prepare]]] = {0: [], 1: []}
     for partner in members[1:]:
         mine = roster_of([members[0], partner])
-        candidate = agreement_of(partner, members)
-        number = Proposer(candidate).prepare(1, mine).ballot
-        prepare = Prepare(0, 3, 1, number + 2 * 5, PLACE.previous, mine)
-        if partner is members[1]:
-            first = prepare.ballot
-            assert isinstance(shared.on_prepare(partner.peer_id, prepare), Promise)
-        elif prepare.ballot == first:
-            with pytest.raises(Stale):
-                shared.on_prepare(partner.peer_id, prepare)
-        else:  # the hash gave them different numbers: the same question with the number taken
-            taken = dataclasses.replace(prepare, ballot=first)
-            with pytest.raises(RemoteProtocolError):
-                shared.on_prepare(partner.peer_id, taken)
+        turn = shared.order(mine).index(partner.peer_id)
+        prepare = Prepare(0, 3, 1, 10 + turn, PLACE.previous, mine)
+        asking[turn].append((partner.peer_id, prepare))
+    (one, first), (other, second) = max(asking.values(), key=len)[:2]  # of three two are in turn
+    assert (first.epoch, first.ballot) == (second.epoch, second.ballot)
+    assert isinstance(shared.on_prepare(one, first), Promise)
+    with pytest.raises(Stale, match="another roster has taken this ballot"):
+        shared.on_prepare(other, second)
+    assert isinstance(shared.on_prepare(one, first), Promise)
 
 
 # --- what is refused ------------------------------------------------------------------------------
