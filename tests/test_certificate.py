@@ -219,3 +219,5 @@ def test_both_sides_judge_alike_which_chain_is_heavier() -> None:
             if mine != theirs:
                 assert heavier(mine, theirs) != heavier(theirs, mine)
         assert not heavier(mine, mine)
+    assert [chain for chain in chains if heavier((1, b"b"), chain)] == [(2, b"a"), (2, b"b")]
+    assert heavier((1, b"a"), (1, b"b")), "of equal work the larger hash"
