@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
@@ -21,6 +20,12 @@ HOLD = """(() => {{
     return answer;
   }};
 }})()"""
+# what is asked for
+NOTE = """(() => {
+  const real = window.fetch;
+  window.asked = [];
+  window.fetch = (path, options) => (window.asked.push(path), real(path, options));
+})()"""
 LIVE = "document.querySelector('#connection').dataset.state === 'live'"
 SUMMARY = text("#loss .words")
 
@@ -190,11 +195,14 @@ async def test_what_was_shown_while_nobody_looked_is_not_called_live(page: Page)
 
 async def test_a_tab_in_the_background_asks_for_no_updates(page: Page) -> None:
     never = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
-    await page.send("Page.addScriptToEvaluateOnNewDocument", source=never)
+    await page.send("Page.addScriptToEvaluateOnNewDocument", source=never + ";" + NOTE)
     async with served(Imagined(3, 20)) as url:
         await page.go(url)
-        await page.until(FILLED)
-        await asyncio.sleep(2.5)
+        await page.until(FILLED)  # a tab that is looked at has asked for both by then
+        asked = await page.evaluate("window.asked")
+        assert [path for path in asked if "/dashboard" in path]
+        assert not [path for path in asked if "/stream" in path or "/links" in path]
         assert await page.evaluate(UPDATES) == 0
         await page.evaluate(HIDE.format("false"))
         await page.until(LIVE)
+        assert [path for path in await page.evaluate("window.asked") if "/stream" in path]

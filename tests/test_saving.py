@@ -30,6 +30,7 @@ from node.statedir import StateDir
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import TrainerFiles
+from protocols import virtual_time
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 
@@ -66,61 +67,73 @@ async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) 
     assert "(E105)" in events[0].reason
 
 
-async def test_a_long_inner_step_holds_up_no_round(
+def test_a_long_inner_step_holds_up_no_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round that is applied before the trainer has copied its files is not in the checkpoint."""
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
-    monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 0.1)
-    rounds, trainer = asyncio.Lock(), SlowTrainer(copies=False)
-    for step, seconds in ((5, 0.01), (6, 0.01), (7, 5.0)):  # 5 s a step, of late
-        trainer.pace.add(StepDone(3, step, 1.0, 1.0, 1e-3, 64, seconds))
+    monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 1.0)
     keeper = keeper_at(tmp_path, [])
-    keeper.conductor = cast(Conductor, trainer)
-    keeper.still = lambda: cast(Any, rounds)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        saving_ = tasks.create_task(keeper.save())
-        while trainer.copied is None:  # noqa: ASYNC110 - a field of a fake
+
+    async def story() -> None:
+        rounds, trainer = asyncio.Lock(), SlowTrainer(copies=False)
+        for step, seconds in ((5, 0.01), (6, 0.01), (7, 50.0)):  # 50 s a step, of late
+            trainer.pace.add(StepDone(3, step, 1.0, 1.0, 1e-3, 64, seconds))
+        keeper.conductor = cast(Conductor, trainer)
+        keeper.still = lambda: cast(Any, rounds)
+        async with asyncio.TaskGroup() as tasks:
+            saving_ = tasks.create_task(keeper.save())
+            while trainer.copied is None:  # noqa: ASYNC110 - a field of a fake
+                await asyncio.sleep(0)
+            async with rounds:
+                place = SimpleNamespace(round=4, previous=b"", state=b"")
+                cast(Any, keeper.replicas[0]).place = place
+            await asyncio.sleep(50.0)
+            assert not saving_.done(), "it may be as long as its steps are"
+            trainer.pace.add(StepDone(3, 8, 1.0, 1.0, 1e-3, 64, 50.0))
+            trainer.copied.set_result(None)
             await asyncio.sleep(0)
-        async with rounds:
-            cast(Any, keeper.replicas[0]).place = SimpleNamespace(round=4, previous=b"", state=b"")
-        await asyncio.sleep(0.3)
-        assert not saving_.done(), "it may be as long as its steps are"
-        trainer.pace.add(StepDone(3, 8, 1.0, 1.0, 1e-3, 64, 5.0))
-        trainer.copied.set_result(None)
-        await asyncio.sleep(0)
-        trainer.write()
-    assert saving_.result()
+            trainer.write()
+        assert saving_.result()
+
+    virtual_time.run(story())
     found = keeper.store.latest().checkpoint
     assert found is not None
     assert (found.facts.round, found.facts.step) == (3, 8)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_steps_that_are_far_longer_all_at_once_are_waited_for(
+def test_steps_that_are_far_longer_all_at_once_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
-    """0.2 s, then 130 s: nothing told of it before. Who leaves meanwhile waits for less."""
+    """0.2 s, then 590 s: nothing told of it before. Who leaves meanwhile waits for less."""
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
-    monkeypatch.setattr(saving, "HURRIED_S", 0.1)
-    events: list[Any] = []
-    trainer, keeper = SlowTrainer(copies=False), keeper_at(tmp_path, events)
-    trainer.pace.add(StepDone(3, 5, 1.0, 1.0, 1e-3, 64, 0.001))
-    keeper.conductor = cast(Conductor, trainer)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        saving_ = tasks.create_task(keeper.save())
-        await asyncio.sleep(0.5)
-        assert not saving_.done()
-        if leaves:
-            assert await keeper.save(wait=True), "what there is without the trainer"
-            kinds = [one.kind for one in events]
-            assert kinds == ["checkpoint_skipped", "checkpoint_skipped", "checkpoint"]
-        else:
-            assert trainer.copied is not None
-            trainer.copied.set_result(None)
-            await asyncio.sleep(0)
-            trainer.write()
-    assert saving_.result() is not leaves
+
+    async def story() -> None:
+        events: list[Any] = []
+        trainer, keeper = SlowTrainer(copies=False), keeper_at(tmp_path, events)
+        trainer.pace.add(StepDone(3, 5, 1.0, 1.0, 1e-3, 64, 0.2))
+        keeper.conductor = cast(Conductor, trainer)
+        async with asyncio.TaskGroup() as tasks:
+            saving_ = tasks.create_task(keeper.save())
+            await asyncio.sleep(300.0)
+            assert not saving_.done()
+            if leaves:
+                asked = asyncio.get_running_loop().time()
+                assert await keeper.save(wait=True), "what there is without the trainer"
+                kinds = [one.kind for one in events]
+                assert kinds == ["checkpoint_skipped", "checkpoint_skipped", "checkpoint"]
+                assert asyncio.get_running_loop().time() - asked < 300.0
+            else:
+                await asyncio.sleep(290.0)
+                assert not saving_.done()
+                assert trainer.copied is not None
+                trainer.copied.set_result(None)
+                await asyncio.sleep(0)
+                trainer.write()
+        assert saving_.result() is not leaves
+
+    virtual_time.run(story())
 
 
 async def test_a_round_that_waits_for_a_stuck_trainer_does_not_hold_up_who_leaves(
