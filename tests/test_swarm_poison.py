@@ -54,8 +54,9 @@ def test_open_trust_discounts_it(
     ]
     record_property("scales of the liar, members", scales)
     record_property("losses", losses(honest[0]))
-    assert len(scales) >= 3
-    assert all(scale < 0.3 for scale, members in scales if members >= 3)
+    told = [scale for scale, members in scales if members >= 3]  # of two nobody can tell who it is
+    assert len(told) >= 3
+    assert max(told) < 0.3
     assert losses(honest[0])[-1] < losses(honest[0])[0] - 0.5
 
 
