@@ -25,7 +25,7 @@ from gossip.certificate import (
     sign_vote,
 )
 from gossip.proposer import Proposer
-from protocols.errors import RemoteProtocolError, Stale
+from protocols.errors import Stale
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Prepare,
