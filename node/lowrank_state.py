@@ -82,11 +82,12 @@ class LowRankReplica(GradientReplica):
         self._mean[here] = mean
 
     def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
-        if not any(part.digest for part in outcome.parts):
-            return
-        rates = self._rates(outcome)
-        for here, gradient in lowrank.expanded(self.plan, outcome.round, self.bases, self._mean):
-            super()._merge(here, gradient, rates)
+        if any(part.digest for part in outcome.parts):
+            rates = self._rates(outcome)
+            factors = lowrank.expanded(self.plan, outcome.round, self.bases, self._mean)
+            for here, gradient in factors:
+                super()._merge(here, gradient, rates)
+        # also after a round of nothing: the next one projects on bases of the other side
         lowrank.turn(self.plan, outcome.round, self.bases, self._mean, self.manifest.seed)
         self._mean.zero_()
 

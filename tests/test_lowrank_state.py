@@ -243,15 +243,46 @@ async def test_a_part_that_nobody_has_is_a_gradient_of_zero() -> None:
     assert not one._mean.any()  # nothing is left of it for the next round
 
 
+async def empty_round(one: LowRankReplica) -> None:
+    """A round that is only about who is in office next."""
+    place = one.place
+    result = PartResult(
+        0, place.round, 0, PLAN.size, OTHER, "fp32", b"", counts_of([]), bytes(32), b""
+    )
+    outcome = Outcome(
+        0, place.round, place.previous, place.state, "fp32", (), (result,), (ME, OTHER), 0
+    )
+    await one.apply(Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ()), {})
+
+
 async def test_a_round_of_nothing_moves_nothing() -> None:
     one = replica()
-    before = [vector.clone() for vector in one.state]
-    place = one.place
-    result = PartResult(0, 0, 0, PLAN.size, OTHER, "fp32", b"", counts_of([]), bytes(32), b"")
-    outcome = Outcome(0, 0, place.previous, place.state, "fp32", (), (result,), (ME, OTHER), 0)
-    await one.apply(Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ()), {})
+    before = {name: vector.clone() for name, vector in one.vectors.items() if name != BASES}
+    base = one.base.clone()
+    await empty_round(one)
     assert one.place.round == 1
-    assert all(now.equal(then) for now, then in zip(one.state, before, strict=True))
+    assert one.base.equal(base)
+    assert all(one.vectors[name].equal(then) for name, then in before.items())
+
+
+async def test_the_round_after_one_of_nothing_is_a_projection_again() -> None:
+    """It is the other side's turn, whose bases are orthonormal as ever, and equal everywhere."""
+    one, other, dense = replica(), replica(OTHER), Islands(2, SHAPES)
+    for replica_ in (one, other):
+        await empty_round(replica_)
+    assert one.place.state == other.place.state
+    for basis in PLAN.factors(one.bases, 0):
+        assert torch.allclose(basis.T @ basis, torch.eye(PLAN.rank), atol=1e-5)
+    dense.bases, dense.round = one.bases.clone(), 1
+    gradients = [normal(20 + i, SIZE) for i in range(2)]
+    mean = (sent(one, gradients[0]) + sent(other, gradients[1])) / 2
+    for replica_ in (one, other):
+        await commit(replica_, mean)
+    dense.take(gradients)
+    for mine, expected in zip((one, other), dense.errors, strict=True):
+        assert mine.residual is not None
+        assert torch.allclose(mine.residual.values, expected, atol=1e-4)
+        assert mine.residual.values.norm() < normal(20, SIZE).norm()
 
 
 def test_norms_and_small_matrices_travel_finely() -> None:
