@@ -260,6 +260,8 @@ class Conductor:
                 await self._find_moments()
                 self._anew = False
             await self._turns.all_to_read()
+            if self._guesses is not None:
+                await self._guesses.leave()
         finally:
             self._beginning = False
         if self.ready is None or not self.island.alive:
@@ -267,8 +269,6 @@ class Conductor:
                 self._turns.free()
             return  # it has died meanwhile: the next one begins when it is ready
         self._begun = True
-        if self._guesses is not None:
-            self._guesses.begin()
         round_, *others = [replica.place.round for replica in self.replicas]
         slot, slots = self._targets.slot()
         self._target = self._targets.next(self.swarm)
@@ -399,6 +399,8 @@ class Conductor:
         for fragment in sorted(self._reset_due):
             if self._turns.is_free(fragment):
                 await self.hold(fragment)
+                if self._guesses is not None:
+                    await self._guesses.leave()
                 await self.resume(fragment, contributed=False, reset=True)
 
     def _time_transfer(self, fragment: int) -> None:

@@ -6,7 +6,8 @@ has committed, it is moved on by the difference to the true one. The state that 
 knows nothing of guesses, so certificates, digests, downloads and checkpoints are as in any mode.
 
 For the trainer both moves are sums on θ. While a snapshot is out, ``sent`` is where θ was guessed
-to be at that moment, and Δ is kept apart; so ``θ ← base + (θ − sent)`` corrects the guess.
+to be at that moment, and the snapshot is kept apart; so ``θ ← base + (θ − sent)`` corrects the
+guess.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import torch
 
 from diloco import eager, optimizers
+from diloco.pseudo_gradient import pseudo_gradient
 from node.replica import OuterReplica, chunks, gaps
 from protocols.messages import Outcome
 
 
 class EagerReplica(OuterReplica):
-    """As :class:`~node.replica.OuterReplica`, with two vectors more: Δ as sent, and others' work.
+    """As :class:`~node.replica.OuterReplica`, with two vectors more: a snapshot, and others' work.
 
     A guess is made in three calls, while the vectors are the daemon's: :meth:`aim` puts how far θ
     is to move into ``sent``, the trainer does so, :meth:`arrived` makes a reference of it. With
@@ -27,10 +29,11 @@ class EagerReplica(OuterReplica):
     the others brought last is in none: a node that resumes guesses its own share alone, once.
     """
 
-    _delta: torch.Tensor | None = None  # Δ of the snapshot that is out
+    # the snapshot that is out, as the trainer left it; Δ of it once its round steps `base`
+    _kept: torch.Tensor | None = None
     _others: torch.Tensor | None = None  # of the last mean
     _share = 0.0  # this island's, of the last mean that it was in
-    out = False  # Δ is kept in `_delta`
+    out = False  # a snapshot is kept in `_kept`
     guessed = False  # θ stands on a guess, and `sent` says where
 
     async def aim(self, *, back: bool = False) -> None:
@@ -41,42 +44,52 @@ class EagerReplica(OuterReplica):
         """θ has been moved: ``sent`` is where it was at the snapshot, and the guess since."""
 
         def refer() -> None:
-            assert self._delta is not None
+            assert self._kept is not None
             for here in chunks(len(self.base)):
-                was = self.base[here] - self._delta[here]
+                was = self._kept[here]
                 self.sent[here].copy_(was if back else was + self.sent[here])
 
         await self.offload(refer)
         self.guessed = not back
 
+    async def leave(self) -> None:
+        """θ is ``base`` anew, and on no guess: ``sent`` is the snapshot again, if one is out.
+
+        What an exchange sends of it stays the same, bit for bit.
+        """
+        kept = self._kept
+        if self.out and kept is not None:
+            await self.offload(lambda: self.sent.copy_(kept))
+        self.out = self.guessed = False
+
     def _aim(self) -> None:
         rates = self._rates_of(self.place.round)
         share = self._share or 1 / max(1, len(self.roster))
-        if self._delta is None or len(self._delta) != len(self.base):
-            self._delta = torch.empty_like(self.base)
+        if self._kept is None or len(self._kept) != len(self.base):
+            self._kept = torch.empty_like(self.base)
+        if not self.out:
+            self._kept.copy_(self.sent)
+            self.out = True
         for here in chunks(len(self.base)):
-            was = self.sent[here]
-            if not self.out:
-                torch.sub(self.base[here], was, out=self._delta[here])
-            delta = self._delta[here]
+            was = self._kept[here]
+            delta = self.base[here] - was
             known = self._others[here] if self._others is not None else torch.zeros_like(was)
             guess = self.base[here].clone()
             vectors = {name: self.vectors[name][here].clone() for name in self.rule.vectors}
             self.rule.step(vectors, eager.expected(delta, share, known), guess, rates)
-            was.copy_(guess - (self.base[here] - delta))
-        self.out = True
+            self.sent[here].copy_(guess - was)
 
     def _aim_back(self) -> None:
-        assert self._delta is not None
+        assert self._kept is not None
         for here in chunks(len(self.base)):
-            self.sent[here].copy_(self.base[here] - self._delta[here] - self.sent[here])
+            torch.sub(self._kept[here], self.sent[here], out=self.sent[here])
 
     # --- what a round does -----------------------------------------------------------------------
 
     def _learnt(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        if self._delta is None or not self.out:
+        if self._kept is None or not self.out:
             return super()._learnt(start, stop, out)
-        return out.copy_(self._delta[start:stop])
+        return pseudo_gradient(self.base[start:stop], self._kept[start:stop], out)
 
     async def _hold(self) -> int | None:
         snapshot = await super()._hold()
@@ -85,9 +98,11 @@ class EagerReplica(OuterReplica):
         return snapshot
 
     def _set_back(self, merged: list[tuple[int, int]]) -> None:
-        if self.guessed and self._delta is not None:
+        if self._kept is not None:  # before `base` moves
+            torch.sub(self.base, self._kept if self.out else self.sent, out=self._kept)
+        if self.guessed and self._kept is not None:
             for start, stop in gaps(merged, len(self.base)):
-                self.sent[start:stop] += self._delta[start:stop]
+                self.sent[start:stop] += self._kept[start:stop]
         else:
             super()._set_back(merged)
         self.out = self.guessed = False
@@ -106,7 +121,7 @@ class EagerReplica(OuterReplica):
             for start, stop in gaps(mine, len(self.base)):
                 self._others[start:stop] = eager.others(self._others[start:stop], None, would_be)
             for start, stop in mine:
-                own = self._delta[start:stop] if self._delta is not None else None
+                own = self._kept[start:stop] if self._kept is not None else None
                 self._others[start:stop] = eager.others(self._others[start:stop], own, share)
 
     def _share_of(self, outcome: Outcome) -> float:

@@ -26,9 +26,9 @@ class Guesses:
         self._moving = False  # a move is on its way
         self._moved: asyncio.Future[None] | None = None
 
-    def begin(self) -> None:
-        """A trainer begins at the base: what another one left of its snapshot is nobody's."""
-        self.replica.out = self.replica.guessed = False
+    async def leave(self) -> None:
+        """A trainer is to take the base as it is; what is sent of its last snapshot goes on."""
+        await self.replica.leave()
 
     async def make(self) -> None:
         """Have the trainer go on from a guess; its snapshot stays out."""

@@ -408,6 +408,33 @@ async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVect
     assert replica.delta(0, SIZE, torch.empty(SIZE)).allclose(torch.ones(SIZE), atol=1e-5)
 
 
+@pytest.mark.parametrize("then", ["moving", "moved", "reset"])
+async def test_what_is_sent_of_a_snapshot_stays_as_it_was_when_its_trainer_begins_anew(
+    vectors: SharedVectors, then: str
+) -> None:
+    """Whether or not the trainer has said that it moved to its guess: the exchange is on."""
+    made, _ = conductor(vectors, at_once, {"mode": "eager"}, EagerReplica)
+    assert made._guesses is not None
+    replica = made.replicas[0]
+    before = replica.delta(0, SIZE, torch.empty(SIZE)).clone()
+    await made._guesses.make()
+    if then != "moving":
+        await made._guesses.moved()
+    assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
+    if then == "reset":
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        made._guesses.lost()
+        made._turns.free()
+        made._begun, made.ready = False, cast(Any, object())
+        await made._begin()
+    made._turns.free()
+    assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
+    assert await made.save(Path("draft")) is not None, "it is on no guess"
+    assert cast(Any, made.island).sent[-1].__class__.__name__ == "Checkpoint"
+
+
 async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None:
     gate = Gate()
     gate.open.set()
