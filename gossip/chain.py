@@ -154,6 +154,11 @@ class Chain(Reports, OwnStatus):
         """Whether the round under way has a plan."""
         return self.exchange.plan is not None
 
+    @property
+    def contributes(self) -> bool:
+        """Whether this node's work is in the round under way, and may be sent once more."""
+        return self.exchange.sent and not self.exchange.closed
+
     def timed(self) -> list[float]:
         """Seconds of the exchange that has just ended, from its plan to its last merged part."""
         took = self.timing.held_at - self.timing.planned_at

@@ -96,6 +96,11 @@ class AnyChain(Protocol):
         ...
 
     @property
+    def contributes(self) -> bool:
+        """Whether the trainer's snapshot is being sent: what lies there must stay as it is."""
+        ...
+
+    @property
     def chosen(self) -> Chosen | None:
         """How the newest round, or letter, came to its codec; None where there is one alone."""
         ...

@@ -182,6 +182,11 @@ class Roamer(OfFragment):
         return not self.core.resting
 
     @property
+    def contributes(self) -> bool:
+        """What is sent are copies, and a snapshot of another trainer is not taken for its own."""
+        return False
+
+    @property
     def _meetings(self) -> int:
         """Exchanges of a round, or those who get a share in it."""
         return self.neighbours + self._extra

@@ -275,6 +275,8 @@ class Conductor:
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
+        for fragment in range(len(self.replicas)):
+            self._keep_sent(fragment)
         moments = self.moments
         begin = Begin(
             round_,
@@ -401,7 +403,16 @@ class Conductor:
                 await self.hold(fragment)
                 if self._guesses is not None:
                     await self._guesses.leave()
+                self._keep_sent(fragment)
                 await self.resume(fragment, contributed=False, reset=True)
+
+    def _keep_sent(self, fragment: int) -> None:
+        """Where others still take a snapshot that θ was built on, none comes in its place.
+
+        The round in which it is counted ends with a merge, which is when the next one may come.
+        """
+        kept = self.swarm is not None and self.swarm.chains[fragment].contributes
+        self.island.vectors.keep(fragment, on=kept)
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""

@@ -72,7 +72,7 @@ class Trainer:
 class Chain:
     """What this node says of itself."""
 
-    planned, fragment = False, 0
+    planned, contributes, fragment = False, False, 0
 
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
@@ -433,6 +433,46 @@ async def test_what_is_sent_of_a_snapshot_stays_as_it_was_when_its_trainer_begin
     assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
     assert await made.save(Path("draft")) is not None, "it is on no guess"
     assert cast(Any, made.island).sent[-1].__class__.__name__ == "Checkpoint"
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_no_snapshot_takes_the_place_of_one_that_is_being_sent(
+    vectors: SharedVectors, reset: bool
+) -> None:
+    """Its slices would be of two, and the round would count the later one as merged."""
+    made, chain = conductor(vectors, at_once)
+    replica = made.replicas[0]
+    snapshot(vectors)
+    chain.contributes = True
+    if reset:
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        vectors.clear()  # its ranks are no more
+        made._begun, made.ready = False, cast(Any, object())
+        await made._begin()
+    vectors.clear()  # the trainer has read what it was given
+    made._turns.free()
+    assert not vectors.try_snapshot()
+    await commit_without(replica)
+    chain.contributes = False
+    vectors.clear(0)
+    assert vectors.try_snapshot()
+    vectors.end_snapshot(1)
+
+
+async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(
+    vectors: SharedVectors,
+) -> None:
+    """Also where it has ended before they were there."""
+    made, _ = conductor(vectors, at_once)
+    vectors.keep(0, on=True)  # of ranks that have died as well
+    made._begun, made.ready = False, cast(Any, object())
+    await commit_without(made.replicas[0])
+    vectors.clear()
+    assert [type(sent) for sent in cast(Any, made.island).sent] == [Begin]
+    assert vectors.try_snapshot()
+    vectors.end_snapshot(1)
 
 
 async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None:

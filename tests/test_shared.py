@@ -88,6 +88,24 @@ def test_a_snapshot_and_a_claim_exclude_each_other_across_processes() -> None:
     vectors.close()
 
 
+def test_a_snapshot_that_is_kept_is_followed_by_none_until_a_claim() -> None:
+    vectors = SharedVectors.create(64)
+    vectors.keep(1, on=True)
+    vectors.clear(1)
+    vectors.clear()
+    assert not vectors.try_snapshot(1)
+    assert vectors.try_snapshot(0)
+    vectors.end_snapshot(6, 0)
+    assert vectors.try_read(1)  # `base` is as it should be
+    vectors.end_reading()
+    assert vectors.try_claim(1)
+    assert not vectors.try_read(1)
+    vectors.clear(1)
+    assert vectors.try_snapshot(1)
+    vectors.end_snapshot(7, 1)
+    vectors.close()
+
+
 def test_a_killed_trainer_leaves_no_lock() -> None:
     vectors = SharedVectors.create(64)
     with child(vectors) as trainer:

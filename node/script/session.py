@@ -349,6 +349,6 @@ def _commanded(leader: Leader) -> Action:
 
 def _until_readable(leader: Leader) -> Action:
     """``Step`` once the vectors are locked for reading; until then what the daemon commands."""
-    if leader.vectors.try_snapshot():
+    if leader.vectors.try_read():
         return Step()
     return leader.channel.receive(0.02) or Idle()

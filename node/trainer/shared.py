@@ -11,6 +11,9 @@ the vectors before it touches either, and has them until the trainer has applied
 meanwhile the trainer writes no snapshot. A claim in turn waits for a snapshot that is being
 written. Nobody holds the lock for longer than that copy, and the kernel gives it back when its
 holder dies.
+
+A second flag keeps a snapshot that is being sent to others though its trainer has begun anew: no
+other one is written until the daemon claims the vectors again.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ from protocols.errors import OperatorError
 if TYPE_CHECKING:
     import torch
 
-HEADER_BYTES = 4096  # one page: two int64 flags for each fragment, see _SNAPSHOT and _CLAIMED
-_SNAPSHOT, _CLAIMED = 0, 1  # round of the unanswered snapshot plus one, or zero; 0 or 1
+HEADER_BYTES = 4096  # one page: three int64 flags for each fragment
+# round of the unanswered snapshot plus one, or zero; 0 or 1; 0 or 1
+_SNAPSHOT, _CLAIMED, _KEPT = 0, 1, 2
 FLOAT_BYTES = 4
 SHM = Path("/dev/shm")
 
@@ -54,7 +58,7 @@ class SharedVectors:
         self.size = size
         self._map = mmap.mmap(descriptor, file_bytes(size))
         self._unlock_pages: Callable[[], object] = bool  # nothing is locked
-        self._header = np.frombuffer(self._map, np.int64, 2 * MAX_FRAGMENTS).reshape(-1, 2)
+        self._header = np.frombuffer(self._map, np.int64, 3 * MAX_FRAGMENTS).reshape(-1, 3)
         self._close = weakref.finalize(self, os.close, descriptor)
         self._close.atexit = False  # then all descriptors go
 
@@ -131,20 +135,32 @@ class SharedVectors:
         if not self._try_lock():
             return False
         self._header[fragment, _CLAIMED] = 1
+        self._header[fragment, _KEPT] = 0
         self._unlock()
         return True
+
+    def keep(self, fragment: int, *, on: bool) -> None:
+        """Before Begin or Apply: whether ``sent`` is still read, and takes no snapshot after it."""
+        self._header[fragment, _KEPT] = on
 
     def clear(self, fragment: int | None = None) -> None:
         """End claim and snapshot alike: the trainer has read what it was given, or is no more.
 
         Without ``fragment``: of all.
         """
-        self._header[slice(None) if fragment is None else fragment] = 0
+        self._header[slice(None) if fragment is None else fragment, :_KEPT] = 0
 
     # --- the trainer's side -------------------------------------------------------------------
 
     def try_snapshot(self, fragment: int = 0) -> bool:
-        """Begin to write ``sent``; false when the daemon has the fragment, or is taking one."""
+        """Begin to write ``sent``; false when the daemon has the fragment, or is taking one.
+
+        Or where an earlier snapshot is still being sent.
+        """
+        return not self._header[fragment, _KEPT] and self.try_read(fragment)
+
+    def try_read(self, fragment: int = 0) -> bool:
+        """Begin to read ``base``; false when the daemon has the fragment, or is taking one."""
         if not self._try_lock():
             return False
         if self._header[fragment, _CLAIMED]:
@@ -158,7 +174,7 @@ class SharedVectors:
         self._unlock()
 
     def end_reading(self) -> None:
-        """Like :meth:`end_snapshot`, where ``base`` was only read."""
+        """After :meth:`try_read`."""
         self._unlock()
 
     def _try_lock(self) -> bool:
