@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from trainer_kit import TARGET, Bench, apply, begin, committing, merge
+import pytest
+from trainer_kit import TARGET, Bench, apply, begin, committing, merge, tiny_manifest
 
 from node.trainer.channel import Command, InnerSteps, Report, Snapshot, StepDone, Stop
+from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.pieces import Piece, due, due_at_will
 from node.trainer.resume import Work
 
@@ -95,3 +97,27 @@ def test_moments_may_end_with_the_round(tmp_path: Path) -> None:
     assert first[-1] != second[-1]
     assert kept.trainer.optimizer.state
     assert not forgot.trainer.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("at_will", "fragment", "contributed", "left"),
+    [
+        (False, 0, True, 0),
+        (False, 0, False, 0),  # it was late for its round, and another one begins all the same
+        (False, 1, True, 2),
+        (True, 0, True, 0),
+        (True, 0, False, 2),  # of another island's work
+        (True, 1, True, 2),
+    ],
+)
+def test_moments_are_forgotten_once_a_cycle(
+    tmp_path: Path, at_will: bool, fragment: int, contributed: bool, left: int
+) -> None:
+    trainer = Bench(tmp_path, committing(1), manifest=tiny_manifest(fragments=2)).trainer
+    trainer.begin(begin(forgets=True, at_will=at_will, others=(0,)))
+    for _ in range(2):
+        trainer.inner_step()
+    trainer.apply(apply(1, fragment=fragment, contributed=contributed))
+    assert optimizer_steps(trainer.optimizer) == left
+    trainer.apply(apply(2, fragment=1, contributed=False, reset=True))
+    assert not trainer.optimizer.state

@@ -67,7 +67,7 @@ class Begin(Message, kind=100):
     others: Annotated[tuple[int, ...], Max(MAX_FRAGMENTS - 1)] = ()
     tau: int | None = None  # as in :class:`Apply`
     at_will: bool = False  # steps count from the last contribution, not from the last round
-    forgets: bool = False  # the optimizer begins anew with every round that is applied
+    forgets: bool = False  # the optimizer begins anew with every round of the island's own
     # no inner steps are taken: what is sent is a batch's gradient at `base`, and dropped if late
     gradients: bool = False
     # file of a donor's moments (node/trainer/moments.py), or an earlier checkpoint; empty: none

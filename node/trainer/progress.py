@@ -323,7 +323,9 @@ class Progress:
         if command.reset:
             sanitise(self.optimizer)
             self.bad_steps = 0
-        if self.forgets:
+        # of several fragments, and of others' arrivals, none but this begins a round for all of θ
+        begins = command.fragment == 0 and (command.contributed or not self.at_will)
+        if self.forgets and (begins or command.reset):
             self.optimizer.state.clear()
         if self.gradients:  # one of another place is worth nothing here
             self.optimizer.zero_grad()
