@@ -33,6 +33,14 @@ def check_runs(manifest: Manifest) -> None:
         except ValueError as error:
             why = f"outer.rank {manifest.outer.rank}: {error}"
             raise operator_error("E204", why=why) from error
+    if manifest.mode == "sparta":
+        from diloco.sparta import MOST
+        from node.trainer.layout import Layout
+
+        size = manifest.script.parameters or Layout.of_manifest(manifest).size
+        if size > MOST:
+            why = f"mode sparta: {size:,} parameters, more than the {MOST:,} that it can draw from"
+            raise operator_error("E204", why=why)
     if manifest.mode in GOSSIP and manifest.gossip.rule == "noloco":
         from diloco.mixing import check_noloco
 

@@ -11,6 +11,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import OF_GRADIENTS, OUTER_DEFAULTS, Mode
 from diloco import optimizers
 from node.modes import check_runs, doubts
+from protocols.errors import OperatorError
 
 
 def of(**tables: Any) -> Manifest:
@@ -81,6 +82,21 @@ def test_what_is_likely_to_disappoint_is_told_with_the_reason(
 ) -> None:
     (doubt,) = doubts(Manifest.model_validate(tables))
     assert reason in doubt
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"model": {"d_model": 4096, "vocab_size": 600_000, "n_layers": 1}},
+        {"script": {"layout": "0" * 64, "parameters": 2**31 + 1, "dense": 0}},
+    ],
+)
+def test_a_model_that_sparta_cannot_draw_from_is_refused_at_entry(tables: dict[str, Any]) -> None:
+    with pytest.raises(OperatorError, match="more than the 2,147,483,648") as caught:
+        check_runs(of(mode="sparta", **tables))
+    assert caught.value.code == "E204"
+    check_runs(of(**tables))
+    check_runs(of(mode="sparta"))
 
 
 def test_signs_follow_gradients_after_a_share_of_the_rounds() -> None:
