@@ -11,6 +11,7 @@ newest is refused.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import secrets
@@ -85,6 +86,7 @@ class _Receipt:
     filled: int = 0  # bytes from the first one on
     at_work: int = 0  # transfers that fill it now
     newest: object = None  # of these: an older one has no more to say
+    ended: bool = False  # it is not to come any more
 
     @property
     def whole(self) -> bool:
@@ -92,8 +94,8 @@ class _Receipt:
         return self.filled == len(self.data)
 
     def cut(self) -> None:
-        """End what fills it now."""
-        self.newest = object()
+        """End what fills it now, or is about to: who asks then is told that it has not come."""
+        self.ended = True
 
 
 class _Drain:
@@ -116,6 +118,8 @@ class _Drain:
         receipt = self._receipt
         if receipt.whole:
             raise RemoteRefused("again", "all of it came with another try")
+        if receipt.ended:
+            raise RemoteRefused("late", "it made way, or its receiver leaves")
         if not self._begun:
             self._begun, receipt.newest = True, self._mark
         elif receipt.newest is not self._mark:
@@ -148,6 +152,9 @@ class Letters:
     _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
     # the name of each peer's newest that came whole; who has sent one longest ago comes first
     _newest: dict[PeerId, bytes] = field(default_factory=dict)
+    _closing: bool = False  # no other letter begins to arrive
+    _closed: bool = False  # none comes any more
+    _quieter: asyncio.Event = field(default_factory=asyncio.Event)  # a transfer has ended
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.wiring)
@@ -209,6 +216,20 @@ class Letters:
 
     # --- receiving -------------------------------------------------------------------------------
 
+    async def last(self) -> None:
+        """Refuse all other letters, and wait until those are here that are arriving."""
+        self._closing = True
+        while self._pushes:
+            self._quieter.clear()
+            await self._quieter.wait()
+
+    def close(self) -> None:
+        """Let no letter come any more: what is here now is all that ever will be."""
+        self._closing = self._closed = True
+        for receipt in self._arriving.values():
+            receipt.cut()
+        self._arriving.clear()
+
     def take(self, stamp: Stamp) -> Letter | None:
         """A letter out of the box; None where it had to make way."""
         return self.held.pop(stamp, None)
@@ -238,6 +259,7 @@ class Letters:
             self._pushes[sender] -= 1
             if not self._pushes[sender]:
                 del self._pushes[sender]
+            self._quieter.set()
             over = whole or (receipt.whole and not receipt.at_work)
             if over and self._arriving.get(sender) is receipt:
                 del self._arriving[sender]
@@ -262,6 +284,10 @@ class Letters:
                 codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
 
         await self.wiring.offload(check)
+        if (
+            receipt.ended or self._closed
+        ):  # meanwhile others may have been told that it has not come
+            raise RemoteRefused("late", "it made way, or its receiver leaves")
         stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))
         return Letter(stamp, weight, Encoded(codec, body))
 
@@ -308,8 +334,8 @@ class Letters:
         """Where a letter goes that comes from byte ``at`` on; of each peer's the newest goes on.
 
         Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
-        ``busy`` where tries of it are on their way, and ``full`` where there is no room: it has not
-        come then, for certain.
+        ``busy`` where tries of it are on their way, and ``full`` where there is no room, or this
+        node leaves: it has not come then, for certain.
         """
         if self._newest.get(sender) == header.basis:
             raise RemoteRefused("again", "all of it came with the try before")
@@ -318,6 +344,8 @@ class Letters:
         receipt = self._arriving.get(sender)
         if receipt is not None and not _same(receipt.header, header):
             receipt = None
+        if self._closing and receipt is None:
+            raise RemoteRefused("full", "it leaves, and takes no letter along")
         if at > (receipt.filled if receipt is not None else 0):
             raise RemoteRefused("again", "it stands elsewhere by now")
         if receipt is not None:

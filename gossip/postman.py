@@ -95,22 +95,31 @@ class Postman:
         """Send a share again of which nobody knows whether it came, until that is known.
 
         It would count twice where it came and was taken back, and never where it was only given up.
-        One to who is gone, or refuses it, is mixed in here.
+        One to who is gone, or refuses it, is mixed in here. Who leaves is asked while it answers,
+        for it takes along what has come.
         """
         pause = self.membership.patience.heartbeat_s
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_S)
             known, error = self.membership.islands.get(post.to), None
-            gone = known is None or known.expelled or known.announce.status == "leaving"
-            if not gone:
+            gone = known is None or known.expelled
+            if known is not None and not gone:
                 error = await self._push(post, body, weight, name, again=True)
+                gone = known.announce.status == "leaving" and _silent(error)
             if gone or error is None or _sure(error):
                 break
         self.core.owed.discard(post.to)
         if gone or error is not None:
             self.letters.keep(post.round, body, weight)
         self.carry([])
+
+
+def _silent(error: Exception | None) -> bool:
+    """Whether nothing was heard of the receiver itself."""
+    if isinstance(error, RemoteRefused):
+        return error.code == "unreachable"
+    return isinstance(error, TransportError | TimeoutError)
 
 
 def _sure(error: Exception) -> bool:

@@ -224,14 +224,21 @@ class Roamer(OfFragment):
         self.presence.tell()
 
     async def settle(self) -> None:
-        """Give no share away any more, and wait until it is known of each whether it has come.
+        """Give and take no share any more, and wait until it is known of each whether it has come.
 
         For who is about to save its weight and leave. Nothing to do where letters are answered.
+        Also after a cancellation no share comes any more: the weight to be saved has no part in it.
         """
         self._leaving = self.habits.one_way
-        while self._leaving and (self._sending or self.core.owed):
-            self._sent.clear()
-            await self._sent.wait()
+        try:
+            if self._leaving:
+                await self.letters.last()
+            while self._leaving and (self._beginning or self._sending or self.core.owed):
+                self._sent.clear()
+                await self._sent.wait()
+        finally:
+            if self._leaving:
+                self.letters.close()
 
     def announced_place(self) -> Place:
         """Where this island stands, with the number of the round that is under way."""
@@ -275,6 +282,7 @@ class Roamer(OfFragment):
         self._ours = True
         await self.replica.start()
         self._beginning, self._began = False, self.now()
+        self._sent.set()  # if any
         self._exchanged, self._codecs = [], {}
         await self._carry(self.core.begin(self.replica.place.round, self._meetings, self._began))
         self.presence.tell()  # the round may have another number now

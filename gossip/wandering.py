@@ -124,6 +124,11 @@ class Wandering:
         """Letters of this island's that answers may still come to."""
         return {*self._opened.values(), *self._failed.values()}
 
+    @property
+    def in_doubt(self) -> set[PeerId]:
+        """Who may have a share of this island's by now, or not."""
+        return self.owed | self._posting if self.habits.one_way else set()
+
     def others(self, now: float) -> list[Announce]:
         """Live islands that take part."""
         return [a for a in self.membership.islands_alive(now) if a.status == "active"]

@@ -87,13 +87,16 @@ async def _save(part: Participation, last: AsyncExitStack | None) -> None:
 
 
 async def _settle(part: Participation) -> None:
-    """In push-sum: know which shares have come, as the checkpoint has the weight of the others."""
+    """In push-sum: know which shares have come, as the checkpoint has the weight of the others.
+
+    None comes to this node any more, as that would be in no checkpoint.
+    """
     chains = [chain for chain in part.swarm.chains if isinstance(chain, Roamer)]
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_S):
             await asyncio.gather(*(chain.settle() for chain in chains))
-    if owed := {peer for chain in chains for peer in chain.core.owed}:
-        names = ", ".join(map(short, sorted(owed)))
+    if in_doubt := {peer for chain in chains for peer in chain.core.in_doubt}:
+        names = ", ".join(map(short, sorted(in_doubt)))
         text = f"does not know whether shares of its weight have come: {names} did not answer"
         part.events.emit(Notice(text=text))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -349,6 +350,82 @@ def test_a_letter_that_hardly_moves_makes_way_where_there_is_no_room() -> None:
         assert [letter.stamp.sender for letter in b.arrived] == [C.peer_id]
 
     with_boxes(test, room=1, longest=lambda: 10.0)
+
+
+def test_who_leaves_takes_in_what_is_arriving_and_then_nothing_more() -> None:
+    """What its sender hears of a letter is what became of it, whatever came when."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        receive = b.letters.receive
+        name, other = bytes(16), bytes(15) + b"o"
+        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", name, 0)
+        body = a.body(1.0).data.numpy().tobytes() + struct.pack(">HqHd", 0, -1, 0, 1.0)
+        coming = Stalled(body, 1000)
+        first = asyncio.create_task(receive(A.peer_id, header, coming))  # type: ignore[arg-type]
+        await coming.stands.wait()
+        waiting = asyncio.create_task(b.letters.last())
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        with pytest.raises(RemoteRefused) as error:
+            await c.send(B, 1.0)
+        assert error.value.code == "full"
+        coming.go_on.set()
+        await first
+        await asyncio.wait_for(waiting, 1.0)
+        assert [letter.stamp.sender for letter in b.arrived] == [A.peer_id]
+
+        b.letters._closing = False  # one that comes too slowly, and one that is about to be begun
+        slow, late = Stalled(body, 1000), Stalled(body, 0)
+        tries = [
+            asyncio.create_task(receive(sender, header, one))  # type: ignore[arg-type]
+            for sender, header, one in (
+                (A.peer_id, replace(header, basis=other), slow),
+                (C.peer_id, header, late),
+            )
+        ]
+        await slow.stands.wait()
+        await late.stands.wait()
+        b.letters.close()
+        slow.go_on.set()
+        late.go_on.set()
+        for one in tries:
+            with pytest.raises(RemoteRefused) as error:
+                await one
+            assert error.value.code == "late"  # its sender asks again
+        again = Stalled(body, len(body))
+        for sender, basis, code in (
+            (A.peer_id, name, "again"), (A.peer_id, other, "full"), (C.peer_id, name, "full")
+        ):  # fmt: skip
+            with pytest.raises(RemoteRefused) as error:
+                await receive(sender, replace(header, basis=basis), again)  # type: ignore[arg-type]
+            assert error.value.code == code
+        assert len(b.arrived) == 1
+
+    with_boxes(test)
+
+
+def test_a_letter_that_made_way_while_it_was_checked_has_not_come() -> None:
+    """Others may have been told so meanwhile: a share would count here and where it came from."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        check, checking, go_on = b.letters.wiring.offload, asyncio.Event(), asyncio.Event()
+
+        async def slowly(work: Callable[[], Any]) -> Any:
+            checking.set()
+            await go_on.wait()
+            return await check(work)
+
+        b.letters.wiring = replace(b.letters.wiring, offload=slowly)
+        sending = asyncio.create_task(a.send(B, 1.0))
+        await checking.wait()
+        b.letters.close()
+        go_on.set()
+        with pytest.raises(RemoteRefused) as error:
+            await sending
+        assert error.value.code in ("late", "full")
+        assert not b.arrived
+
+    with_boxes(test)
 
 
 def test_of_so_many_peers_the_newest_letter_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from roamer_kit import Islander, islands
+from roamer_kit import Islander, ToyState, islands
 from test_leaving import Leaver
 
 from node import leaving
 from protocols import virtual_time
+from protocols.errors import TransferStalled
 
 
 def weight(islander: Islander) -> float:
@@ -46,13 +47,101 @@ def test_what_it_gave_away_has_come_or_is_back_and_no_more_is_given(silent: floa
     assert virtual_time.run(main()) == pytest.approx(2, abs=1e-9)
 
 
-def test_it_does_not_wait_for_who_stays_silent_and_says_so() -> None:
+@pytest.mark.parametrize("bytes_a_second", [4000.0, 400.0])
+def test_a_share_that_arrives_while_it_leaves_is_its_own_or_its_senders(
+    bytes_a_second: float,
+) -> None:
+    """Its weight is read once, and its files are written after that: meanwhile none may come."""
+
+    async def main() -> tuple[float, bool]:
+        async with islands(2, rule="push-sum", spread=0.0) as swarm:
+            await swarm.rounds(2)
+            leaver, other = swarm.members[0], swarm.members[1]
+            swarm.shape(bytes_a_second, 1)
+            await swarm.until(lambda: bool(leaver.roamer.letters._pushes))
+            before = weight(leaver)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(leaving.SETTLE_S):
+                    await leaver.roamer.settle()
+            saved = weight(leaver)
+            await asyncio.sleep(60.0)  # the trainer writes its files
+            assert weight(leaver) == saved
+            await swarm.kill(0)
+            swarm.limit = 0
+            await asyncio.sleep(60.0)
+            assert not other.roamer.core.owed
+            return saved + weight(other), saved > before
+
+    total, came = virtual_time.run(main())
+    assert total == pytest.approx(2, abs=1e-9)
+    assert came is (bytes_a_second > 1000)
+
+
+def test_shares_of_a_round_that_is_about_to_begin_are_waited_for() -> None:
+    async def main() -> tuple[bool, float]:
+        async with islands(2, rule="push-sum", spread=0.0) as swarm:
+            await swarm.rounds(2)
+            leaver, start, go_on = swarm.members[0], ToyState.start, asyncio.Event()
+
+            async def slowly() -> None:
+                await go_on.wait()
+                await start(leaver.state)
+
+            leaver.state.start = slowly  # type: ignore[method-assign]
+            await swarm.until(lambda: leaver.roamer._beginning)
+            settling = asyncio.ensure_future(leaver.roamer.settle())
+            await asyncio.sleep(1.0)
+            early = settling.done()
+            go_on.set()
+            await asyncio.wait_for(settling, 5.0)
+            saved = weight(leaver)
+            await asyncio.sleep(5.0)
+            return early, weight(leaver) - saved
+
+    assert virtual_time.run(main()) == (False, 0.0)
+
+
+def test_who_leaves_says_whether_a_share_has_come_before_it_is_gone() -> None:
+    """It takes along what has come, which its sender would mix in as well."""
+
+    async def main() -> float:
+        async with islands(2, rule="push-sum", spread=0.0) as swarm:
+            await swarm.rounds(2)
+            leaver, other = swarm.members[0], swarm.members[1]
+            push = other.roamer.letters.send
+
+            async def unheard(*args: Any, **more: Any) -> None:
+                await push(*args, **more)
+                if not more.get("again"):
+                    raise TransferStalled("its answer is lost")
+
+            other.roamer.letters.send = unheard  # type: ignore[method-assign]
+            await swarm.until(lambda: bool(other.roamer.core.owed))
+            swarm.limit = 0
+            await leaver.roamer.settle()
+            await leaver.roamer.presence.leave()
+            saved = weight(leaver)
+            await asyncio.sleep(60.0)
+            await swarm.kill(0)
+            await asyncio.sleep(60.0)
+            assert not other.roamer.core.owed
+            return saved + weight(other)
+
+    assert virtual_time.run(main()) == pytest.approx(2, abs=1e-9)
+
+
+@pytest.mark.parametrize("why", ["it is silent", "the link is slow"])
+def test_it_does_not_wait_for_who_does_not_get_its_share_and_says_so(why: str) -> None:
     async def main() -> list[str]:
         async with islands(2, rule="push-sum", spread=0.0) as swarm:
             await swarm.rounds(2)
             one, other = swarm.members[0], swarm.members[1]
-            swarm.network.freeze(other.peer)
-            await swarm.until(lambda: bool(one.roamer.core.owed))
+            if why == "it is silent":
+                swarm.network.freeze(other.peer)
+                await swarm.until(lambda: bool(one.roamer.core.owed))
+            else:
+                swarm.shape(400.0, 0)
+                await swarm.until(lambda: bool(one.roamer._sending))
             leaver: Any = Leaver()
             leaver.swarm.chains = (one.roamer,)
             told: list[Any] = []
