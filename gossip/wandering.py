@@ -79,6 +79,7 @@ class Wandering:
     _posting: set[PeerId] = field(default_factory=set)
     _coming: set[PeerId] = field(default_factory=set)  # whose letter is on its way
     _held: dict[PeerId, list[Stamp]] = field(default_factory=dict)
+    _begun: deque[int] = field(default_factory=deque)  # own rounds to whose letters answers count
     _opened: dict[PeerId, Key] = field(default_factory=dict)  # our letters not answered yet
     _failed: dict[PeerId, Key] = field(default_factory=dict)  # which may have come all the same
     _since: float = 0.0  # when the exchange began
@@ -151,7 +152,12 @@ class Wandering:
         # who has just trained for round r is not behind others that train for r + 1 already
         self.round = max(place, self._label - 1)
         self.exchanges, self.exchange, self.met = max(1, exchanges), 0, []
-        oldest = self.round - self.habits.max_staleness
+        # by how many were begun: the number of one far slower than the median leaps from each to
+        # the next, and its partners have moved by their answers all the same
+        self._begun.append(self.round)
+        if len(self._begun) > self.habits.max_staleness + 1:
+            self._begun.popleft()
+        oldest = self._begun[0]
         self._opened = {peer: key for peer, key in self._opened.items() if key[0] >= oldest}
         self._failed = {peer: key for peer, key in self._failed.items() if key[0] >= oldest}
         known = self.membership.islands

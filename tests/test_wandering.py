@@ -131,6 +131,28 @@ def test_a_late_answer_is_compared_with_the_letter_that_it_answers():
     assert take.letters[0].mine == (3, 0)
 
 
+@pytest.mark.parametrize("later", [1, 4, 5])
+def test_answers_count_for_so_many_rounds_of_ones_own_however_far_they_are_apart(later: int):
+    """Of an island seven times slower than the median: its partner has moved by its answer."""
+    core, found, first = member(3, eta=30.0), [], ""
+    for turn in range(later + 1):
+        now = 10.0 * turn
+        for sequence, peer in enumerate(PEERS[1:3]):
+            announce(core.membership, peer, 3 + 7 * turn, 30.0, 10 * turn + sequence, now)
+        if turn == later:
+            assert core.on_letter(letter(first, answers=(3, 0)), now) == []
+        found = core.begin(core.round + 1 if turn else 3, 1, now)
+        posts = [one for one in found if isinstance(one, Post)]
+        if turn == 0:
+            first = posts[0].to
+        for post in posts:
+            found += core.on_posted(post.to, now + 1)
+        core.on_finished()
+    assert core.round == 2 + 7 * later
+    takes = [one for one in found if isinstance(one, Take)]
+    assert [t.mine for take in takes for t in take.letters] == ([(3, 0)] if later < 5 else [])
+
+
 @pytest.mark.parametrize("opening_first", [False, True])
 def test_an_answer_counts_though_its_sender_opens_another_exchange(opening_first: bool):
     """It has moved by half of the way, so this island does; and then its opening is answered."""
