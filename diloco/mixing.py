@@ -92,7 +92,7 @@ def take_share(estimate: Tensor, weight: float, sent: Tensor, share: float) -> f
     return whole
 
 
-def extra_exchanges(distance: float, progress: float, bound: float = 1.0) -> int:
+def extra_exchanges(distance: float, progress: float, bound: float = 1.0, lost: float = 0.0) -> int:
     """How many meetings to add, by Kong et al.'s rule that disagreement must not exceed progress.
 
     ``distance`` is the mean square distance of islands to their mean, ``progress`` the mean square
@@ -101,10 +101,14 @@ def extra_exchanges(distance: float, progress: float, bound: float = 1.0) -> int
     takes k meetings more. Random pairs of islands whose inner steps have nothing in common rest at
     1 + β (1 + α) / (2 (1 − α²) − β) times their progress (2.31 for NoLoCo; 2 for plain averages,
     where α is 0 and β 1), so a bound above that lets swarms alone that are well.
+
+    ``lost`` is the mean square of what the codec loses of an element. Each meeting leaves a pair as
+    far apart as inner steps of that size would, once they are averaged: at the same numbers less 1.
+    More meetings do not bring that down, so it does not count where inner steps are small.
     """
-    if not (distance >= 0 and progress >= 0 and bound > 0):
-        raise ValueError(f"no exchanges follow from {distance}, {progress}, {bound}")
-    allowed = bound * progress
+    if not (distance >= 0 and progress >= 0 and bound > 0 and lost >= 0):
+        raise ValueError(f"no exchanges follow from {distance}, {progress}, {bound}, {lost}")
+    allowed = bound * progress + max(0.0, bound - 1) * lost
     if distance <= allowed:
         return 0
     return MOST_EXTRA if allowed == 0 else min(MOST_EXTRA, math.ceil(math.log2(distance / allowed)))

@@ -48,6 +48,11 @@ class Mixing(Protocol):
     @property
     def place(self) -> Place: ...
 
+    @property
+    def lost(self) -> float:
+        """Mean square of an element of what the codec of the newest letter lost."""
+        ...
+
     async def start(self) -> None:
         """What the trainer has learnt becomes what is exchanged."""
         ...
@@ -86,8 +91,8 @@ class Own(NamedTuple):
 class Roamer(OfFragment):
     """This node's exchanges of one fragment. :meth:`run` runs until cancelled.
 
-    ``more(distance, progress)`` says how many exchanges to add to a round, from mean squares per
-    element. ``applied`` is told of every round that is through.
+    ``more(distance, progress, lost)`` says how many exchanges to add to a round, from mean squares
+    of an element. ``applied`` is told of every round that is through.
     """
 
     wiring: Wiring
@@ -98,7 +103,7 @@ class Roamer(OfFragment):
     acquaintance: Acquaintance
     terms: Terms
     neighbours: int = 1
-    more: Callable[[float, float], int] = lambda distance, progress: 0
+    more: Callable[[float, float, float], int] = lambda distance, progress, lost: 0
     applied: Callable[[Rounded], None] = lambda rounded: None
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     newcomer: bool = False  # its state is an older one of somebody else's
@@ -374,7 +379,8 @@ class Roamer(OfFragment):
         self._end_exchange()
         self.core.on_finished()
         progress = self._norm**2 / self.size
-        self._extra = self.more(spread.square / self.acquaintance.elements, progress)
+        lost = self.replica.lost
+        self._extra = self.more(spread.square / self.acquaintance.elements, progress, lost)
         ended = self.now()
         self._rounds += 1
         self.note(ready=False)
@@ -389,6 +395,7 @@ class Roamer(OfFragment):
                 after,
                 self._meetings,
                 progress,
+                lost,
             )
         )
         self.presence.tell()

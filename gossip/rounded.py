@@ -35,6 +35,7 @@ class Rounded:
     after: float | None  # mean relative distance to the mean after this island's exchanges
     exchanges: int  # in the next round, and what that follows from
     progress: float  # mean square of what the inner steps moved
+    lost: float  # mean square of what the codec loses
 
 
 class Acquaintance:

@@ -30,6 +30,7 @@ from torch import Tensor
 from diloco import mixing, optimizers
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
+SAMPLED = 16  # chunks of a letter of which it is looked how much their coding lost
 HALF = 0.5  # of the way to the other's letter, on both sides: else the mean of all would move
 
 
@@ -44,6 +45,7 @@ class Blend:
         self.base, self.codec, self.shares = base, codec, shares
         self.fast = torch.empty(0)  # taken when there is something to exchange
         self.weight = 1.0  # of push-sum
+        self.lost = 0.0  # mean square of an element, by the codec of the newest letter
 
     @torch.no_grad()
     def start(self, sent: Tensor) -> None:
@@ -63,6 +65,7 @@ class Blend:
             chosen, torch.empty(chosen.encoded_size(0, len(self.base)), dtype=torch.uint8)
         )
         chosen.encode(0, self.fast, letter.data)
+        self.lost = self._loss_of(letter)
         if not self.shares:
             return letter, 1.0
         left = self.weight
@@ -122,6 +125,19 @@ class Blend:
             slow, fast = self.base[here], self.fast[here]
             part = {name: vectors[name][here] for name in rule.vectors}
             rule.step(part, slow - fast, slow, rates)
+
+    def _loss_of(self, letter: Encoded) -> float:
+        """The mean square of what coding lost of an element, by some of its chunks."""
+        cuts = self._chunks(letter)
+        square, count = 0.0, 0
+        for chunk in cuts[:: -(-len(cuts) // SAMPLED)]:
+            fast = self.fast[chunk.start : chunk.stop]
+            lost = torch.empty_like(fast)
+            letter.decode_chunk(chunk, lost)
+            lost.sub_(fast)
+            square += torch.dot(lost, lost).item()
+            count += len(fast)
+        return square / count
 
     def _chunks(self, body: Encoded) -> tuple[Chunk, ...]:
         return body.codec.chunks(0, len(self.base))

@@ -73,6 +73,7 @@ class GossipReports(PeerReports):
                     distance=what.spread.square / self._elements,
                     progress=what.progress,
                     bound=self.manifest.gossip.bound,
+                    lost=what.lost,
                 )
             )
             self._exchanges[what.fragment] = what.exchanges

@@ -38,6 +38,11 @@ class Exchanging:
     offload: Offload
     blending: asyncio.Lock
 
+    @property
+    def lost(self) -> float:
+        """Mean square of an element of what the codec of the newest letter lost."""
+        return self.blend.lost
+
     async def start(self) -> None:
         """What the trainer has learnt, in ``sent``, becomes what is exchanged."""
         await self._alone(lambda: self.blend.start(self.sent))

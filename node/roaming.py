@@ -38,9 +38,9 @@ def make_pairs(
     acquaintance = Acquaintance([replica.size for replica in replicas])
     terms = Terms(rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds), rounds.fragments)
 
-    def more(distance: float, progress: float) -> int:
+    def more(distance: float, progress: float, lost: float) -> int:
         """Consensus control, within what the run allows."""
-        return min(gossip.extra, extra_exchanges(distance, progress, gossip.bound))
+        return min(gossip.extra, extra_exchanges(distance, progress, gossip.bound, lost))
 
     def made(replica: OuterReplica) -> Roamer:
         assert isinstance(replica, OwnReplica)

@@ -61,6 +61,10 @@ class ToyState:
     def digest(self) -> bytes:
         return blake3(self.base.view(torch.uint8).numpy()).digest()
 
+    @property
+    def lost(self) -> float:
+        return self.blend.lost
+
     async def start(self) -> None:
         self.blend.start(self.sent)
 
@@ -123,7 +127,7 @@ class Islands:
     rule: str
     learn: Learn
     neighbours: int = 1
-    more: Callable[[float, float], int] = lambda distance, progress: 0
+    more: Callable[[float, float, float], int] = lambda distance, progress, lost: 0
     staleness: int = 4
     # what letters may have and H follows from; None: ``codec``, and ``seconds`` a round
     manifest: Manifest | None = None

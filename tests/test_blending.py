@@ -41,6 +41,19 @@ def test_heavy_ball_over_exchanges_is_noloco():
     assert torch.allclose(-BETA * vectors["v"], momentum, atol=1e-5)
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_it_is_known_what_a_codec_loses(shares: bool):
+    one, lost = blend(1, shares=shares), {}
+    for codec in ("fp32", "bf16", "int8"):
+        before = one.fast.clone()
+        letter, _ = one.encode(1, codec)
+        decoded = torch.empty(SIZE)
+        letter.codec.decode(0, letter.data, decoded)
+        lost[codec] = (decoded - before).square().mean().item()
+        assert one.lost == pytest.approx(lost[codec], rel=1e-4)
+    assert lost["fp32"] == 0.0 < lost["bf16"] < lost["int8"] / 10
+
+
 def test_shares_are_push_sum():
     """As Kempe et al. write it: x and w, of which each receiver gets a third."""
     a, b = blend(1, shares=True), blend(2, shares=True)

@@ -154,6 +154,15 @@ def test_more_exchanges_where_islands_disagree_by_more_than_they_move() -> None:
         mixing.extra_exchanges(float("nan"), 1.0)
 
 
+def test_what_a_codec_loses_adds_no_exchanges() -> None:
+    """They would add as much noise as they take away."""
+    assert mixing.extra_exchanges(2.0, 0.0, 3.0, 1.0) == 0
+    assert mixing.extra_exchanges(2.5, 0.2, 3.0, 1.0) == 0
+    assert mixing.extra_exchanges(2.7, 0.2, 3.0, 1.0) == 1
+    assert mixing.extra_exchanges(6.0, 1.0, 3.0, 0.0) == 1
+    assert mixing.extra_exchanges(6.0, 1.0, 0.5, 1.0) == mixing.extra_exchanges(6.0, 1.0, 0.5)
+
+
 def steady_disagreement(alpha: float, beta: float) -> float:
     """Where random pairs keep islands whose inner steps have nothing in common.
 

@@ -411,8 +411,8 @@ def test_disagreement_adds_exchanges_and_they_help():
     """Islands far apart that hardly move: consensus control adds exchanges until they agree."""
 
     async def main(extra: int) -> tuple[float, int]:
-        def more(distance: float, progress: float) -> int:
-            return min(extra, extra_exchanges(distance, progress, 3.0))
+        def more(distance: float, progress: float, lost: float) -> int:
+            return min(extra, extra_exchanges(distance, progress, 3.0, lost))
 
         async with islands(8, learn=noise(0.01), more=more) as swarm:
             await swarm.rounds(5)
@@ -423,6 +423,27 @@ def test_disagreement_adds_exchanges_and_they_help():
     with_them, several = run(main(2))
     assert (one, several) == (1, 3)
     assert with_them < without / 3
+
+
+@pytest.mark.parametrize("rule", ["noloco", "average"])
+def test_what_a_codec_loses_adds_no_exchanges(rule: str):
+    """Islands that hardly move any more, as at the end of a schedule, apart by int8's rounding."""
+
+    async def main() -> tuple[float, float, int]:
+        def more(distance: float, progress: float, lost: float) -> int:
+            return min(2, extra_exchanges(distance, progress, 3.0, lost))
+
+        async with islands(
+            8, codec="int8", rule=rule, spread=0.01, learn=noise(1e-5), more=more
+        ) as swarm:
+            await swarm.rounds(20)
+            late = [r for m in swarm.members.values() for r in m.rounds[10:]]
+            apart = sum(r.spread.square for r in late) / len(late) / swarm.size
+            return apart, late[0].progress, max(r.exchanges for r in late)
+
+    apart, progress, most = run(main())
+    assert apart > 30 * progress
+    assert most == 1
 
 
 def test_a_loss_of_many_connections_is_gone_through():

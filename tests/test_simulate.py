@@ -12,9 +12,12 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from diloco import optimizers
+from gossip.rounded import Rounded
+from gossip.spread import Spread
 from node.cli import app
 from node.commands.simulating import _noted
 from node.simulate.learner import Learner, initial, rate_factor, validation_loss
+from node.simulate.meetings import Meetings
 from node.simulate.scenario import IN_FRAGMENTS, MODES, PAIRED, Scenario, load
 from node.simulate.world import Node, Result, World, decide, simulate
 from node.trainer.pieces import OVERDUE
@@ -244,6 +247,16 @@ def test_inner_steps_and_codecs_of_pairs_follow_from_the_links(mode: str, fragme
     assert {name for name in wide if name.startswith("letters_")} == {"letters_fp32"}
     coarse = narrow.get("letters_bf16", 0) + narrow.get("letters_int8", 0)
     assert coarse > narrow.get("letters_fp32", 0)
+
+
+def test_disagreement_is_told_of_all_rounds_however_little_the_last_ones_moved() -> None:
+    """Rates that fall to nothing made the mean of ratios that of the last round's noise."""
+    meetings = Meetings(1)
+    for number, progress in enumerate((4.0, 4.0, 4.0, 1e-9)):
+        spread = Spread({"a": 2.0, "b": 2.0}, norm=1.0)
+        meetings.count(Rounded(0, number, 0.0, 1.0, (), spread, None, 1, progress, 0.0))
+    notes = meetings.notes([torch.ones(2), torch.ones(2)])
+    assert notes["disagreement_by_progress"] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("mode", PAIRED)

@@ -114,11 +114,12 @@ def render(event: Event, key: str = "") -> str:
             name = clean(event.name)
             return f"{_INDENT}[{event.step}/{JOIN_STEPS}] {name:<8} {mark}{clean(event.text)}"
         case ExchangesChosen():
-            far = "-" if not event.progress else f"{event.distance / event.progress:.2f}"
+            beyond = max(0.0, event.distance - max(0.0, event.bound - 1) * event.lost)
+            far = "-" if not event.progress else f"{beyond / event.progress:.2f}"
             return (
                 f"{event.exchanges} exchanges a round from round {event.round} on, was "
-                f"{event.before}: islands disagree by {far} of what a round moves them "
-                f"(bound {event.bound:g})"
+                f"{event.before}: beyond what the codec loses islands disagree by {far} of what a "
+                f"round moves them (bound {event.bound:g})"
             )
         case Behind():
             missed = event.head - event.round

@@ -167,7 +167,8 @@ class ExchangesChosen(Event):
     before: int
     distance: float  # mean square distance of islands to their mean, an element
     progress: float  # mean square of what the inner steps of a round moved, an element
-    bound: float  # up to which distance / progress no exchange is added
+    bound: float  # times progress, and this less 1 times ``lost``: so far none is added
+    lost: float  # mean square of what the codec of this island's letters loses, an element
     fragment: int = 0
 
 

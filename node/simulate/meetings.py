@@ -19,23 +19,25 @@ class Meetings:
     elements: int
     ended: Counter[str] = field(default_factory=Counter)  # exchanges, by how they ended
     letters: Counter[str] = field(default_factory=Counter)  # of exchanges, by their codec
-    ratios: list[float] = field(default_factory=list)  # mean squares: disagreement over progress
+    # mean squares of every round: disagreement, and what inner steps moved
+    apart: list[tuple[float, float]] = field(default_factory=list)
 
     def count(self, rounded: Rounded) -> None:
         """An island has come through a round."""
         self.ended.update(one.met.outcome for one in rounded.exchanged)
         self.letters.update(one.codec for one in rounded.exchanged if one.codec)
         if rounded.progress and rounded.spread.to_mean:
-            self.ratios.append(rounded.spread.square / self.elements / rounded.progress)
+            self.apart.append((rounded.spread.square / self.elements, rounded.progress))
 
     def notes(self, views: Sequence[Tensor]) -> dict[str, float]:
         """What the run came to, with the parameters of all islands, float32 [n] each."""
         found = {"disagreement": _spread(views)}
         found |= {f"exchanges_{outcome}": float(n) for outcome, n in self.ended.items()}
         found |= {f"letters_{codec}": float(n) for codec, n in self.letters.items()}
-        late = self.ratios[len(self.ratios) // 2 :]
-        if late:  # in the second half of the run
-            found["disagreement_by_progress"] = sum(late) / len(late)
+        late = self.apart[len(self.apart) // 2 :]
+        if late:  # in the second half of the run; no mean of ratios, as rates may end at nothing
+            disagreement, progress = map(sum, zip(*late, strict=True))
+            found["disagreement_by_progress"] = disagreement / progress
         return found
 
 
