@@ -305,6 +305,15 @@ def test_pairs_that_exchange_in_fragments_keep_together_as_those_that_exchange_a
         ({"mode": "gossip", "codec": "int8", "churn": 1.0, "islands": 1}, "churn of one island"),
         ({"mode": "allreduce", "inner": "muon", "codec": "fp32"}, "AdamW takes the step"),
         ({"mode": "powersgd", "codec": "int2"}, "int4 or a finer one"),
+        ({"mode": "onebit-adam", "codec": "int8"}, "codec int8 .* does not read it"),
+        ({"mode": "onebit-adam", "codec": "auto"}, "codec auto .* does not read it"),
+        ({"mode": "powersgd", "feedback": 0.5}, "does not read it; leave it away, or use mode"),
+        ({"mode": "gossip", "codec": "int8", "outer": "adam"}, "outer adam .* or use mode diloco"),
+        ({"mode": "sparta", "outer_lr": 0.5}, "outer_lr 0.5 .* does not read it"),
+        ({"mode": "push-sum", "codec": "int8", "outer_momentum": 0.5}, "does not read it"),
+        ({"mode": "gossip", "codec": "int8", "pairs": "average", "outer_lr": 0.5}, "no outer step"),
+        ({"mode": "eager", "quorum": 1.0}, "quorum 1.0 .* or use mode diloco"),
+        ({"neighbours": 2}, "neighbours 2 .* or use mode gossip or push-sum"),
         ({"seed": 10**15}, "seed"),
         ({"step_s": 1e-12}, "step_s"),
     ],
@@ -314,6 +323,15 @@ def test_scenarios_that_cannot_work_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         Scenario.model_validate(changes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_scenario_is_the_same_once_it_is_written_with_all_its_settings(mode: str) -> None:
+    """Results have them all, also those that their mode does not read."""
+    codec = {"codec": "int8"} if mode in PAIRED else {}
+    one = Scenario.model_validate({"mode": mode} | codec)
+    assert Scenario.model_validate(one.model_dump()) == one
+    assert Scenario.model_validate(json.loads(json.dumps(one.model_dump(mode="json")))) == one
 
 
 def told(caught: BaseException) -> OperatorError:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node.cli import app
+from node.simulate.run import codecs_of
 from node.simulate.scenario import Scenario
 from node.simulate.world import simulate
 
@@ -31,6 +32,12 @@ def test_the_loss_is_drawn(tmp_path: Path, kind: str) -> None:
     assert result.exit_code == 0, result.output
     begins = {"png": b"\x89PNG", "svg": b"<?xml"}[kind]
     assert file.read_bytes().startswith(begins)
+
+
+def test_a_picture_names_the_codecs_that_a_run_has() -> None:
+    assert codecs_of(Scenario(mode="onebit-adam")) == ("bf16", "int1")
+    assert codecs_of(Scenario(codec="auto", codecs=("int4", "int2"))) == ("int4", "int2")
+    assert codecs_of(Scenario()) == ("int4",)
 
 
 def test_the_command_says_what_is_likely_to_disappoint() -> None:

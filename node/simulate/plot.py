@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from node.simulate.run import codecs_of
 from node.simulate.world import Result
 
 mpl.use("agg")
@@ -31,5 +32,5 @@ def draw(result: Result, path: Path) -> None:
     for axes in (by_time, by_bytes):
         axes.grid(alpha=0.3)
     one = result.scenario
-    figure.suptitle(f"{one.mode}, {one.islands} islands, {one.codec}")
+    figure.suptitle(f"{one.mode}, {one.islands} islands, {', '.join(codecs_of(one))}")
     figure.savefig(path, dpi=110)

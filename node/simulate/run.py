@@ -24,6 +24,11 @@ ONEBIT: dict[str, Any] = {
 }
 
 
+def codecs_of(one: Scenario) -> tuple[str, ...]:
+    """Those of the run's rounds or letters."""
+    return ONEBIT["codecs"] if one.mode == "onebit-adam" else one.allowed_codecs
+
+
 def manifest_of(one: Scenario, rounds: int) -> Manifest:
     """The run that a scenario is of, with so many ``rounds``. Raises OperatorError E204."""
     whole, by_gradients = one.rounds * one.inner_steps, one.mode in GRADIENTS

@@ -31,6 +31,33 @@ PAIRED = ("gossip", "push-sum")  # modes that meet in pairs
 IN_FRAGMENTS = ("streaming", "async", "server", "fedavg", *PAIRED)  # modes that may be
 # modes whose inner steps from one merge to the next are fixed
 FIXED_STEPS = ("btm", "sparta", "allreduce", "powersgd", "onebit-adam")
+OF_GRADIENTS = ("allreduce", "powersgd", "onebit-adam")
+# modes whose outer step has an optimizer to choose
+WITH_OUTER = ("diloco", "streaming", "eager", "async", "server", "fedavg")
+_BUT_ONEBIT = tuple(mode for mode in MODES if mode != "onebit-adam")
+# settings that some modes alone read
+READ_IN: dict[str, tuple[str, ...]] = {
+    "codec": _BUT_ONEBIT,
+    "codecs": _BUT_ONEBIT,
+    "feedback": (*WITH_OUTER[:4], "allreduce"),
+    "dynamic_steps": tuple(mode for mode in MODES if mode not in OF_GRADIENTS),
+    "outer": WITH_OUTER,
+    "outer_lr": (*WITH_OUTER, "gossip"),
+    "outer_momentum": (*WITH_OUTER, "gossip"),
+    "warmup_rounds": WITH_OUTER,
+    "delay": ("streaming",),
+    "alpha": ("streaming",),
+    "pairs": ("gossip",),
+    "neighbours": PAIRED,
+    "control": PAIRED,
+    "extra": PAIRED,
+    "disagreement": PAIRED,
+    "quorum": ("diloco",),
+    "bound": ("async", "server"),
+    "sample": ("fedavg",),
+    "share": ("sparta",),
+    "rank": ("powersgd",),
+}
 STREAMED = 2  # fragments of mode streaming, where nothing else is said
 PARTS = 3  # that the "bytes" model is of, as many as have parameters
 START_LR = 8e-3  # of what a "llama" starts from
@@ -280,6 +307,27 @@ class Scenario(BaseModel):
             raise ValueError("more stragglers and attackers than islands")
         if self.stragglers + self.narrow > self.islands:
             raise ValueError("more stragglers and narrow links than islands")
+        averages = self.mode == "gossip" and self.pairs == "average"
+        if averages and (self.outer_lr, self.outer_momentum) != (None, None):
+            raise ValueError(
+                "outer_lr or outer_momentum with pairs average, which has no outer step; use pairs "
+                "noloco"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_read(self) -> Scenario:
+        """Refuse what would change nothing, and stand in the result all the same."""
+        for name, modes in READ_IN.items():
+            value = getattr(self, name)
+            if self.mode in modes or value == type(self).model_fields[name].default:
+                continue
+            few = len(modes) <= len(WITH_OUTER)
+            others = f", or use mode {' or '.join(modes)}" if few else ""
+            raise ValueError(
+                f"{name} {value} with mode {self.mode}, which does not read it; leave it "
+                f"away{others}"
+            )
         return self
 
 
