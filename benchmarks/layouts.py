@@ -244,8 +244,11 @@ def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
         **case.settings,
         **case.inner,
     }
-    if found.text:
-        return row | {"ok": False, "problem": found.text}
+    problem = found.text
+    if not problem and len(found.losses) != STEPS:
+        problem = f"{len(found.losses)} losses of {STEPS} steps"
+    if problem:
+        return row | {"ok": False, "problem": problem}
     loss, relative, largest = _apart(wanted, wanted_delta, found, delta)
     validation = abs(wanted.validation - found.validation)
     limits: dict[str, float] = {"loss_limit": 5e-5, "delta_limit": 1e-5}
@@ -254,7 +257,7 @@ def compare(case: Case, directory: Path, alone: Alone) -> dict[str, Any]:
         limits = _rounding(case, device, directory, alone)
         ok = loss < limits["loss_limit"] and relative < limits["delta_relative_limit"]
     return row | {
-        "ok": ok and len(found.losses) == STEPS and np.isfinite(found.losses).all().item(),
+        "ok": ok and np.isfinite(found.losses).all().item(),
         "loss_difference": loss,
         "validation_difference": validation,
         "delta_relative": relative,
@@ -327,6 +330,8 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         if row.get("bf16"):
             differs[0] += f" (limit {row['loss_limit']:.1e})"
             differs[1] += f" (limit {row['delta_relative_limit']:.1e})"
+        if not row["ok"]:
+            differs[0] = f"failed: {differs[0]}"
         shown += f"| {differs[0]} | {row['delta_largest']:.1e} | {differs[1]} |"
         lines.append(shown)
     lines += ["", f"Revision: {', '.join(sorted(revisions))}.", ""]

@@ -33,3 +33,9 @@ def test_the_page_shows_what_is_kept() -> None:
     shown = page[page.index(HEAD) + len(HEAD) : page.index(TAIL)]
     assert shown.strip() == table(kept().values()).strip()
     assert all(case.name in shown for case in REFUSED)
+
+
+def test_a_layout_beyond_its_limits_stands_there_as_failed() -> None:
+    row = next(iter(kept().values()))
+    assert "failed" not in table([row])
+    assert "| failed: 1.0e-01 |" in table([row | {"ok": False, "loss_difference": 0.1}])
