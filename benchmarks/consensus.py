@@ -29,6 +29,7 @@ COMMON: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "well": {},
     "average": {"pairs": "average"},
+    "rates that fall to nothing": {"schedule": "cosine"},
     "a fifth of the packets lost": {"loss": 0.2},
     "two of eight 4x slower, all with H": {"stragglers": 2, "dynamic_steps": False},
     "30 % replaced in 10 rounds": {"churn": 0.3},
