@@ -6,15 +6,16 @@ Reading may take minutes: it goes on beside the event loop, and how far it is is
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig
+from node.data.cached_file import replacing
 from node.entrance import Run
 from node.headway import Headway, Progress, Tell
 from node.monitor.event_log import EventLog
@@ -23,6 +24,34 @@ from protocols.identity import Identity
 from protocols.tasks import Offload
 
 T = TypeVar("T")
+
+NOTE = "tokens.json"  # of a state directory
+_MAX_NOTE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a node noted of the tokens that it trained on. Paths are any bytes, as JSON escapes."""
+
+    run: str = ""  # its id: tokens of another may be others' text, or ids of another tokenizer
+    tokens: str = ""  # where they are
+    place: str = ""  # what they were made of; empty for the run's recipe
+
+    @classmethod
+    def of(cls, note: Path, run: str) -> Known:
+        """As noted for this run; with empty fields where nothing was."""
+        try:
+            with note.open("rb") as file:
+                known = cls(**json.loads(file.read(_MAX_NOTE_BYTES)))
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
+            return cls()
+        whole = all(isinstance(value, str) for value in asdict(known).values())
+        return known if whole and known.run == run else cls()
+
+    def write(self, note: Path) -> None:
+        """Take the place of what was noted before."""
+        with replacing(note) as file:
+            file.write(json.dumps(asdict(self)).encode())
 
 
 @dataclass
@@ -74,34 +103,35 @@ class Reading:
     async def tokens(self, run: Run) -> str:
         """Where this island's training tokens are: a file, or a token folder here or at a URL.
 
-        Remembered, so that resuming needs no --data. Nothing of the evaluation shard is in them;
-        empty for a script, which has its own. Raises OperatorError E402, E601, E603, E604, E605.
+        Remembered for this run, so that resuming needs no --data. Nothing of the evaluation shard
+        is in them; empty for a script, which has its own. Raises OperatorError E402, E601, E603,
+        E604, E605.
         """
         if run.manifest.script.layout:
             return ""
-        note, origin = (self.config.dir / name for name in ("tokens.path", "data.path"))
+        note, run_id = self.config.dir / NOTE, run.signed.run_id.hex()
         self.place = run.place if run.tokens else self.config.data or ""
         tokens = run.tokens
-        if not tokens and (tokens := await self._kept(_read(note))):
-            self.place = _read(origin)
-        tokens = tokens or await self._tokens_for(run)
-        origin.write_bytes(os.fsencode(self.place))
-        note.write_bytes(os.fsencode(tokens))
+        if not tokens and not self.config.data:
+            known = Known.of(note, run_id)
+            if tokens := await self._kept(run, known.tokens):
+                self.place = known.place
+        tokens = tokens or await self._tokens_for(run, self.config.data or "")
+        Known(run_id, tokens, self.place).write(note)
         return tokens
 
-    async def _kept(self, kept: str) -> str:
-        """What this node trained on before, where that is whole and nothing else is asked for."""
-        from node.data.supply import check_files, usable
+    async def _kept(self, run: Run, kept: str) -> str:
+        """What this node trained on before, where that is there and still fits the run."""
+        from node.data.folder import is_folder
+        from node.data.supply import usable
 
-        if self.config.data or not usable(kept):
+        if not usable(kept):
             return ""
-        await self._in_the_background(lambda progress, tell: check_files(kept, progress))
-        return kept
+        return await self._tokens_for(run, kept) if is_folder(kept) else kept  # checked anew
 
-    async def _tokens_for(self, run: Run) -> str:
+    async def _tokens_for(self, run: Run, place: str) -> str:
         from node.data.supply import tokens_for
 
-        place = self.config.data or ""
         if not place and run.manifest.data.recipe != "text":
             self._note(
                 f"no --data: trains on the recipe of the run, {run.manifest.data.recipe} of Python "
@@ -134,8 +164,3 @@ class Reading:
 
     def _note(self, text: str) -> None:
         self.events.emit(Notice(text=text))
-
-
-def _read(note: Path) -> str:
-    """A path that was written down; paths are any bytes. Empty where none was."""
-    return os.fsdecode(note.read_bytes()) if note.is_file() else ""

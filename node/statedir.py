@@ -12,8 +12,8 @@
     incarnation      the number of the newest start
     peers.json       peers met before
     evaluation.bin   the run's evaluation text, and tokenizer.json, where it has one
-    tokens.path      where this island's training tokens are
-    data.path        what they were made of, for this island's other hosts; empty: the run's recipe
+    tokens.json      where this island's training tokens are, of which run, and what they were made
+                     of (for this island's other hosts; empty: the run's recipe)
     promised-0, …    the last round that something was promised in, see gossip.promises
     checkpoints/     see node.checkpoint
     data-cache/      files of training data that come from elsewhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from node.data import plain_text
 from node.entrance import Run
 from node.hosts.crew import job_of
 from node.monitor.event_log import EventLog
-from node.reading import Reading
+from node.reading import NOTE, Reading
 from protocols.errors import OperatorError
 
 
@@ -102,9 +103,9 @@ async def test_tokens_that_were_damaged_since_are_not_trained_on(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = folder(tmp_path / "data")
-    (tmp_path / "tokens.path").write_text(str(made))
-    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
     run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    await reading(resolve({"dir": str(tmp_path), "data": str(made)}, {}), []).tokens(run)
+    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
     assert await node.tokens(run) == str(made)
     with (made / "train-00000.bin").open("r+b") as file:
         file.write(b"xx")
@@ -133,6 +134,57 @@ async def test_where_the_tokens_are_may_be_any_path(
     made.unlink()
     await node.tokens(run)
     assert len(asked) == 2
+
+
+async def test_tokens_of_another_run_are_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be a text that was given for that run alone, or ids of another tokenizer."""
+    theirs, recipe = tmp_path / "theirs.bin", tmp_path / "recipe.bin"
+    for path in (theirs, recipe):
+        path.write_bytes(bytes(1000))
+    places: list[str] = []
+
+    def tokens_for(manifest: Manifest, shard: bytes, tokenizer: bytes, place: str, *_: Any) -> str:
+        places.append(place)
+        return str(theirs if place else recipe)
+
+    monkeypatch.setattr("node.data.supply.tokens_for", tokens_for)
+    first, second = (
+        Run(SignedManifest.create(Manifest(seed=seed), identity(1)), b"", created=False)
+        for seed in (1, 2)
+    )
+    private = reading(resolve({"dir": str(tmp_path), "data": "private.txt"}, {}), [])
+    assert await private.tokens(first) == str(theirs)
+    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
+    assert await node.tokens(second) == str(recipe)
+    assert node.place == ""
+    assert await node.tokens(second) == str(recipe)
+    assert [Path(place).name for place in places] == ["private.txt", ""]
+
+
+async def test_tokens_that_were_made_anew_of_another_tokenizer_are_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = folder(tmp_path / "data")
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    await reading(resolve({"dir": str(tmp_path), "data": str(made)}, {}), []).tokens(run)
+    index = json.loads((made / "data.json").read_bytes())
+    (made / "data.json").write_text(json.dumps(index | {"tokenizer": "ab" * 32}))
+    with pytest.raises(OperatorError, match="another tokenizer") as caught:
+        await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run)
+    assert caught.value.code == "E603"
+
+
+@pytest.mark.parametrize("noted", [b"", b"[]", b"{", b'{"run": 1}', b'{"more": ""}'])
+async def test_a_note_that_says_nothing_of_tokens_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bytes
+) -> None:
+    monkeypatch.setattr("node.data.supply.tokens_for", lambda *_: "tokens")
+    (tmp_path / NOTE).write_bytes(noted)
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    assert await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run) == "tokens"
 
 
 async def test_who_resumes_without_data_still_knows_what_its_tokens_were_made_of(
