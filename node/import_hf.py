@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Model
 from bootstrap.validation import explain
+from node.data.tokenizer import FILE, ByteTokenizer, Tokenizer, read_tokenizer
 from node.errors import operator_error, reason
 from node.export import INDEX, ONE_FILE, byte_tokenizer, hf_weights
 from protocols.errors import OperatorError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 MAX_JSON_BYTES = 64 * 1024 * 1024
-TOKENIZER = "tokenizer.json"
 # families that become ours, with what transformers takes where config.json does not say
 _MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -64,12 +64,14 @@ def read_config(folder: Path) -> Model:
     return ours if ours is not None else model_of(config)
 
 
-def tokenizer_in(folder: Path) -> Path | None:
-    """The folder's tokenizer; None where it has none, or that of bytes."""
-    path = folder / TOKENIZER
-    if not os.path.isfile(path) or _read_json(path).get("model") == byte_tokenizer():
+def tokenizer_in(folder: Path) -> Tokenizer | None:
+    """The tokenizer that the folder says; None where it says none. Raises E604, E605, E606."""
+    path = folder / FILE
+    if not os.path.isfile(path):
         return None
-    return path
+    if _read_json(path).get("model") == byte_tokenizer():
+        return ByteTokenizer()
+    return read_tokenizer(path)
 
 
 def import_hf(model: Model, folder: Path, out: torch.Tensor, fragments: int = 1) -> torch.Tensor:

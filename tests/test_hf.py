@@ -216,7 +216,9 @@ def test_our_own_export_comes_back_with_bytes_as_its_tokenizer(tmp_path):
     folder = export_hf(OURS, vector, tmp_path / "out")
     model = read_config(folder)
     assert model == OURS
-    assert tokenizer_in(folder) is None
+    stated = tokenizer_in(folder)
+    assert stated is not None
+    assert stated.digest == "bytes"
     assert torch.equal(import_hf(model, folder, torch.zeros_like(vector)), vector)
     run = Manifest(data=Data(seq_len=32))
     filled = _with_model(run, Given(init_from=folder)).model

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_kit import TEXTS, folder, serving, tokenizer_bytes
 
 from bootstrap.manifest import Data, Manifest, Model
@@ -12,12 +13,18 @@ from node.data import intact
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
 from node.entrance import differences
+from node.export import bytes_file, export_hf
 from node.import_hf import read_config
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
 from node.trainer.evaluate import shard_tokens
+from node.trainer.layout import Layout, initial_vector
 from protocols.errors import OperatorError
 
 QUIET = lambda done, total: None  # noqa: E731
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 64,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -183,14 +190,63 @@ def test_a_model_that_is_not_there_is_named_in_words(tmp_path):
     ],
 )
 def test_a_configuration_that_cannot_be_ours_is_told_in_our_words(tmp_path, change, why):
-    llama = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1}
-    llama |= {"num_attention_heads": 2, "intermediate_size": 64} | change
+    llama = LLAMA | {"vocab_size": 256} | change
     (tmp_path / "config.json").write_text(
         json.dumps({key: value for key, value in llama.items() if value is not ...})
     )
     with pytest.raises(OperatorError) as caught:
         read_config(tmp_path)
     assert (caught.value.code, caught.value.why) == ("E606", why)
+
+
+def weights_without_tokenizer(at: Path, vocab_size: int) -> Path:
+    """A model folder as people have it, where they forgot a file."""
+    model = Model(vocab_size=vocab_size, d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64)
+    export_hf(model, initial_vector(model, 0, torch.empty(Layout.of_config(model).size)), at)
+    (at / "tokenizer.json").unlink()
+    return at
+
+
+@pytest.mark.parametrize("kind", ["text", "folder"])
+def test_bytes_are_not_taken_for_the_ids_of_weights(text, tokenizer, tmp_path, kind):
+    place = str(text if kind == "text" else folder(tmp_path / "tokens"))
+    weights = weights_without_tokenizer(tmp_path / "weights", 600)
+    run = Manifest(data=Data(seq_len=64))
+    with pytest.raises(OperatorError, match="which tokenizer the weights") as caught:
+        make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)
+    assert caught.value.code == "E604"
+    assert "600 ids" in caught.value.why
+    if kind == "text":
+        made = make(run, place, Given(tokenizer, init_from=weights), tmp_path / "cache", QUIET)
+        assert made.manifest.data.tokenizer == FileTokenizer(tokenizer_bytes()).digest
+    (weights / "tokenizer.json").write_bytes(bytes_file())  # and now they are known to be bytes
+    made = make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)
+    assert made.manifest.data.tokenizer == "bytes"
+    bytes_alone = weights_without_tokenizer(tmp_path / "bytes", 256)
+    made = make(run, place, Given(init_from=bytes_alone), tmp_path / "cache", QUIET)
+    assert made.manifest.data.tokenizer == "bytes"
+
+
+def test_tokens_of_another_tokenizer_than_that_of_the_weights_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    place = str(folder(tmp_path / "tokens", bpe=True))
+    weights = weights_without_tokenizer(tmp_path / "weights", 600)
+    run = Manifest(data=Data(seq_len=64))
+    make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)  # the folder says it
+    (weights / "tokenizer.json").write_bytes(bytes_file())
+    with pytest.raises(OperatorError, match="with another tokenizer than") as caught:
+        make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)
+    assert caught.value.code == "E604"
+
+
+@pytest.mark.parametrize("vocabulary", [256, 600])
+def test_a_new_model_of_others_that_trains_on_bytes_is_told_of(text, tmp_path, vocabulary):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": vocabulary}))
+    told: list[str] = []
+    given = Given(hf_config=tmp_path)
+    make(Manifest(data=Data(seq_len=64)), str(text), given, tmp_path / "cache", QUIET, told.append)
+    told = [line for line in told if line.startswith("trains on bytes")]
+    assert len(told) == (vocabulary > 256)
 
 
 def test_hostile_bytes_are_no_tokenizer():
@@ -218,6 +274,4 @@ def test_the_first_token_of_a_document_is_no_target_where_documents_are_apart():
 
 
 def open_window(tokens):
-    import torch
-
     return torch.from_numpy(tokens.astype(np.int64))[None]

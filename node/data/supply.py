@@ -17,6 +17,9 @@ from node.data.remote import Folder
 from node.data.streamed import is_stream
 from node.data.tokenizer import (
     BYTES,
+    BYTES_VOCABULARY,
+    FILE,
+    ByteTokenizer,
     FileTokenizer,
     Tokenizer,
     read_tokenizer,
@@ -63,18 +66,20 @@ def make(
     ``tell`` gets what is left out of a folder of text, as a line for people. Blocks. Raises
     OperatorError E601, E603, E604, E605, E606, E402.
     """
-    tokenizer_file = given.tokenizer
-    if given.init_from is not None and tokenizer_file is None:
-        tokenizer_file = tokenizer_in(given.init_from)
+    stated = _stated(given)
     manifest = _with_model(manifest, given)
     place = place or manifest.data.path
     if place and "name" not in manifest.model_fields_set:  # not the path: it is nobody's business
         manifest = manifest.model_copy(update={"name": OWN_TEXT})
-    if place and is_folder(place):
-        folder = Folder(place, cache)
-        _check_tokenizer(folder, tokenizer_file)
-        check_files(place, progress)
+    folder = Folder(place, cache) if place and is_folder(place) else None
+    tokenizer = stated or ByteTokenizer()
+    if folder is not None:
+        _check_tokenizer(folder, stated, given)
         tokenizer = tokenizer_of(folder.index.tokenizer, folder.tokenizer())
+    if stated is None and tokenizer.digest == BYTES:
+        _check_bytes(manifest, given, tell)
+    if folder is not None:
+        check_files(place, progress)
         manifest = _filled_in(manifest, tokenizer)
         kind = token_type(manifest.model.vocab_size)
         held_out = folder.tokens(folder.index.held_out).astype(kind).tobytes()
@@ -90,12 +95,10 @@ def make(
                 fix=MORE_TEXT,
             )
     elif is_stream(place):
-        tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file else tokenizer_of(BYTES, b"")
         manifest = _filled_in(manifest, tokenizer)
         tokens = recipe_for(manifest, tokenizer, place, progress)
         shard = evaluation_shard(manifest, tokenizer, place, progress)
     else:
-        tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file else tokenizer_of(BYTES, b"")
         manifest = _filled_in(manifest, tokenizer)
         corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
         vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
@@ -214,13 +217,53 @@ def _with_model(manifest: Manifest, given: Given) -> Manifest:
     return manifest.model_copy(update={"model": model})
 
 
-def _check_tokenizer(folder: Folder, file: Path | None) -> None:
-    if file is not None and read_tokenizer(file).digest != folder.index.tokenizer:
+def _stated(given: Given) -> Tokenizer | None:
+    """The tokenizer that was given, by itself or with weights; None where nobody says."""
+    if given.tokenizer is not None:
+        return read_tokenizer(given.tokenizer)
+    return tokenizer_in(given.init_from) if given.init_from is not None else None
+
+
+def _check_tokenizer(folder: Folder, stated: Tokenizer | None, given: Given) -> None:
+    """E604 where the tokens of a folder are of another tokenizer than the one that was given."""
+    if stated is None or stated.digest == folder.index.tokenizer:
+        return
+    why = f"the folder's tokens are of {folder.index.tokenizer[:16]}"
+    if given.tokenizer is None:
         raise operator_error(
             "E604",
-            f"{file} is not the tokenizer of {folder.place}",
-            why=f"the folder's tokens are of {folder.index.tokenizer[:16]}",
-            fix="leave out --tokenizer: the folder has its own",
+            f"{folder.place} was made with another tokenizer than {given.init_from}",
+            why=f"{why}, the weights' are of {stated.digest[:16]}",
+            fix="make the folder with the tokenizer that belongs to the weights",
+        )
+    raise operator_error(
+        "E604",
+        f"{given.tokenizer} is not the tokenizer of {folder.place}",
+        why=why,
+        fix="leave out --tokenizer: the folder has its own",
+    )
+
+
+def _check_bytes(manifest: Manifest, given: Given, tell: Tell) -> None:
+    """E604 for weights with more ids than bytes, which nobody said to be of bytes.
+
+    A new model of one is told of: it may be meant to be trained on bytes.
+    """
+    vocabulary = manifest.model.vocab_size
+    if vocabulary <= BYTES_VOCABULARY:
+        return
+    if given.init_from is not None:
+        raise operator_error(
+            "E604",
+            f"nothing says which tokenizer the weights of {given.init_from} belong to",
+            why=f"there is no {FILE}, and bytes would be taken for the first {BYTES_VOCABULARY} of "
+            f"its {vocabulary:,} ids",
+            fix=f"give the model's {FILE} with --tokenizer, or put it into the folder",
+        )
+    if given.hf_config is not None:
+        tell(
+            f"trains on bytes, {BYTES_VOCABULARY} of the {vocabulary:,} ids that the model has: "
+            "no --tokenizer was given"
         )
 
 
