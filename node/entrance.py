@@ -377,7 +377,8 @@ class Entrance:
 
 def differences(own: Manifest, theirs: Manifest) -> list[str]:
     """What differs, apart from what only the creation of the run fills in or takes out."""
-    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "model.document_end "]
+    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer "]
+    filled_in += ["model.document_end ", "model.initial "]
     if "vocab_size" not in own.model.model_fields_set:
         filled_in.append("model.vocab_size ")
     if "name" not in own.model_fields_set:

@@ -41,6 +41,14 @@ def check_runs(manifest: Manifest) -> None:
         if size > MOST:
             why = f"mode sparta: {size:,} parameters, more than the {MOST:,} that it can draw from"
             raise operator_error("E204", why=why)
+    if manifest.model.kind == "hf" and manifest.rounds.fragments > 1:
+        from node.trainer.layout import Layout
+
+        try:  # some families call their layers by names that nobody knows
+            Layout.of_manifest(manifest)
+        except ValueError as error:
+            why = f"rounds.fragments {manifest.rounds.fragments}: {error}"
+            raise operator_error("E204", why=why) from error
     if manifest.mode in GOSSIP and manifest.gossip.rule == "noloco":
         from diloco.mixing import check_noloco
 

@@ -182,6 +182,11 @@ def preset(name: str, changes: Mapping[str, object] | None = None) -> Manifest:
     Values may be text, as from a command line. Raises ValueError for an unknown preset, and
     pydantic's ValidationError (a ValueError too) for an unknown key or a value out of bounds.
     """
+    return Manifest.model_validate(tables_of(name, changes))
+
+
+def tables_of(name: str, changes: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """What :func:`preset` makes a manifest of. Raises ValueError for an unknown preset."""
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: choose one of {', '.join(PRESETS)}")
     tables: dict[str, Any] = {
@@ -194,4 +199,4 @@ def preset(name: str, changes: Mapping[str, object] | None = None) -> Manifest:
         if not isinstance(place, dict):  # unknown, or no table: the validation below says so
             place = tables[table] = {}
         place[key] = value
-    return Manifest.model_validate(tables)
+    return tables

@@ -84,7 +84,7 @@ class Reading:
             lambda progress, tell: make(
                 manifest,
                 self.config.data or "",
-                Given(self.config.tokenizer, self.config.hf_config, self.config.init_from),
+                Given(self.config.tokenizer, self.config.init_from),
                 self.config.dir / "data-cache",
                 progress,
                 tell,

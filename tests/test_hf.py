@@ -9,7 +9,7 @@ from hf_kit import GPT2, MIXTRAL, OURS, QWEN, transformers
 from safetensors.torch import load_file, save_file
 
 from bootstrap.manifest import Data, Inner, Manifest
-from node.data.supply import Given, _with_model
+from node.data.supply import with_weights
 from node.export import export_hf
 from node.import_hf import FAMILIES, import_hf, read_config, tokenizer_in
 from node.trainer.dims import ParallelDims
@@ -220,11 +220,11 @@ def test_our_own_export_comes_back_with_bytes_as_its_tokenizer(tmp_path):
     assert stated is not None
     assert stated.digest == "bytes"
     assert torch.equal(import_hf(model, folder, torch.zeros_like(vector)), vector)
-    run = Manifest(data=Data(seq_len=32))
-    filled = _with_model(run, Given(init_from=folder)).model
+    run = Manifest(model=model, data=Data(seq_len=32))
+    filled = with_weights(run, folder).model
     assert len(filled.initial) == 64
     other = export_hf(OURS, vector + 1, tmp_path / "other")
-    assert _with_model(run, Given(init_from=other)).model.initial != filled.initial
+    assert with_weights(run, other).model.initial != filled.initial
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_damaged_token_folder_is_not_trained_on(tmp_path, monkeypatch, name):
 
 def test_a_model_that_is_not_there_is_named_in_words(tmp_path):
     with pytest.raises(OperatorError) as caught:
-        make(manifest(), "", Given(hf_config=tmp_path / "nowhere"), tmp_path, QUIET)
+        read_config(tmp_path / "nowhere")
     assert (caught.value.code, caught.value.why) == ("E606", "No such file or directory")
 
 
@@ -199,9 +199,12 @@ def test_a_configuration_that_cannot_be_ours_is_told_in_our_words(tmp_path, chan
     assert (caught.value.code, caught.value.why) == ("E606", why)
 
 
+SMALL = {"d_model": 32, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "d_ff": 64}
+
+
 def weights_without_tokenizer(at: Path, vocab_size: int) -> Path:
     """A model folder as people have it, where they forgot a file."""
-    model = Model(vocab_size=vocab_size, d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64)
+    model = Model(**SMALL, vocab_size=vocab_size)
     export_hf(model, initial_vector(model, 0, torch.empty(Layout.of_config(model).size)), at)
     (at / "tokenizer.json").unlink()
     return at
@@ -211,7 +214,7 @@ def weights_without_tokenizer(at: Path, vocab_size: int) -> Path:
 def test_bytes_are_not_taken_for_the_ids_of_weights(text, tokenizer, tmp_path, kind):
     place = str(text if kind == "text" else folder(tmp_path / "tokens"))
     weights = weights_without_tokenizer(tmp_path / "weights", 600)
-    run = Manifest(data=Data(seq_len=64))
+    run = manifest(**SMALL, vocab_size=600)
     with pytest.raises(OperatorError, match="which tokenizer the weights") as caught:
         make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)
     assert caught.value.code == "E604"
@@ -222,7 +225,10 @@ def test_bytes_are_not_taken_for_the_ids_of_weights(text, tokenizer, tmp_path, k
     (weights / "tokenizer.json").write_bytes(bytes_file())  # and now they are known to be bytes
     made = make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)
     assert made.manifest.data.tokenizer == "bytes"
+    assert made.manifest.model.initial
+    assert not differences(run, made.manifest)  # who joins with the same settings has them
     bytes_alone = weights_without_tokenizer(tmp_path / "bytes", 256)
+    run = manifest(**SMALL, vocab_size=256)
     made = make(run, place, Given(init_from=bytes_alone), tmp_path / "cache", QUIET)
     assert made.manifest.data.tokenizer == "bytes"
 
@@ -231,7 +237,7 @@ def test_tokens_of_another_tokenizer_than_that_of_the_weights_are_refused(tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     place = str(folder(tmp_path / "tokens", bpe=True))
     weights = weights_without_tokenizer(tmp_path / "weights", 600)
-    run = Manifest(data=Data(seq_len=64))
+    run = manifest(**SMALL, vocab_size=600)
     make(run, place, Given(init_from=weights), tmp_path / "cache", QUIET)  # the folder says it
     (weights / "tokenizer.json").write_bytes(bytes_file())
     with pytest.raises(OperatorError, match="with another tokenizer than") as caught:
@@ -240,11 +246,10 @@ def test_tokens_of_another_tokenizer_than_that_of_the_weights_are_refused(tmp_pa
 
 
 @pytest.mark.parametrize("vocabulary", [256, 600])
-def test_a_new_model_of_others_that_trains_on_bytes_is_told_of(text, tmp_path, vocabulary):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": vocabulary}))
+def test_a_new_model_with_more_ids_that_trains_on_bytes_is_told_of(text, tmp_path, vocabulary):
     told: list[str] = []
-    given = Given(hf_config=tmp_path)
-    make(Manifest(data=Data(seq_len=64)), str(text), given, tmp_path / "cache", QUIET, told.append)
+    run = manifest(vocab_size=vocabulary)
+    make(run, str(text), Given(), tmp_path / "cache", QUIET, told.append)
     told = [line for line in told if line.startswith("trains on bytes")]
     assert len(told) == (vocabulary > 256)
 

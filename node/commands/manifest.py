@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from bootstrap.manifest import Manifest, load
-from bootstrap.validation import bad_config, explain
+from bootstrap.manifest import Manifest, Model
+from bootstrap.validation import bad_config, check, explain, read_toml
 from node.config import NodeConfig
 
 
@@ -17,16 +19,19 @@ def manifest_for(
     """The manifest this node brings along; None where it takes one from peers or a checkpoint.
 
     With both a run of its own and ``peers`` that run is returned, to be compared with the swarm's
-    (E201).
+    (E201). A model of ``config`` is in it before anything is checked, since lengths and fragments
+    follow from it. Raises OperatorError E204, and E605, E606 for such a model.
     """
+    model = config.init_from or config.hf_config
     if preset or changes:
         if config.run is not None:
             raise bad_config(
                 "two runs", "--run excludes --preset, --mode and --set", "give one of them"
             )
-        return _that_runs(_preset(preset or "tiny", changes))
+        return _that_runs(_preset(preset or "tiny", changes, model))
     if config.run is not None:
-        return _that_runs(load(config.run))
+        tables = _with_model(read_toml(config.run), model)
+        return _that_runs(check(Manifest, tables, str(config.run)))
     if config.peers or config.resume:
         return None
     if config.role == "observer":
@@ -35,7 +40,9 @@ def manifest_for(
             "role observer creates no run, and no peers are given",
             "give a peer of the run with --peers HOST:PORT",
         )
-    return Manifest() if config.role in ("island", "server") else None
+    if config.role not in ("island", "server"):
+        return None
+    return _that_runs(check(Manifest, _with_model({}, model), str(model))) if model else Manifest()
 
 
 def _that_runs(manifest: Manifest) -> Manifest:
@@ -45,8 +52,30 @@ def _that_runs(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _preset(name: str, changes: Sequence[str]) -> Manifest:
-    from node.presets import preset
+def _with_model(tables: dict[str, Any], source: Path | None) -> dict[str, Any]:
+    """A manifest's tables with the model that ``source`` describes, where there is one.
+
+    Of the model's own table ``attention`` stays, which no config.json says, and what is unknown,
+    so that it is refused.
+    """
+    if source is None:
+        return tables
+    from node.import_hf import read_config
+
+    model: dict[str, Any] = read_config(source).model_dump(exclude_unset=True)
+    table = tables.get("model", {})
+    if not isinstance(table, dict):
+        return tables
+    kept = {
+        key: value
+        for key, value in table.items()
+        if key == "attention" or key not in Model.model_fields
+    }
+    return tables | {"model": model | kept}
+
+
+def _preset(name: str, changes: Sequence[str], model: Path | None) -> Manifest:
+    from node.presets import tables_of
 
     split = {}
     for change in changes:
@@ -57,7 +86,7 @@ def _preset(name: str, changes: Sequence[str]) -> Manifest:
             )
         split[key] = value
     try:
-        return preset(name, split)
+        return Manifest.model_validate(_with_model(tables_of(name, split), model))
     except ValidationError as error:
         why = "\n       ".join(explain(error, Manifest))
         raise bad_config("bad setting of the run", why, "correct what is named above") from error

@@ -27,7 +27,7 @@ from node.data.tokenizer import (
 )
 from node.errors import operator_error
 from node.headway import Progress, Tell
-from node.import_hf import import_hf, read_config, tokenizer_in
+from node.import_hf import import_hf, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import open_tokens, sampler_of, token_type
 
@@ -49,8 +49,7 @@ class Given:
     """What the operator gives a run to start with, beside its manifest."""
 
     tokenizer: Path | None = None  # a tokenizer.json
-    hf_config: Path | None = None  # a config.json
-    init_from: Path | None = None  # a folder with config.json and weights
+    init_from: Path | None = None  # a folder with weights of the manifest's model
 
 
 def make(
@@ -67,7 +66,8 @@ def make(
     OperatorError E601, E603, E604, E605, E606, E402.
     """
     stated = _stated(given)
-    manifest = _with_model(manifest, given)
+    if given.init_from is not None:
+        manifest = with_weights(manifest, given.init_from)
     place = place or manifest.data.path
     if place and "name" not in manifest.model_fields_set:  # not the path: it is nobody's business
         manifest = manifest.model_copy(update={"name": OWN_TEXT})
@@ -190,31 +190,17 @@ def own_data(manifest: Manifest, place: str) -> Data:
     return manifest.data.model_copy(update={"path": ""})
 
 
-def _with_model(manifest: Manifest, given: Given) -> Manifest:
-    """The manifest with the model that was given, and the hash of what it starts from."""
-    source = given.init_from or given.hf_config
-    if source is None:
-        return manifest
-    model = read_config(source)
-    attention = manifest.model.attention
-    model = model.model_copy(update={"attention": attention})
-    if given.init_from is not None:
-        import torch
+def with_weights(manifest: Manifest, folder: Path) -> Manifest:
+    """The manifest with the hash of the weights in ``folder``, which the run starts from."""
+    import torch
 
-        from node.trainer.layout import Layout
+    from node.trainer.layout import Layout
 
-        vector = torch.empty(Layout.of_config(model).size)
-        import_hf(model, given.init_from, vector)
-        digest = blake3(vector.numpy().view(np.uint8).data, max_threads=blake3.AUTO).hexdigest()
-        model = model.model_copy(update={"initial": digest})
-    if manifest.data.seq_len > model.max_seq_len:
-        raise operator_error(
-            "E606",
-            f"the model of {source} takes shorter sequences",
-            why=f"at most {model.max_seq_len} tokens, and data.seq_len is {manifest.data.seq_len}",
-            fix="set a smaller data.seq_len",
-        )
-    return manifest.model_copy(update={"model": model})
+    model = manifest.model
+    vector = torch.empty(Layout.of_config(model).size)
+    import_hf(model, folder, vector)
+    digest = blake3(vector.numpy().view(np.uint8).data, max_threads=blake3.AUTO).hexdigest()
+    return manifest.model_copy(update={"model": model.model_copy(update={"initial": digest})})
 
 
 def _stated(given: Given) -> Tokenizer | None:
@@ -247,7 +233,7 @@ def _check_tokenizer(folder: Folder, stated: Tokenizer | None, given: Given) -> 
 def _check_bytes(manifest: Manifest, given: Given, tell: Tell) -> None:
     """E604 for weights with more ids than bytes, which nobody said to be of bytes.
 
-    A new model of one is told of: it may be meant to be trained on bytes.
+    A new model of that kind is told of: it may be meant to be trained on bytes.
     """
     vocabulary = manifest.model.vocab_size
     if vocabulary <= BYTES_VOCABULARY:
@@ -260,11 +246,10 @@ def _check_bytes(manifest: Manifest, given: Given, tell: Tell) -> None:
             f"its {vocabulary:,} ids",
             fix=f"give the model's {FILE} with --tokenizer, or put it into the folder",
         )
-    if given.hf_config is not None:
-        tell(
-            f"trains on bytes, {BYTES_VOCABULARY} of the {vocabulary:,} ids that the model has: "
-            "no --tokenizer was given"
-        )
+    tell(
+        f"trains on bytes, {BYTES_VOCABULARY} of the {vocabulary:,} ids that the model has: "
+        "no --tokenizer was given"
+    )
 
 
 def _filled_in(manifest: Manifest, tokenizer: Tokenizer) -> Manifest:
