@@ -23,6 +23,8 @@ from node.trainer.channel import (
     Stop,
     Stopped,
 )
+from node.trainer.cross_entropy import mean_loss
+from node.trainer.data import IGNORED, targets
 from protocols.errors import OperatorError
 
 
@@ -242,6 +244,21 @@ def test_evaluation_is_of_base_alone(tmp_path: Path) -> None:
     assert bench.trainer.evaluate() != of_base
     bench.trainer.layout.load_from(bench.vectors.tensors()[0], bench.trainer.engine.parts[0])
     assert bench.trainer.evaluate() == of_base
+
+
+def test_evaluation_counts_the_targets_that_training_counts(tmp_path: Path) -> None:
+    """Where documents are apart: nothing before a document's first token says what it is."""
+    plain = tiny_manifest()
+    apart = {"attention": "document", "document_end": ord(" ")}
+    manifest = plain.model_copy(update={"model": plain.model.model_copy(update=apart)})
+    trainer = Bench(tmp_path, committing(1), manifest=manifest).trainer
+    windows, model = trainer.validation, trainer.engine.parts[0]
+    counting = targets(windows, ord(" "))
+    assert (counting == IGNORED).any()
+    wanted = mean_loss(model(windows[:, :-1]), counting).item()
+    assert trainer.evaluate() == pytest.approx(wanted, rel=1e-6)
+    trainer.evaluated_at_once = 3
+    assert trainer.evaluate() == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_fragment_is_taken_in_also_where_its_evaluation_fails(

@@ -24,6 +24,7 @@ from node.trainer.computing import Computing, check_compiler, eagerly
 from node.trainer.context import positions
 from node.trainer.cross_entropy import summed_loss
 from node.trainer.data import IGNORED
+from node.trainer.data import targets as targets_of
 from node.trainer.evaluate import EVALUATION_BATCH, evaluate
 from node.trainer.foreign import cut_stage
 from node.trainer.foreign_documents import check_documents
@@ -239,7 +240,7 @@ class Engine:
         A data rank computes its share of them, ``at_once`` at a time.
         """
         with eagerly() if self.computing.compile else nullcontext():
-            loss = evaluate(self._sums, tokens, at_once * self.dims.data)
+            loss = evaluate(self._sums, tokens, at_once * self.dims.data, self.document_end)
         self._reshard()
         return loss
 
@@ -250,7 +251,7 @@ class Engine:
         own = len(mine)
         if own < math.ceil(len(windows) / data):  # one that does not count: calls are collective
             mine = torch.cat((mine, windows[:1]))
-        inputs, targets, given = self._mine(mine[:, :-1], mine[:, 1:])
+        inputs, targets, given = self._mine(mine[:, :-1], targets_of(mine, self.document_end))
         forward = self.pipeline.forward if self.pipeline else self.parts[0]
         logits = forward(inputs, **given)
         sums = torch.zeros(len(windows), dtype=torch.float64)

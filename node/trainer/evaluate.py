@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from node.data.tokenizer import BYTES_VOCABULARY
-from node.trainer.data import token_type
+from node.trainer.data import IGNORED, targets, token_type
 
 EVALUATION_BATCH = 16  # sequences at a time, where there is memory for them
 
@@ -32,16 +32,21 @@ def shard_tokens(shard: bytes, seq_len: int, vocab_size: int = BYTES_VOCABULARY)
 
 @torch.no_grad()
 def evaluate(
-    sums: Callable[[Tensor], Tensor], tokens: Tensor, at_once: int = EVALUATION_BATCH
+    sums: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    at_once: int = EVALUATION_BATCH,
+    document_end: int | None = None,
 ) -> float:
     """Mean loss in nats a token on ``tokens``, int64 [n, T + 1].
 
     ``sums`` takes ``at_once`` of these windows [B, T + 1] and returns their losses summed by
     sequence, [B]; they are added up in order, in double precision. So it does not matter how many
-    are taken at once, and ranks that share a model take the same collective calls.
+    are taken at once, and ranks that share a model take the same collective calls. Where documents
+    are apart (``document_end``: its token) it is the mean over the targets that count in training.
     """
     total = 0.0
     for windows in tokens.split(at_once):
         for loss in sums(windows).tolist():
             total += loss
-    return total / (tokens.shape[0] * (tokens.shape[1] - 1))
+    counted = int((targets(tokens, document_end) != IGNORED).sum())
+    return total / max(1, counted)
