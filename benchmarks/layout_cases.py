@@ -11,6 +11,8 @@ from node.trainer.dims import ParallelDims
 
 STEPS = 10
 
+# so much that the loss would be missed where a rank counts it otherwise
+BALANCED = {"router_aux_loss_coef": 0.1}
 # models of transformers: what their configurations have beside FOREIGN
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -19,16 +21,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "gemma": {},
     "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 8},
-    "mixtral": {"num_local_experts": 4},
+    "mixtral": {"num_local_experts": 4, **BALANCED},
     "qwen2_moe": {
+        **BALANCED,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
     },
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        **BALANCED,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, **BALANCED},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, **BALANCED},
     "deepseek_v3": {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,

@@ -27,6 +27,7 @@ from node.trainer.data import IGNORED
 from node.trainer.data import targets as targets_of
 from node.trainer.evaluate import EVALUATION_BATCH, evaluate
 from node.trainer.foreign import cut_stage
+from node.trainer.foreign_balance import balance_of, keep_busy
 from node.trainer.foreign_documents import check_documents
 from node.trainer.foreign_experts import experts_of
 from node.trainer.hf import ForeignDecoder, build_foreign
@@ -85,8 +86,11 @@ class Engine:
             model = build_foreign(manifest.model, manifest.seed)
             if self.document_end is not None:
                 check_documents(model, self.seq_len)
+            balance = balance_of(model)  # over all layers, of which a stage has some
             if self.dims.stages > 1:
                 cut_stage(model, stage, self.dims.stages)
+            if balance is not None:
+                keep_busy(model, balance, self.ranks, self.batch, self.seq_len)
         elif self.ranks.size == 1:
             model = build(manifest.model, manifest.seed)
         else:

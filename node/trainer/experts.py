@@ -41,7 +41,7 @@ def share_mixture(mixture: MixtureOfExperts, ranks: Ranks) -> None:
     """Leave this rank its part of a mixture of experts, in place, by the axes ep, tp and cp."""
     dims, experts = ranks.dims, mixture.experts
     if dims.cp > 1:
-        mixture.whole_sequence = partial(_mean_over, ranks.axis("cp").get_group())
+        mixture.whole_sequence = partial(mean_over, ranks.axis("cp").get_group())
     axes = [axis for axis in ("ep", "tp") if getattr(dims, axis) > 1]
     if not axes:
         return
@@ -69,7 +69,7 @@ def place(
     setattr(module, name, nn.Parameter(part))
 
 
-def _mean_over(group: dist.ProcessGroup, mine: Tensor) -> Tensor:
+def mean_over(group: dist.ProcessGroup, mine: Tensor) -> Tensor:
     """The mean of something without gradient over the ranks of a group."""
     dist.all_reduce(mine, group=group)
     return mine / dist.get_world_size(group)

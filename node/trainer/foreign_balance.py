@@ -1,0 +1,129 @@
+"""What keeps the experts of models of transformers equally busy.
+
+The library has a loss for that, which it adds to its own; here that one is not asked for, as ranks
+and micro-batches would each get another. In its place each layer has that of our own experts, over
+single sequences (:mod:`node.trainer.model_moe`), as strong as the library's: its coefficient, from
+``config.json``, is for a mean over the layers, in which a token counts once for each of its
+experts. Which modules choose, and where in what they return the logits are, is said by the library
+in a table of what can be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from node.trainer.experts import mean_over
+from node.trainer.hf import ForeignDecoder, family, unfit
+from node.trainer.model_moe import Attach, Whole, balance_loss, here_alone
+from node.trainer.parallel import Ranks
+
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")  # the library's words
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How the balance loss of one layer is made."""
+
+    weight: float  # of the mean over sequences
+    top_k: int
+    experts: int
+
+
+def balance_of(model: ForeignDecoder) -> Balance | None:
+    """What a whole model asks for; None where it has no such loss, or no experts."""
+    lm = model.lm
+    coefficient = next((getattr(lm, name) for name in COEFFICIENTS if hasattr(lm, name)), None)
+    layers = len(_choosing(model))
+    if not coefficient or not layers:
+        return None
+    return Balance(
+        coefficient * lm.num_experts_per_tok / layers, lm.num_experts_per_tok, lm.num_experts
+    )
+
+
+def keep_busy(
+    model: ForeignDecoder, balance: Balance, ranks: Ranks, batch: int, seq_len: int
+) -> None:
+    """Hang the loss on what chooses among experts, in a model or a stage, in place.
+
+    ``batch`` and ``seq_len`` are the island's. A forward raises OperatorError E606 where what is
+    returned is of no known form.
+    """
+    dims = ranks.dims
+    whole = partial(mean_over, ranks.axis("cp").get_group()) if dims.cp > 1 else here_alone
+    # averaged over the data ranks, and over cp the mean of parts; over tp each rank has all tokens
+    weight = balance.weight * dims.data / batch
+    for module, index in _choosing(model).items():
+        hang = _Hang(family(model.config), index, balance, weight, seq_len // dims.cp, whole)
+        module.forward = partial(_and_hang, module.forward, hang)
+
+
+@dataclass(frozen=True)
+class _Hang:
+    """The loss of one layer, for what the module that chooses returns."""
+
+    family: str
+    index: int  # of the logits
+    balance: Balance
+    weight: float  # of one sequence
+    tokens: int  # of a sequence, on this rank
+    whole: Whole
+
+    def __call__(self, out: Any) -> Any:
+        """``out`` with the loss on what else is in it, the weights of experts, or on the logits."""
+        parts = out if isinstance(out, tuple) else (out,)
+        index = self.index if isinstance(out, tuple) else 0
+        logits, place = self._find(parts, index)
+        scores = logits.float().softmax(dim=-1).view(-1, self.tokens, self.balance.experts)
+        chosen = scores.topk(self.balance.top_k, dim=-1).indices
+        loss = balance_loss(scores, chosen, self.whole).sum() * self.weight
+        carried = Attach.apply(parts[place], loss)
+        if not isinstance(out, tuple):
+            return carried
+        return tuple(carried if at == place else one for at, one in enumerate(parts))
+
+    def _find(self, parts: tuple[Any, ...], index: int) -> tuple[Tensor, int]:
+        """The logits, and where the loss goes."""
+        logits = parts[index] if index < len(parts) else None
+        others = [
+            at
+            for at, one in enumerate(parts)
+            if at != index and isinstance(one, Tensor) and one.is_floating_point()
+        ]
+        known = isinstance(logits, Tensor) and logits.shape[1:] == (self.balance.experts,)
+        if not known or not (others or len(parts) == 1):
+            raise unfit(
+                f"what keeps the experts of {self.family} equally busy is not known here: set "
+                f"{' or '.join(COEFFICIENTS)} to 0 in its config.json to do without"
+            )
+        assert isinstance(logits, Tensor)
+        return logits, others[0] if others else index
+
+
+def _and_hang(forward: Callable[..., Any], hang: _Hang, *args: Any, **given: Any) -> Any:
+    out = forward(*args, **given)
+    return hang(out) if torch.is_grad_enabled() else out
+
+
+def _choosing(model: ForeignDecoder) -> dict[nn.Module, int]:
+    """The modules that return the logits of experts, and where in what they return these are."""
+    base = model.lm.base_model
+    specs = (getattr(base, "_can_record_outputs", None) or {}).get("router_logits", ())
+    found: dict[nn.Module, int] = {}
+    for name, module in base.named_modules():
+        for spec in specs if isinstance(specs, list | tuple) else (specs,):
+            wanted: Any = getattr(spec, "target_class", spec)  # older tables have classes alone
+            where = getattr(spec, "layer_name", None)
+            if isinstance(module, wanted) and (where is None or f".{where}." in f".{name}."):
+                found[module] = getattr(spec, "index", 1)
+    return {
+        module: index
+        for module, index in found.items()
+        if not any(inner is not module and inner in found for inner in module.modules())
+    }

@@ -1,0 +1,125 @@
+"""What keeps the experts of models of transformers equally busy: as strong as the library's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hf_kit import MIXTRAL, QWEN
+
+from bootstrap.manifest import Data, Manifest
+from node.trainer.computing import Computing
+from node.trainer.engine import Engine
+from node.trainer.foreign import cut_stage
+from node.trainer.foreign_balance import balance_of, keep_busy
+from node.trainer.hf import ForeignDecoder, build_foreign, model_of
+from node.trainer.parallel import Ranks
+from protocols.errors import OperatorError
+
+ALONE = Ranks.alone(torch.device("cpu"))
+EXPERTS = MIXTRAL | {
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "router_aux_loss_coef": 0.1,
+}  # fmt: skip
+JAMBA = {
+    "mamba_d_state": 4, "mamba_dt_rank": 4, "attn_layer_period": 1, "attn_layer_offset": 0,
+    "expert_layer_period": 1, "expert_layer_offset": 0, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES = {
+    "mixtral": {}, "qwen2_moe": {}, "qwen3_moe": {}, "olmoe": {"pad_token_id": 0}, "gpt_oss": {},
+    "granitemoe": {}, "jamba": JAMBA,
+}  # fmt: skip
+
+
+def made(family: str, **changes: Any) -> ForeignDecoder:
+    plain = EXPERTS | FAMILIES.get(family, {}) | {"model_type": family} | changes
+    return build_foreign(model_of(plain), 0)
+
+
+def gradients(model: ForeignDecoder, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    named = model.named_parameters()
+    return {name: one.grad.clone() for name, one in named if one.grad is not None}
+
+
+def tokens(rows: int, length: int = 16) -> torch.Tensor:
+    return torch.randint(300, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def hung(model: ForeignDecoder, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradient of nothing but what hangs on the layers."""
+    return gradients(model, model(x).sum() * 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_one_layer_and_sequence_it_is_the_librarys(family: str) -> None:
+    model, x = made(family, num_hidden_layers=1), tokens(1)
+    out = model.lm(input_ids=x, labels=x, output_router_logits=True, use_cache=False)
+    theirs = gradients(model, out.aux_loss * 0.1)
+    balance = balance_of(model)
+    assert balance is not None
+    keep_busy(model, balance, ALONE, 1, 16)
+    ours = hung(model, x)
+    assert theirs
+    assert all(torch.allclose(ours[name], one, atol=1e-7) for name, one in theirs.items())
+    with torch.no_grad():
+        assert torch.equal(model(x), made(family, num_hidden_layers=1)(x))
+
+
+def test_a_layer_counts_the_same_in_a_stage() -> None:
+    whole, stage, x = made("qwen3_moe"), made("qwen3_moe"), tokens(2)
+    balance = balance_of(whole)
+    assert balance is not None
+    assert balance.weight == pytest.approx(0.1 * 2 / 2)  # two experts a token, two layers
+    keep_busy(whole, balance, ALONE, 2, 16)
+    of_stage = balance_of(stage)
+    assert of_stage == balance
+    cut_stage(stage, 0, 2)
+    keep_busy(stage, balance, ALONE, 2, 16)
+    name = "lm.model.layers.0.mlp.gate.weight"
+    first = hung(stage, x)[name]
+    assert first.abs().max() > 0
+    del whole.get_submodule("lm.model.layers.1.mlp.gate").forward  # the other stage's
+    torch.testing.assert_close(hung(whole, x)[name], first)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_an_island_adds_it_however_its_batch_is_cut(recompute: Any) -> None:
+    data = Data(seq_len=16, batch_size=4)
+
+    def step(coefficient: float, micro_batch: int) -> tuple[float, torch.Tensor]:
+        plain = EXPERTS | {"model_type": "qwen3_moe", "router_aux_loss_coef": coefficient}
+        run = Manifest(model=model_of(plain), data=data)
+        engine, windows = Engine(run, ALONE, Computing(recompute=recompute)), tokens(4, 17)
+        loss = engine.gradients(
+            lambda rows: (
+                windows[rows.start : rows.stop, :-1],
+                windows[rows.start : rows.stop, 1:],
+            ),
+            micro_batch,
+        )
+        gradient = engine.parts[0].get_parameter("lm.model.layers.0.mlp.gate.weight").grad
+        assert gradient is not None
+        return loss, gradient
+
+    (bare, without), (loss, whole), (_, parts) = step(0.0, 4), step(1.0, 4), step(1.0, 1)
+    assert loss == pytest.approx(bare)  # what is told is the loss of the text
+    assert (whole - without).abs().max() > 1e-3
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-7)
+
+
+def test_where_nothing_asks_for_it_there_is_none() -> None:
+    assert balance_of(made("qwen3_moe", router_aux_loss_coef=0.0)) is None
+    assert balance_of(build_foreign(model_of(QWEN), 0)) is None
+
+
+def test_a_family_that_chooses_in_another_way_is_refused() -> None:
+    model = made("doge", is_moe=True, num_experts=16)
+    balance = balance_of(model)
+    assert balance is not None
+    keep_busy(model, balance, ALONE, 1, 16)
+    with pytest.raises(OperatorError, match="experts of doge equally busy") as caught:
+        model(tokens(1))
+    assert caught.value.code == "E606"
