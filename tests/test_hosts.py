@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -256,6 +257,23 @@ async def test_a_taken_port_is_told() -> None:
         with pytest.raises(OperatorError) as caught:
             await second.open()
         assert caught.value.code == "E303"
+
+
+@pytest.mark.parametrize(("name", "everywhere"), [("node0", True), ("localhost", False)])
+async def test_host_0_whose_own_name_leads_to_loopback_listens_on_all_addresses(
+    monkeypatch: pytest.MonkeyPatch, name: str, everywhere: bool
+) -> None:
+    ask = socket.getaddrinfo
+
+    def resolver(host: Any, *words: Any, **more: Any) -> Any:
+        return ask("127.0.1.1" if host == "node0" else host, *words, **more)
+
+    monkeypatch.setattr("socket.getaddrinfo", resolver)
+    async with hub(address=name) as (made, _):
+        assert made._server is not None
+        bound = {str(one.getsockname()[0]) for one in made._server.sockets}
+        assert ("0.0.0.0" in bound) is everywhere
+        assert bound <= ({"0.0.0.0", "::"} if everywhere else {"127.0.0.1", "::1"})
 
 
 async def test_why_the_island_ended_is_told_to_all() -> None:

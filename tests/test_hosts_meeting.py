@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bootstrap.manifest import Data, Model
 from node.hosts import meeting as module
-from node.hosts.interface import interface_of, ipv4_interfaces, told
+from node.hosts.interface import interface_of, ipv4_interfaces, is_own_name, told
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island_settings import IslandSettings
 from node.own_address import INTERNET, outward_address
@@ -247,6 +247,26 @@ def test_the_interface_of_an_address() -> None:
         "NCCL_SOCKET_IFNAME": "=lo",  # bare, it would stand for lo0 and lo1 too
     }
     assert told("192.0.2.77", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "own"),
+    [
+        (["127.0.1.1"], True),  # as Debian's installer writes it down
+        (["127.0.1.1", "::1"], True),
+        (["127.0.1.1", "10.0.0.7"], False),
+        (["10.0.0.7"], False),
+    ],
+)
+def test_a_name_of_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], own: bool
+) -> None:
+    monkeypatch.setattr(
+        "socket.getaddrinfo",
+        lambda *_, **__: [(None, None, 0, "", (address, 0)) for address in found],
+    )
+    assert is_own_name("node0") is own
+    assert not any(map(is_own_name, ("localhost", "localhost.localdomain", "127.0.0.1", "::1")))
 
 
 def test_the_address_towards_a_name_is_that_towards_the_internet(

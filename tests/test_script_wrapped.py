@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
+from node.hosts.interface import interface_of
+from node.own_address import outward_address
 from node.script.joining import join
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
@@ -159,14 +162,18 @@ def test_parameters_on_the_cpu_are_set_though_the_scripts_group_is_of_gpus(
     spawn(_takes, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
 
 
-def _finds_its_way(rank: int, store: str) -> None:
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
+def _finds_its_way(rank: int, store: str, master: str, leads_to: str) -> None:
+    os.environ["MASTER_ADDR"] = master
+    ask = socket.getaddrinfo
+    socket.getaddrinfo = lambda host, *words, **more: ask(  # as /etc/hosts of Debian has it
+        "127.0.1.1" if host == "node0" else host, *words, **more
+    )
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in names:
         os.environ.pop(name, None)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     ranks = Ranks.met(torch.device("cpu"))
-    assert [os.environ.get(name) for name in names] == ["lo", None]
+    assert [os.environ.get(name) for name in names] == [leads_to, None]
     assert ranks.all_true(True)  # gloo ends a process whose peer has gone before
     dist.destroy_process_group()
 
@@ -174,7 +181,17 @@ def _finds_its_way(rank: int, store: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
 def test_how_nccl_goes_stays_the_scripts_affair(tmp_path: Path) -> None:
     """It may use several interfaces, where gloo beside it needs one."""
-    spawn(_finds_its_way, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+    store = f"file://{tmp_path}/store"
+    spawn(_finds_its_way, (store, "127.0.0.1", "lo"), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
+def test_a_host_whose_own_name_leads_to_loopback_is_reached_from_others(tmp_path: Path) -> None:
+    outward = interface_of(outward_address())
+    if outward == "lo":
+        pytest.skip("this machine has no interface but loopback")
+    store = f"file://{tmp_path}/store"
+    spawn(_finds_its_way, (store, "node0", outward), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 def _defaults(rank: int, store: str) -> None:

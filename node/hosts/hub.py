@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.errors import operator_error
+from node.hosts.interface import is_own_name
 from node.hosts.meeting import Meeting
 from node.hosts.refusals import taken, unfit
 from node.hosts.wire import (
@@ -122,7 +123,10 @@ class Hub:
     async def open(self) -> None:
         """Listen; raises OperatorError E303 where the port is taken."""
         host, port = self.meeting.address, self.meeting.port
-        for address in (host, None):  # None: on all, where the name is not of this machine
+        places: tuple[str | None, ...] = (host, None)  # None: all; the name may be another's
+        if await asyncio.to_thread(is_own_name, host):
+            places = (None,)  # it leads to loopback, where no other host comes
+        for address in places:
             try:
                 self._server = await asyncio.start_server(self._connected, address, port)
             except (socket.gaierror, OSError) as error:

@@ -31,6 +31,28 @@ def interface_of(address: str) -> str:
     return next((name for name, own in ipv4_interfaces() if own == wanted), "")
 
 
+def is_own_name(host: str) -> bool:
+    """Whether a name leads to loopback here and stands for this machine elsewhere.
+
+    As a machine's own name does on itself (127.0.1.1 on Debian), and unlike ``localhost``. Asks the
+    resolver; False where it knows no such name.
+    """
+    if "localhost" in host or _number(host) is not None:
+        return False
+    try:
+        found = [_number(str(place[0])) for *_, place in socket.getaddrinfo(host, None)]
+    except OSError:
+        return False
+    return all(one is not None and one.is_loopback for one in found)
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # a name
+        return None
+
+
 def ipv4_interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
     """Names of interfaces with the IPv4 address that each has; none where this is not Linux."""
     if sys.platform != "linux":

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists no names
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from node.hosts.interface import GLOO, told
-from node.own_address import outward_address
+from node.hosts.interface import GLOO, is_own_name, told
+from node.own_address import INTERNET, outward_address
 from node.trainer.dims import ParallelDims
 
 COLLECTIVE_S = 600.0
@@ -112,7 +112,9 @@ class Ranks:
             return cls.alone(device)
         if master := os.environ.get("MASTER_ADDR"):
             with suppress(OSError):  # a name that does not resolve: gloo looks for itself
-                own = outward_address(socket.gethostbyname(master))
+                own = outward_address(
+                    INTERNET if is_own_name(master) else socket.gethostbyname(master)
+                )
                 os.environ.update({k: v for k, v in told(own, os.environ).items() if k == GLOO})
         size = dist.get_world_size()
         ranks = cls(dist.get_rank(), size, device, None, _control=[_gloo()])
