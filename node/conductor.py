@@ -356,8 +356,10 @@ class Conductor:
         settings, changes = self.island.settings, {}
         if died.code == "E401":
             changes["micro_batch"] = settings.halved
-        # a try with less at once is none of those that are counted: it cannot be halved for ever
-        less = bool(changes) and self._begun and settings.halved < settings.at_once
+        # a try with less at once is none of those that are counted: it cannot be halved for ever;
+        # but where no step was tried there was no room for the model (--compile tries one first)
+        stepped = self._begun or settings.compile
+        less = bool(changes) and stepped and settings.halved < settings.at_once
         fatal = self._restarts.died(died, counted=not less)
         problem = problem_of(died)
         self.events.emit(Problem.of(problem, fatal=fatal))

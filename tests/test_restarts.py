@@ -45,17 +45,21 @@ def conductor(ranks: Ranks) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("code", "training", "tried"),
+    ("code", "training", "compiles", "tried"),
     [
-        ("E401", True, [32, 16, 8, 4, 2, 1, 1, 1, 1]),  # down to one sequence, then as the others
-        ("E401", False, [32, 16, 8]),  # no room for the model: less at once does not help
-        ("E405", True, [64] * MAX_RESTARTS),
+        # down to one sequence, then as the others
+        ("E401", True, False, [32, 16, 8, 4, 2, 1, 1, 1, 1]),
+        ("E401", False, False, [32, 16, 8]),  # no room for the model: less at once does not help
+        ("E401", False, True, [32, 16, 8, 4, 2, 1, 1, 1, 1]),  # in the step that compiles layers
+        ("E405", True, False, [64] * MAX_RESTARTS),
+        ("E405", False, True, [64] * MAX_RESTARTS),
     ],
 )
 async def test_tries_with_less_at_once_are_not_counted(
-    code: str, training: bool, tried: list[int]
+    code: str, training: bool, compiles: bool, tried: list[int]
 ) -> None:
     ranks = Ranks()
+    ranks.settings = ranks.settings.model_copy(update={"compile": compiles})
     driver = conductor(ranks)
 
     async def die_again_and_again() -> None:
