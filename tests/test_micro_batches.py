@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainer_kit import Bench, begin, committing
 
 from node.trainer.channel import Ready, StepDone
+from node.trainer.data import TrainingData
 from node.trainer.dims import ParallelDims
 from node.trainer.parallel import share
 from node.trainer_events import shrunk_of
@@ -103,6 +105,34 @@ def test_an_evaluation_takes_no_more_than_a_micro_batch_at_once(tmp_path: Path) 
     short = Bench(tmp_path, committing(1), micro_batch=2).trainer
     assert short.evaluated_at_once == 2
     assert short.evaluate() == pytest.approx(Bench(tmp_path, committing(1)).trainer.evaluate())
+
+
+def test_a_step_that_compiles_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it would read is not known yet: a stream's beginning is far from where a run stands."""
+    shapes: list[torch.Size] = []
+
+    def compiled(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def noted(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            shapes.append(x.shape)
+            return forward(x, *rest)
+
+        return noted
+
+    def read(*place: int, rows: range | None = None) -> None:
+        raise AssertionError(f"reads at {place}")
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("node.trainer.engine.check_compiler", lambda *_: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingData, "batch", read)
+        bench = Bench(tmp_path, committing(1), compile=True, micro_batch=3)
+    tried = list(shapes)
+    plain = Bench(tmp_path, committing(1), micro_batch=3)
+    assert bench.run(begin()).losses == plain.run(begin()).losses
+    steps = len(bench.script.of(StepDone))
+    assert tried * (steps + 1) == shapes  # and what is compiled is what steps need
 
 
 @pytest.mark.parametrize("batch", [3, 4, 5, 16, 17])

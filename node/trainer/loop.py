@@ -29,8 +29,8 @@ from node.errors import operator_error, reason
 from node.schedule import learning_rate
 from node.trainer.channel import Ready, StepDone
 from node.trainer.computing import Computing, has_bf16
-from node.trainer.data import Batches, TrainingData, open_tokens, unreadable
-from node.trainer.engine import Engine
+from node.trainer.data import Batches, TrainingData, open_tokens, targets, unreadable
+from node.trainer.engine import Batch, Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.moments import Places, moments_last
@@ -91,7 +91,7 @@ class Trainer(Progress):
             self.files.places = Places.of(self.layout, manifest.inner)
         self.speed = Speed.of(manifest, self.layout.dense, ranks)
         if settings.compile:  # takes a minute or two: before the swarm counts on this island
-            self._gradients()
+            self._gradients(self._any_rows)
             self.optimizer.zero_grad()
 
     # --- the loop -----------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Trainer(Progress):
         """One optimizer step on this island's next batch; skipped if its gradient is not finite."""
         started = time.monotonic()
         self._data_s = 0.0
-        loss = self._gradients()
+        loss = self._gradients(self._rows)
         norm = float(
             clip_gradients(
                 self.engine.models.parameters(),
@@ -172,8 +172,8 @@ class Trainer(Progress):
             )
         )
 
-    def _gradients(self) -> float:
-        """Accumulate the batch's gradient; the island's mean loss, on every rank.
+    def _gradients(self, batch: Batch) -> float:
+        """Accumulate the gradient of a batch; the island's mean loss, on every rank.
 
         Out of memory on a single rank: again with half the micro-batch, the batch stays. (With
         several the others are inside a collective, and FSDP is in the middle of a layer; the daemon
@@ -181,7 +181,7 @@ class Trainer(Progress):
         """
         while True:
             try:
-                return self.engine.gradients(self._rows, self.micro_batch)
+                return self.engine.gradients(batch, self.micro_batch)
             except torch.OutOfMemoryError:
                 if self.ranks.mesh is not None or self.micro_batch == 1:
                     raise
@@ -195,6 +195,17 @@ class Trainer(Progress):
         batch = self.data.batch(self.round, self.slot, self.slots, self.round_step, rows)
         self._data_s += time.monotonic() - began
         return batch
+
+    def _any_rows(self, rows: range) -> tuple[Tensor, Tensor]:
+        """A batch that looks like one of the run's, the same on ranks that share its rows.
+
+        Where this island stands is not known yet, and to read elsewhere may take minutes.
+        """
+        words = torch.Generator().manual_seed(rows.start)
+        shape = (len(rows), self.engine.seq_len + 1)
+        model = self.settings.manifest.model
+        window = torch.randint(model.vocab_size, shape, generator=words)
+        return window[:, :-1], targets(window, self.engine.document_end)
 
     def evaluate(self) -> float | None:
         """Loss on the shared validation shard with θ as it is; None without one."""
