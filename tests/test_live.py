@@ -10,7 +10,7 @@ import pytest
 from data_kit import tokenizer_bytes
 
 from bootstrap.manifest import Data, Evaluation, Manifest, Model, Rounds
-from node.data import live
+from node.data import live, patience
 from node.data.documents import Input, read
 from node.data.live import Parts, StreamData, deal, read_recipe, recipe_for
 from node.data.streamed import DataSet, Mark, Reader
@@ -284,6 +284,90 @@ def test_the_missing_library_is_named_with_its_extra(texts, monkeypatch):
     with pytest.raises(OperatorError, match="datasets is not installed") as caught:
         recipe_for(run(), ByteTokenizer(), texts[1], lambda done, total: None)
     assert (caught.value.code, "atoll[datasets]" in caught.value.fix) == ("E605", True)
+
+
+class Broken:
+    """A data set's stream that breaks off in the middle, ``times`` times."""
+
+    def __init__(self, monkeypatch, error, times):
+        self.left, self.opened = times, 0
+        real = DataSet.open
+
+        def opened(source):
+            self.opened += 1
+            stream = real(source)
+            whole = type(stream).__iter__
+
+            def records(this):
+                for number, record in enumerate(whole(this)):
+                    if number == 20 and self.left:
+                        self.left -= 1
+                        raise error
+                    yield record
+
+            stream.__class__ = type("Stream", (type(stream),), {"__iter__": records})
+            return stream
+
+        monkeypatch.setattr(DataSet, "open", opened)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("Server Disconnected"), TimeoutError("no answer for 60 s")]
+)
+def test_a_stream_that_breaks_off_is_begun_again(texts, tmp_path, monkeypatch, error):
+    kept = windows(stream(run(), texts[1], tmp_path / "a"), 0, 0, 1)
+    data = stream(run(), texts[1], tmp_path / "b")
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.001)
+    broken = Broken(monkeypatch, error, times=3)
+    assert windows(data, 0, 0, 1) == kept
+    assert broken.left == 0
+
+
+def test_a_stream_that_stays_away_is_told_of(texts, tmp_path, monkeypatch):
+    data = stream(run(), texts[1], tmp_path)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.1)
+    Broken(monkeypatch, ConnectionError("Server Disconnected"), times=10**6)
+    with pytest.raises(OperatorError, match="Server Disconnected") as caught:
+        data.parts.get(0, 0)
+    assert caught.value.code == "E601"
+
+
+def test_what_will_not_pass_is_told_at_once(texts, tmp_path, monkeypatch):
+    data = stream(run(), texts[1], tmp_path)
+    broken = Broken(monkeypatch, FileNotFoundError("part-0.jsonl"), times=1)
+    with pytest.raises(OperatorError, match=r"part-0\.jsonl"):
+        data.parts.get(0, 0)
+    assert broken.opened == 1
+
+
+class Answer:
+    def __init__(self, status):
+        self.status_code = status
+
+
+class HubError(OSError):
+    """As ``huggingface_hub`` raises it."""
+
+    def __init__(self, status):
+        self.response = Answer(status) if status else None
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (HubError(503), True),
+        (HubError(429), True),
+        (HubError(404), False),
+        (HubError(401), False),
+        (HubError(None), True),
+        (type("ReadTimeout", (Exception,), {"__module__": "httpx._exceptions"})(), True),
+        (ValueError("no such column"), False),
+        (None, False),
+    ],
+)
+def test_what_may_be_there_in_a_moment(error, again):
+    assert patience.passes(error) is again
 
 
 def test_a_network_that_fails_once_is_met_again_by_the_read(texts, tmp_path, monkeypatch):

@@ -337,7 +337,7 @@ def test_a_wrong_hash_is_fetched_again_and_refused_at_last(served, tmp_path):
 
 @pytest.mark.parametrize("status", [503, 0])
 def test_a_server_that_is_away_is_asked_again(served, tmp_path, monkeypatch, status):
-    monkeypatch.setattr("node.data.shard_cache.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("node.data.patience.FIRST_PAUSE_S", 0.001)
     server, url, made = served
     there = Folder(url, tmp_path / "cache")
     server.away, server.status = 5, status
@@ -356,8 +356,8 @@ def test_a_server_that_stays_away_is_told_of_and_an_answer_is_an_answer(
         there.tokens(there.index.shards[0])
     assert server.away == 97  # asked for its size in two ways, and once only
     server.status = 503
-    monkeypatch.setattr("node.data.shard_cache.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("node.data.shard_cache.PATIENCE_S", 0.1)
+    monkeypatch.setattr("node.data.patience.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("node.data.patience.PATIENCE_S", 0.1)
     with pytest.raises(OperatorError, match="503") as caught:
         there.tokens(there.index.shards[0])
     assert caught.value.code == "E603"

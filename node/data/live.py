@@ -37,6 +37,7 @@ from torch import Tensor
 from bootstrap.manifest import Manifest
 from node.data.cached_file import cache_folder, intact, replacing, write
 from node.data.marks import Marks
+from node.data.patience import Patience
 from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
 from node.errors import operator_error, reason
@@ -221,8 +222,18 @@ class Parts:
     def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
         """Tokens of a part, mapped; made if they are not there.
 
-        Raises OperatorError E601 for a data set that cannot be read, E402 for a full disk.
+        Raises OperatorError E601 for a data set that cannot be read, not for minutes either if that
+        may pass, and E402 for a full disk.
         """
+        patience = Patience()
+        while True:
+            try:
+                return self._got(round, part)
+            except OperatorError as error:  # whoever else asks may try meanwhile
+                if error.code != "E601" or not patience.wait(error):
+                    raise
+
+    def _got(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
         path = self._directory / f"part-{round}-{part}.bin"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
-from node.data.shard_cache import TRIES, ShardCache, is_full, note_used, of_a_server
+from node.data.patience import is_full, met
+from node.data.shard_cache import TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
-GONE = (404, 410)  # a web server's word for: there is no such file
 DEFAULT_CACHE_BYTES = 20 * 10**9
 SILENCE_S = 60.0  # of a web server, in the middle of a file
 MAPPED = 64  # files of one process
@@ -133,8 +133,8 @@ class Folder:
         except Exception as error:  # every file system has errors of its own
             if is_full(error):
                 raise  # ours, while copying
-            met = _met(error)
-            raise operator_error("E603", f"cannot read {where}", why=_text(met)) from met
+            cause = met(error)
+            raise operator_error("E603", f"cannot read {where}", why=_text(cause)) from cause
 
 
 def _streaming(where: str) -> dict[str, Any]:
@@ -145,14 +145,6 @@ def _streaming(where: str) -> dict[str, Any]:
 
     timeout = ClientTimeout(total=None, connect=SILENCE_S, sock_read=SILENCE_S)
     return {"block_size": 0, "timeout": timeout}
-
-
-def _met(error: Exception) -> Exception:
-    """What was met: fsspec says of a web server's every error that there is no such file."""
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and of_a_server(cause):
-        return error if getattr(cause, "status", None) in GONE else cause
-    return error
 
 
 def _text(error: Exception) -> str:

@@ -8,7 +8,6 @@ processes of a machine share a cache, so only one of them fetches.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import logging
@@ -17,21 +16,16 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeGuard
+from typing import BinaryIO, Protocol
 
 from node.data.cached_file import new_draft, sweep
+from node.data.patience import Patience, is_full
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
-# a server that is away, or the way to it: how long it is asked again, less than half of the time
-# that the other ranks wait for this one, since whoever fetched ahead may have asked as long before
-PATIENCE_S = 240.0
-FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
-FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
-NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 COPY_BYTES = 4 * 1024 * 1024
 
 
@@ -65,7 +59,7 @@ class ShardCache:
         ):  # one fetches a file, others wait
             if self._intact(path, sha256, size):
                 return path
-            left, pause, end = TRIES, FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
+            left, patience = TRIES, Patience()
             while left:
                 try:
                     if self._fetch(source, name, path, sha256, size):
@@ -75,12 +69,8 @@ class ShardCache:
                 except OperatorError as error:
                     if is_full(error.__cause__) and self._give_way(size):
                         continue
-                    passes = error.code == "E603" and _passes(error.__cause__)
-                    if not passes or time.monotonic() + pause > end:
+                    if error.code != "E603" or not patience.wait(error):
                         raise
-                    logger.warning("%s: %s; again in %.0f s", error.what, error.why, pause)
-                    time.sleep(pause)
-                    pause = min(2 * pause, LAST_PAUSE_S)
         raise operator_error(
             "E603",
             f"{source.place}/{name} has another hash than its index says",
@@ -207,21 +197,3 @@ def note_used(file: int | Path) -> None:
         raise
     except OSError as error:
         logger.debug("cannot note the use of %s: %s", file, error)
-
-
-def _passes(error: BaseException | None) -> bool:
-    """Whether what could not be read may be there in a moment."""
-    if isinstance(status := getattr(error, "status", None), int):  # a web server's answer
-        return status >= 500 or status in (408, 429)
-    if isinstance(error, NOW_OR_NEVER) or is_full(error):
-        return False
-    return isinstance(error, OSError) or of_a_server(error)
-
-
-def is_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in FULL
-
-
-def of_a_server(error: BaseException | None) -> TypeGuard[Exception]:
-    # of connections and of bodies, which are of no common kind with others
-    return isinstance(error, Exception) and type(error).__module__.startswith("aiohttp.")

@@ -1,0 +1,79 @@
+"""How long is tried again what a server, or the way to it, refuses for the moment."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from typing import TypeGuard
+
+from protocols.errors import OperatorError
+
+logger = logging.getLogger(__name__)
+
+# less than half of the time that the other ranks wait for this one, since whoever fetched ahead
+# may have asked as long before
+PATIENCE_S = 240.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
+FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
+NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+GONE = (404, 410)  # a web server's word for: there is no such file
+# of connections and of bodies; what they raise is of no common kind with other errors
+OF_SERVERS = ("aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "http")
+
+
+class Patience:
+    """That of one read, from its first try on."""
+
+    def __init__(self) -> None:
+        self._pause, self._end = FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
+
+    def wait(self, error: OperatorError) -> bool:
+        """Wait a while to try again; False, at once, where that is in vain or was done for long.
+
+        What was met is the error's ``__cause__``.
+        """
+        if not passes(error.__cause__) or time.monotonic() + self._pause > self._end:
+            return False
+        logger.warning("%s: %s; again in %.0f s", error.what, error.why, self._pause)
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LAST_PAUSE_S)
+        return True
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether what could not be read may be there in a moment."""
+    if not isinstance(error, Exception):
+        return False
+    error = met(error)
+    if (status := _status(error)) is not None:
+        return status >= 500 or status in (408, 429)
+    if isinstance(error, NOW_OR_NEVER) or is_full(error):
+        return False
+    return isinstance(error, OSError) or of_a_server(error)
+
+
+def met(error: Exception) -> Exception:
+    """What really was met: fsspec says of a web server's every error that there is no such file."""
+    if isinstance(error, FileNotFoundError) and of_a_server(cause := error.__cause__):
+        return error if _status(cause) in GONE else cause
+    return error
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether this machine's disk is."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def of_a_server(error: BaseException | None) -> TypeGuard[Exception]:
+    """Whether a library that talks to web servers has raised it."""
+    return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in OF_SERVERS
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Of a web server's answer: aiohttp's errors have it, others have the answer."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code"):
+            if isinstance(status := getattr(holder, name, None), int):
+                return status
+    return None
