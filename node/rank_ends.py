@@ -8,12 +8,13 @@ which ranks still run, name the one that went first and the error that people se
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.errors import operator_error
+from node.errors import TABLE, operator_error
 from node.hosts.hub import HOST_LOST, RemoteRank
 from node.rank_process import RankProcess, oom_kills
 from node.trainer.channel import Failed
@@ -28,6 +29,8 @@ from protocols.errors import OperatorError
 
 SETTLE_S = 1.0  # a rank that lost another one ends first now and then: wait for the real cause
 
+REFUSAL = re.compile(r"^error (E\d{3}): ", re.MULTILINE)  # as OperatorError.text has it
+
 Rank = RankProcess | RemoteRank
 
 
@@ -38,7 +41,7 @@ class TrainerDied:
     rank: int
     exit_code: int | None  # None: ended by a signal
     signal: str  # "SIGKILL", or empty
-    code: str  # E401 memory, E406 stuck, E408 host lost, E405 otherwise, or what the trainer said
+    code: str  # E401 memory, E406 stuck, E408 host lost, or what a rank said, E405 otherwise
     text: str  # one line
     log: Path  # that rank's output,
     log_tail: str  # and its end
@@ -85,6 +88,8 @@ def obituary(
         code, text = "E406", _silence(ranks, ended, collective_s)
     elif number == 0 and failed is not None and not out_of_memory:
         code, text = failed.code or "E405", failed.text
+    elif status == EXIT_REFUSED and (refusal := _refusal(rank.tail())):
+        code, text = refusal
     elif out_of_memory:
         code, text = "E401", f"rank {number}{rank.where} ran out of memory"
     else:
@@ -100,6 +105,12 @@ def obituary(
         log_tail=rank.tail(),
         error=error,
     )
+
+
+def _refusal(tail: str) -> tuple[str, str] | None:
+    """Code and text of the error that a rank without a channel has written last; or None."""
+    known = [found for found in REFUSAL.finditer(tail) if found[1] in TABLE]
+    return (known[-1][1], tail[known[-1].start() :]) if known else None
 
 
 def _silence(ranks: Sequence[Rank], ended: list[tuple[int, int]], collective_s: float) -> str:

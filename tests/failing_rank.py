@@ -1,6 +1,6 @@
 """A trainer rank that fails in its evaluation, where ``FAILING`` is its number.
 
-``FAILURE`` says of what: its memory, else anything.
+``FAILURE`` says of what: its memory, its data, else anything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import torch
 from torch import Tensor
 
+from node.errors import operator_error
 from node.trainer.engine import Engine
 from node.trainer.rank import _exit, main
 
@@ -21,6 +22,8 @@ def failing(self: Engine, tokens: Tensor, at_once: int) -> float:
     if self.ranks.rank == int(os.environ["FAILING"]):
         if os.environ["FAILURE"] == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        if os.environ["FAILURE"] == "data":
+            raise operator_error("E601", "cannot stream datasets:x", why="the server is away")
         raise ValueError("of the evaluation")
     return whole(self, tokens, at_once)
 

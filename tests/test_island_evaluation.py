@@ -14,7 +14,7 @@ from trainer_kit import begin, tiny_settings, tiny_vectors
 from node.island import Island
 from node.rank_ends import TrainerDied
 from node.trainer.channel import Ready
-from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY
+from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_REFUSED
 
 WAIT_S = 60.0  # for anything; a loaded machine imports torch slowly
 PROMPT_S = 10.0  # for the end of all ranks; a collective call may take ten minutes
@@ -27,6 +27,8 @@ PROGRAM = Path(__file__).with_name("failing_rank.py")
         (0, "any", "E405", EXIT_CRASHED),
         (1, "any", "E405", EXIT_CRASHED),
         (1, "memory", "E401", EXIT_OUT_OF_MEMORY),
+        (0, "data", "E601", EXIT_REFUSED),
+        (1, "data", "E601", EXIT_REFUSED),
     ],
 )
 async def test_it_ends_all_ranks(
@@ -59,5 +61,6 @@ async def test_it_ends_all_ranks(
         died = await until(running, TrainerDied)
         assert time.monotonic() - began < PROMPT_S
         assert (died.rank, died.code, died.exit_code) == (failing, code, status)
+        assert ("error E601: cannot stream datasets:x" in died.text) is (failure == "data")
         assert not running.alive
     vectors.close()

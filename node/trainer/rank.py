@@ -73,7 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the process ends here, logged
         traceback.print_exc()
         status, code, text = explain(error, settings)
-        if channel is not None:
+        if channel is None and status == EXIT_REFUSED:
+            sys.stderr.write(f"{text}\n")  # whence the daemon takes it (node.rank_ends)
+        elif channel is not None:
             try:
                 channel.send(Failed(code, text[:2000]))
             except ChannelClosedError:
