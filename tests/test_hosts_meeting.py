@@ -91,6 +91,29 @@ def test_slurm() -> None:
     assert (found.address, found.port, found.key) == ("gpu07", DEFAULT_PORT + 217, "slurm-4217")
 
 
+STEP = SLURM | {
+    "SLURM_JOB_NODELIST": "gpu[05-08]",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+
+
+@pytest.mark.parametrize("nnodes", ["2", "4"])  # of the step, or of the job
+def test_a_step_on_a_part_of_a_slurm_job_is_an_island_of_its_own(nnodes: str) -> None:
+    found = of(STEP | {"SLURM_NNODES": nnodes}, nnodes="auto")
+    assert (found.maximum, found.host, found.address) == (2, 1, "gpu07")
+    assert (found.port, found.key) == (DEFAULT_PORT + 219, "slurm-4217.2")
+
+
+def test_a_step_of_one_host_meets_others_of_the_job_where_flags_say_so() -> None:
+    alone = STEP | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu08"}
+    assert of(alone, nnodes="auto") is None
+    found = of(alone, nnodes="4", node_rank=3)
+    assert (found.host, found.address, found.key) == (3, "gpu05", "slurm-4217")
+
+
 def test_flags_win_over_the_environment() -> None:
     found = of(SLURM | PET, nnodes="2:3", node_rank=0, rdzv_endpoint="me:5", rdzv_id="mine")
     assert (found.minimum, found.maximum, found.host) == (2, 3, 0)

@@ -164,22 +164,35 @@ def _torchrun(environ: Mapping[str, str]) -> list[Found]:
 
 
 def _slurm(environ: Mapping[str, str]) -> list[Found]:
+    """The hosts of the step that this is a task of; the job may have more, for other islands.
+
+    A step of one host alone has no other to meet: where the flags say that there are several, they
+    are of the job.
+    """
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not job:
         return []
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
-    names = hosts_of(listed)
+    names, number = hosts_of(listed), _digits(job)
+    if len(of_step := hosts_of(environ.get("SLURM_STEP_NODELIST", ""))) > 1:
+        step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
+        names, number, job = of_step, number + _digits(step), f"{job}.{step}"
     return [
         Found(
-            nnodes=environ.get("SLURM_NNODES")
+            nnodes=environ.get("SLURM_STEP_NUM_NODES")
+            or environ.get("SLURM_NNODES")
             or environ.get("SLURM_JOB_NUM_NODES")
             or str(len(names)),
             host=_number(environ.get("SLURM_NODEID", "")),
             address=names[0] if names else "",
-            port=DEFAULT_PORT + int(re.sub(r"[^0-9]", "", job)[-9:] or "0") % PORTS,
+            port=DEFAULT_PORT + number % PORTS,
             key=f"slurm-{job}",
         )
     ]
+
+
+def _digits(text: str) -> int:
+    return int(re.sub(r"[^0-9]", "", text)[-9:] or "0")
 
 
 def hosts_of(listed: str) -> list[str]:
