@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ranks_kit import fake_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from trainer_kit import Bench, committing
+from trainer_kit import Bench, committing, tiny_manifest
 
 from node.trainer.dims import ParallelDims
 from node.trainer.engine import Engine
@@ -61,6 +61,36 @@ def test_each_data_rank_computes_its_share_of_the_windows(
     assert calls[0][0] == most
     assert len(calls[0]) == 1 + -(-windows // (2 * data))
     assert max(calls[0][1:]) <= 2
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("data", [1, 2, 3])
+def test_data_ranks_with_unequal_shares_have_the_gradient_of_one(
+    tmp_path: Path, experts: int, data: int
+) -> None:
+    """Of 4 sequences one at a time three ranks have 2, 1 and 1: two wait for the first."""
+    manifest = tiny_manifest()
+    if experts:
+        manifest = manifest.model_copy(
+            update={"model": manifest.model.model_copy(update={"experts": experts, "top_k": 2})}
+        )
+    trainer = Bench(tmp_path, committing(1), manifest=manifest).trainer
+    engine = trainer.engine
+    loss = engine.gradients(trainer._rows, 4)
+    wanted = [parameter.grad.clone() for parameter in engine.models.parameters()]
+    engine.models.zero_grad()
+    forwarded: list[int] = []
+    engine.parts[0].register_forward_hook(lambda _, args, out: forwarded.append(len(out)))
+    engine.dims = ParallelDims(dp_replicate=data)
+    losses = 0.0
+    for number in range(data):
+        engine.ranks = OneOf(0, 1, CPU, None, engine.dims)
+        object.__setattr__(engine.ranks, "number", number)
+        losses += engine.gradients(trainer._rows, 1)
+    assert forwarded == [1] * (-(-4 // data) * data)
+    assert losses == pytest.approx(loss, rel=1e-6)
+    for parameter, whole in zip(engine.models.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad / data, whole, rtol=1e-4, atol=1e-7)
 
 
 @pytest.fixture

@@ -96,10 +96,6 @@ class Engine:
         else:
             with torch.device("meta"):
                 model = cut(Decoder(manifest.model), stage, self.dims.stages)
-        for module in model.modules():
-            if isinstance(module, MixtureOfExperts):
-                # averaged over the data ranks, added up over tp, and over cp the mean of parts
-                module.sequence_weight = self.dims.data / self.batch / self.dims.tp
         lay_out(model, self.ranks, self.computing, self.seq_len)
         if self.computing.dtype != torch.float32:
             # forward alone: under it backward would round what forward kept in fp32, and the step
@@ -127,7 +123,7 @@ class Engine:
         rows = share(self.batch, self.ranks.data_rank, self.dims.data, micro_batch)
         if self.pipeline is not None:
             rows = [range(rows[0].start, rows[-1].stop, rows[0].step)]
-        windows = [self._mine(*batch(part)) for part in rows]
+        windows = [self._mine(*(batch(part) if part else self._nothing())) for part in rows]
         counted = self._counted([targets for _, targets, _ in windows])
         scale = self.dims.reduced / counted
         total = torch.zeros((), device=self.ranks.device)
@@ -139,6 +135,7 @@ class Engine:
 
         with self._logits_cut():
             for i, (inputs, targets, given) in enumerate(windows):
+                self._balance(counts=len(rows[i]) > 0)
                 if self.pipeline is not None:
                     parts = self.dims.parts(len(rows[0]), micro_batch)
                     self.pipeline.step(inputs, targets, parts, loss, **given)
@@ -149,6 +146,19 @@ class Engine:
                 loss(logits, targets).backward()
         self._finish()
         return float(self.ranks.sum(total)) / (counted * self.dims.tp)
+
+    def _nothing(self) -> tuple[Tensor, Tensor]:
+        """A sequence that does not count, where others have a row more: calls are collective."""
+        inputs = torch.zeros((1, self.seq_len), dtype=torch.int64)
+        return inputs, torch.full_like(inputs, IGNORED)
+
+    def _balance(self, *, counts: bool) -> None:
+        """What a sequence's balance loss weighs in the step."""
+        # averaged over the data ranks, added up over tp, and over cp the mean of parts
+        weight = self.dims.data / self.batch / self.dims.tp if counts else 0.0
+        for module in self.models.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.sequence_weight = weight
 
     def _mine(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The columns of this rank, on its device, and what else a model that is shared needs."""

@@ -239,12 +239,12 @@ def _wait(work: dist.Work | None, patience: dict[str, datetime.timedelta]) -> No
 
 
 def share(batch: int, rank: int, ranks: int, micro_batch: int) -> list[range]:
-    """A data rank's rows of the batch, in parts of at most ``micro_batch`` where possible.
+    """A data rank's rows of the batch, in parts of at most ``micro_batch``.
 
-    Row i belongs to rank i mod ``ranks``. All ranks get equally many parts and no part is empty,
-    since each part is one round of collective calls.
+    Row i belongs to rank i mod ``ranks``. All ranks get equally many parts, since each part is one
+    round of collective calls; so one of a rank that has a row less than others may be empty.
     """
     rows = range(rank, batch, ranks)
-    parts = min(math.ceil(math.ceil(batch / ranks) / micro_batch), batch // ranks)
+    parts = math.ceil(math.ceil(batch / ranks) / micro_batch)
     cuts = [len(rows) * i // parts for i in range(parts + 1)]
     return [rows[start:stop] for start, stop in pairwise(cuts)]
