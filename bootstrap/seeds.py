@@ -47,6 +47,7 @@ _FIX = {
     Why.RESET: "try again; if it repeats, look for a proxy or firewall in between",
     Why.NO_ADDRESS: "give its address with --peers HOST:PORT/ID",
     Why.RELAY: "wait a moment: a node behind a NAT looks for another relay by itself",
+    Why.NO_FILES: "raise the limit of open files (ulimit -n), or stop what holds so many open",
     Why.SELF: "leave this node's own address out of --peers",
 }
 

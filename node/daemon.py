@@ -12,10 +12,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from bootstrap.manifest import Manifest
-from node import places
+from node import open_files, places
 from node.closing import newest_round
 from node.config import NodeConfig
 from node.hardware import leave_cores_to_ranks
@@ -31,6 +32,7 @@ from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity
+from protocols.limits import Limits
 from protocols.tasks import Tasks, offload_to
 
 if TYPE_CHECKING:
@@ -132,15 +134,16 @@ class Daemon:
     async def _open_transport(self, identity: Identity, events: EventLog) -> HttpTransport:
         """Open the port; where nobody asked for this one and it is taken, any free one."""
         limit = self.config.max_upload or None
-        transport = HttpTransport(identity, listen=self.config.listen, max_upload=limit)
+        limits = Limits().within(open_files.raise_limit())
+        opened = partial(HttpTransport, identity, limits=limits, max_upload=limit)
+        transport = opened(listen=self.config.listen)
         try:
             await transport.start()
         except OperatorError as error:
             if error.code != "E303" or not self.config.is_default("listen"):
                 raise
             host, taken = host_port(self.config.listen)
-            where = hostport(host, 0)
-            transport = HttpTransport(identity, listen=where, max_upload=limit)
+            transport = opened(listen=hostport(host, 0))
             await transport.start()
             assert transport.listening is not None
             port = transport.listening[1]

@@ -33,7 +33,8 @@ _ROWS = (
         "E101",
         "a peer cannot be reached",
         "its name does not resolve, nothing listens there, no answer came in time, something "
-        "other than Atoll answers, or the TLS handshake failed; the message says which",
+        "other than Atoll answers, the TLS handshake failed, or this machine has no room for "
+        "another connection; the message says which",
         "check the address, that the peer runs, and that its firewall lets its port in",
     ),
     Kind(

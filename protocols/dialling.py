@@ -7,6 +7,7 @@ The same for both kinds of connections, HTTP's and lanes. Every failure says why
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import time
@@ -19,6 +20,7 @@ from protocols.errors import IdentityMismatch, TransportError, Unreachable, Why
 from protocols.identity import PeerId
 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SHORT_FAILURE = 1.0  # seconds after which an interrupted attempt counts as failed
 
 _T = TypeVar("_T")
@@ -40,6 +42,8 @@ async def reach(book: AddressBook, peer: PeerId, open_: Callable[[str], Awaitabl
             try:
                 link = await open_(address)
             except TransportError as error:
+                if isinstance(error, Unreachable) and error.why is Why.NO_FILES:
+                    raise  # that says nothing of the address, nor would another one do
                 book.failed(peer, address)
                 tried[address] = error
             except asyncio.CancelledError:
@@ -67,6 +71,8 @@ def unreached(address: str, expected: PeerId | None, error: OSError) -> Transpor
 
 
 def _reason(error: OSError) -> tuple[Why, str]:
+    if error.errno in _OURS and not isinstance(error, socket.gaierror):
+        return Why.NO_FILES, error.strerror or ""
     if isinstance(error, TimeoutError):
         return Why.TIMEOUT, ""
     if isinstance(error, socket.gaierror):

@@ -74,6 +74,7 @@ class Why(StrEnum):
     NO_ADDRESS = "no address is known for this peer"
     SELF = "that is this node itself"
     RELAY = "its relay does not bring the two together"
+    NO_FILES = "this machine has no room for another connection"
 
 
 class Unreachable(TransportError):

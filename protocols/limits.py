@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,8 @@ class Limits:
     per_peer: int = 32  # connections to one peer for calls, and as many lanes: two rounds' streams
     grace: float = 0.5  # for handlers at the end
     linger: float = 2.0  # so that a refusal reaches a peer that is still sending
+
+    def within(self, files: int) -> Self:
+        """The same for a process that may have so many files open: others get half of them."""
+        total = min(self.total, files // 2)
+        return replace(self, total=total, per_ip=min(self.per_ip, total))

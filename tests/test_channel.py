@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import socket
 from collections.abc import Iterator
 
@@ -31,6 +32,18 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
     daemon, trainer = socket.socketpair()
     with daemon, trainer:
         yield daemon, Channel(trainer)
+
+
+def test_a_daemon_with_many_open_files_is_heard() -> None:
+    """The rank has its end under the number that it had there, where connections take many."""
+    daemon, trainer = socket.socketpair()
+    with daemon, trainer:
+        high = fcntl.fcntl(trainer, fcntl.F_DUPFD, 1024)
+        with socket.socket(fileno=high) as end:
+            channel = Channel(end)
+            assert channel.receive(0) is None
+            daemon.sendall(frame(Stop()))
+            assert channel.receive(WAIT_S) == Stop()
 
 
 def test_commands_arrive_in_order_however_they_are_cut(

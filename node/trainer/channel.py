@@ -359,6 +359,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._socket = sock
+        self._coming = select.poll()  # select takes no descriptor above 1023
+        self._coming.register(sock, select.POLLIN)
         self._unframer = Unframer()
         self._commands: list[Command] = []
 
@@ -383,7 +385,7 @@ class Channel:
         while not self._commands:
             left = max(0.0, deadline - time.monotonic())
             try:
-                if not select.select([self._socket], [], [], left)[0]:
+                if not self._coming.poll(1000 * left):
                     return None
                 data = self._socket.recv(READ_BYTES)
             except OSError as error:
