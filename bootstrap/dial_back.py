@@ -9,7 +9,6 @@ itself there, and nothing else: a *no* comes after the same time whatever was fo
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -26,6 +25,7 @@ from protocols.addresses import (
 )
 from protocols.errors import OperatorError, RemoteRefused, TransportError
 from protocols.identity import PeerId
+from protocols.names import Names
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -67,6 +67,7 @@ class DialBack:
         self._observed = observed
         self._now = now
         self._allowance = Allowance()
+        self._names = Names()
         transport.on_call("reach", self._answer, max_body=0)
 
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
@@ -115,7 +116,8 @@ class DialBack:
             async with asyncio.timeout(TIMEOUT_S):
                 if not is_relayed(address):
                     place = parse_address(address)
-                    if seen not in await _resolved(place.host):
+                    found = await self._names.places(place.host, place.port, peer)
+                    if seen not in {str(ip_of(str(info[4][0]))) for info in found}:
                         return None
                     address = PeerAddress(seen, place.port).hostport
                 return await self._transport.dial(address, peer) == peer
@@ -155,14 +157,6 @@ def _host(hostport: str) -> str:
         return str(ip_of(host_of(hostport)))
     except ValueError:
         return ""
-
-
-async def _resolved(host: str) -> set[str]:
-    """The IP addresses of a host; raises OSError."""
-    if literal := _host(f"{host}:0"):
-        return {literal}
-    infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return {str(ip_of(str(info[4][0]))) for info in infos}
 
 
 async def dialled_back(transport: Transport, peer: PeerId) -> Reach:

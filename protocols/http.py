@@ -36,6 +36,7 @@ from protocols.identity import Identity, PeerId
 from protocols.lane_client import LaneClient
 from protocols.lane_server import LaneServer
 from protocols.limits import Limits
+from protocols.names import Names
 from protocols.reactor import Reactor
 from protocols.relay_client import Relays
 from protocols.relay_server import DIAL, WAIT, RelayServer
@@ -80,6 +81,7 @@ class HttpTransport:
         self.book = book if book is not None else AddressBook()
         self.stats = TransportStats()
         self.limits = limits or Limits()
+        self._names = Names()
         self._listen = listen
         self._listening: tuple[str, int] | None = None
         self._handlers = Handlers()
@@ -100,6 +102,7 @@ class HttpTransport:
             self.call,
             self.relay,
             book=self.book,
+            names=self._names,
             limits=self.limits,
             serve=self._adopt,
             mine=self._dialled_at,
@@ -149,6 +152,7 @@ class HttpTransport:
         self._client = HttpClient(
             self.peer_id,
             book=self.book,
+            names=self._names,
             context=self._client_context,
             stats=self.stats,
             limits=self.limits,
@@ -159,6 +163,7 @@ class HttpTransport:
             self.peer_id,
             self._reactor,
             book=self.book,
+            names=self._names,
             context=self._client_context,
             stats=self.stats,
             limits=self.limits,

@@ -44,6 +44,7 @@ from protocols.http_connector import Dial, PeerConnector
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId, public_key
 from protocols.limits import Limits
+from protocols.names import Names
 from protocols.relay_client import Relays
 
 
@@ -95,6 +96,7 @@ class HttpClient:
         peer_id: PeerId,
         *,
         book: AddressBook,
+        names: Names,
         context: ssl.SSLContext | None,
         stats: TransportStats,
         limits: Limits,
@@ -107,7 +109,7 @@ class HttpClient:
         self._on_sent = on_sent
         self._proven: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._dial_numbers = itertools.count()
-        self._connector = PeerConnector(book, context, limits, relays)
+        self._connector = PeerConnector(book, names, context, limits, relays)
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),

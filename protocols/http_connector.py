@@ -10,18 +10,19 @@ import asyncio
 import ssl
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from protocols import tls
 from protocols.address_book import AddressBook
-from protocols.addresses import is_relayed, parse_address
+from protocols.addresses import is_relayed
 from protocols.dialling import reach, unreached
 from protocols.identity import PeerId
 from protocols.limits import Limits
-from protocols.relay_client import Relays
+from protocols.names import Names
+from protocols.relay_client import Relays, told_by
 from protocols.sockets import prefer_small_queue
 
 if TYPE_CHECKING:
@@ -43,13 +44,19 @@ class PeerConnector(aiohttp.BaseConnector):
     """Opens connections to peers by their server name, trying the addresses of the book."""
 
     def __init__(
-        self, book: AddressBook, context: ssl.SSLContext | None, limits: Limits, relays: Relays
+        self,
+        book: AddressBook,
+        names: Names,
+        context: ssl.SSLContext | None,
+        limits: Limits,
+        relays: Relays,
     ) -> None:
         super().__init__(
             limit=0, limit_per_host=limits.per_peer, keepalive_timeout=limits.idle_client
         )
         self.dials: dict[str, Dial] = {}
         self._book = book
+        self._names = names
         self._context = context
         self._limits = limits
         self._relays = relays
@@ -82,18 +89,17 @@ class PeerConnector(aiohttp.BaseConnector):
         relayed = expected is not None and is_relayed(address)
         try:
             async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
-                where: dict[str, Any]
                 if expected is not None and relayed:
-                    where = {"sock": await self._relays.connect(address, expected)}
+                    sock = await self._relays.connect(address, expected)
                 else:
-                    place = parse_address(address)
-                    where = {"host": place.host, "port": place.port, "happy_eyeballs_delay": 0.25}
+                    whose = address if expected is None else told_by(expected)
+                    sock = await self._names.connected(address, whose)
                 transport, protocol = await self._loop.create_connection(
                     self._factory,
                     ssl=self._context,
                     server_hostname=name if secure else None,
                     ssl_shutdown_timeout=self._limits.grace if secure else None,
-                    **where,
+                    sock=sock,
                 )
         except OSError as error:  # TimeoutError, gaierror and SSLError among them
             raise unreached(address, expected, error) from error

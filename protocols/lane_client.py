@@ -32,8 +32,9 @@ from protocols.lane_bodies import feeding
 from protocols.lane_link import LaneBody, Link, Transfer
 from protocols.lane_wire import PULL, PUSH, Reply, Request, reply_frame
 from protocols.limits import Limits
+from protocols.names import Names
 from protocols.reactor import Reactor
-from protocols.relay_client import Relays, connected
+from protocols.relay_client import Relays
 from protocols.sockets import prepare_lane
 from protocols.transport import MAX_CALL_BYTES, MAX_HEADER_BYTES, Feed, Outgoing
 
@@ -57,6 +58,7 @@ class LaneClient:
         reactor: Reactor,
         *,
         book: AddressBook,
+        names: Names,
         context: ssl.SSLContext | None,
         stats: TransportStats,
         limits: Limits,
@@ -66,6 +68,7 @@ class LaneClient:
         self._relays = relays
         self._reactor = reactor
         self._book = book
+        self._names = names
         self._context = context
         self._stats = stats
         self._limits = limits
@@ -203,7 +206,7 @@ class LaneClient:
                     sock = near
                 else:
                     began = asyncio.get_running_loop().time()
-                    sock = await connected(address)
+                    sock = await self._names.connected(address, peer)
                     self._stats.measured_call(peer, asyncio.get_running_loop().time() - began)
                 prepare_lane(sock)
                 link = Link(self._reactor, sock, peer, min_rate=self._limits.min_rate)

@@ -21,10 +21,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Protocol
 
-from aiohappyeyeballs import start_connection
-
 from protocols.address_book import AddressBook
-from protocols.addresses import parse_address, relay_of
+from protocols.addresses import relay_of
 from protocols.errors import (
     Malformed,
     OperatorError,
@@ -35,6 +33,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.limits import Limits
+from protocols.names import Names
 from protocols.relay_server import DIAL, HOLD_S, WAIT, RelayServer
 from protocols.relay_wire import (
     MAX_BACK,
@@ -55,7 +54,7 @@ ANSWER_S = 5.0
 MAX_ANSWERING = 128  # calls for which connections are being opened; further ones are left out
 LATE_S = 15.0  # beyond the time for which a question is kept open: either end may be busy
 
-_relaying: ContextVar[bool] = ContextVar("relaying", default=False)
+_relaying: ContextVar[PeerId | None] = ContextVar("relaying", default=None)  # whom
 
 
 class Call(Protocol):
@@ -66,12 +65,9 @@ class Call(Protocol):
     ) -> Awaitable[bytes]: ...
 
 
-async def connected(address: str) -> socket.socket:
-    """A connection to ``HOST:PORT``; raises OSError."""
-    place = parse_address(address)
-    loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    return await start_connection(infos, happy_eyeballs_delay=0.25)
+def told_by(peer: PeerId) -> PeerId:
+    """Who has told the addresses of ``peer``: those of a relay whoever waits there, else itself."""
+    return _relaying.get() or peer
 
 
 class Relays:
@@ -88,6 +84,7 @@ class Relays:
         server: RelayServer,
         *,
         book: AddressBook,
+        names: Names,
         limits: Limits,
         serve: Callable[[socket.socket, str], None],
         mine: Callable[[], Sequence[str]],
@@ -97,6 +94,7 @@ class Relays:
         self._call = call
         self._server = server
         self._book = book
+        self._names = names
         self._limits = limits
         self._serve = serve
         self._expected: dict[bytes, asyncio.Future[socket.socket]] = {}
@@ -113,7 +111,7 @@ class Relays:
         relay = place.peer
         if relay is None or _relaying.get():
             raise Unreachable(address, Why.RELAY, "a relay has to be dialled directly")
-        token = _relaying.set(True)
+        token = _relaying.set(peer)
         try:
             if relay != self._peer_id:
                 self._book.add(relay, place.hostport)
@@ -162,7 +160,7 @@ class Relays:
         if len(token) != TOKEN_BYTES:
             raise Unreachable(relay, Why.NOT_ATOLL, "a token of another length")
         place = self._book.dialled_at(relay)
-        sock = await connected(place.hostport if place else where)
+        sock = await self._names.connected(place.hostport if place else where, peer)
         return await _introduced(sock, token)
 
     async def _ask(self, relay: PeerId, asked: RelayDial) -> bytes:
@@ -223,7 +221,8 @@ class Relays:
         for address in call.addresses[:MAX_BACK] or (where,):
             try:
                 async with asyncio.timeout(self._limits.connect):
-                    sock = await _introduced(await connected(address), call.token)
+                    sock = await self._names.connected(address, call.caller)
+                    sock = await _introduced(sock, call.token)
             except (OSError, OperatorError, Malformed, ValueError) as error:
                 # an address may be anything: the caller has made it up
                 logger.debug("a call of %s at %s: %s", call.caller, address, error)

@@ -19,6 +19,7 @@ from protocols.errors import OperatorError, RemoteRefused, TransportError, Unrea
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
+from protocols.names import Names
 from protocols.relay_server import BRIEF_S
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
@@ -187,7 +188,11 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
     """A caller may give addresses at which a connection opens only after a while, or never."""
     dialled: list[str] = []
 
-    async def never(address: str) -> socket.socket:
+    connected = Names.connected
+
+    async def never(names: Names, address: str, whose: str) -> socket.socket:
+        if not address.startswith("192.0.2.1:"):
+            return await connected(names, address, whose)
         dialled.append(address)
         await asyncio.get_running_loop().create_future()
         raise AssertionError
@@ -195,7 +200,7 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
     async with place() as here:
         monkeypatch.setattr("protocols.relay_client.MAX_CALLS_OF_ONE", 2)
         with monkeypatch.context() as patched:
-            patched.setattr("protocols.relay_client.connected", never)
+            patched.setattr("protocols.names.Names.connected", never)
             here.closed.book.add(here.relay.peer_id, address(here.relay))
             for number in range(8):
                 asked = RelayDial(here.hidden.peer_id, bytes(16), (f"192.0.2.1:{1000 + number}",))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from node.doctor.finding import Finding, ok, warn
 from protocols.addresses import host_of
 from protocols.errors import OperatorError
-from protocols.relay_client import connected
+from protocols.names import Names
 from protocols.seen import seen_from
 
 HAIRPIN_S = 3.0
@@ -102,7 +102,7 @@ async def hairpin(outside: str) -> Finding:
     """Whether nodes in this network reach this one at its public address."""
     try:
         async with asyncio.timeout(HAIRPIN_S):
-            (await connected(outside)).close()
+            (await Names().connected(outside, "")).close()
     except OperatorError as error:  # what peers have told is no address
         return warn("hairpin", f"{outside} cannot be dialled", error.why, error.fix)
     except OSError as error:  # TimeoutError among them
