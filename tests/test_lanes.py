@@ -252,6 +252,23 @@ async def test_the_upload_limit_holds_is_smooth_and_fair(monkeypatch: pytest.Mon
     assert most <= rate * 0.05
 
 
+@pytest.mark.parametrize("each", [1_000, 50_000, 1 << 20])
+def test_messages_leave_room_for_bodies(each: int) -> None:
+    """Ten times the limit in answers to whoever asks for them: bodies go on at a quarter."""
+    now = 0.0
+    bucket = Bucket(1e6, clock=lambda: now)
+    sent, spent, longest, last = 0, 0, 0.0, 0.0
+    for step in range(20_000):
+        now = step / 1000
+        while spent < 1e7 * now:
+            bucket.spend(each)
+            spent += each
+        while count := bucket.take(1 << 20):
+            sent, longest, last = sent + count, max(longest, now - last), now
+    assert 0.2 < sent / 20e6 < 0.26
+    assert longest < 2.5
+
+
 def test_a_bucket_is_never_more_than_50_ms_ahead() -> None:
     now = 0.0
     bucket = Bucket(1e6, clock=lambda: now)
