@@ -2,7 +2,8 @@
 
 Identity comes first and addresses are hints: the book may hold wrong or hostile ones, since the
 transport proves who answers before it says a word. It is bounded per peer and in total, and
-orders the addresses of a peer by what happened when they were tried.
+orders the addresses of a peer by what happened when they were tried. What a third peer claims comes
+last, and takes no other's place.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ class _Entry:
     listed: bool = False  # in the peer's newest record
     good: float | None = None  # when it last worked
     bad: float | None = None  # when it last failed, since it last worked
+    claimed_by: PeerId | None = None  # a third peer, and nobody else has said so
 
     def order(self) -> tuple[int, float, bool]:
-        """Smaller is dialled first: newest success, untried, longest ago failed."""
+        """Smaller is dialled first: newest success, untried, longest ago failed; claims last."""
+        if self.claimed_by is not None:
+            return (3, self.bad or 0.0, True)
         if self.bad is not None:
             return (2, self.bad, not self.listed)
         if self.good is not None:
@@ -91,9 +95,16 @@ class AddressBook:
         entry = known.entry(address) if known else None
         return entry is not None and entry.good is not None and entry.bad is None
 
-    def add(self, peer: PeerId, address: str) -> None:
-        """Remember an address somebody claims for ``peer``; raises :class:`OperatorError` E102."""
-        self._insert(self._touch(peer), normal(address))
+    def add(self, peer: PeerId, address: str, *, claimed_by: PeerId | None = None) -> None:
+        """Remember an address of ``peer``; raises :class:`OperatorError` E102.
+
+        ``claimed_by``: a third peer that says so, on whose word nothing else is to depend. Its last
+        claim is kept.
+        """
+        place, known = normal(address), self._touch(peer)
+        if claimed_by is not None and known.entry(place) is None:
+            known.entries = [e for e in known.entries if e.claimed_by != claimed_by]
+        self._insert(known, place, claimed_by=claimed_by)
 
     def add_record(self, record: PeerRecord, sequence: int) -> bool:
         """Take a peer's own record, already verified, if it is newer than the last one.
@@ -123,7 +134,7 @@ class AddressBook:
         if entry is None:
             entry = _Entry(address)
             known.entries.append(entry)
-        entry.good, entry.bad = self._now(), None
+        entry.good, entry.bad, entry.claimed_by = self._now(), None, None
         self._trim(known)
 
     def failed(self, peer: PeerId, address: str) -> None:
@@ -159,13 +170,22 @@ class AddressBook:
             return first
         return next((p for p in others if not any(e.good for e in self._known[p].entries)), first)
 
-    def _insert(self, known: _Known, address: str, *, listed: bool = False) -> None:
+    def _insert(
+        self,
+        known: _Known,
+        address: str,
+        *,
+        listed: bool = False,
+        claimed_by: PeerId | None = None,
+    ) -> None:
         entry = known.entry(address)
         if entry is None:
-            known.entries.append(_Entry(address, listed))
+            known.entries.append(_Entry(address, listed, claimed_by=claimed_by))
             self._trim(known)
-        elif listed:
-            entry.listed = True
+            return
+        entry.listed = entry.listed or listed
+        if claimed_by is None:
+            entry.claimed_by = None
 
     def _trim(self, known: _Known) -> None:
         if len(known.entries) > self._max_per_peer:

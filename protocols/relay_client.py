@@ -114,7 +114,7 @@ class Relays:
         token = _relaying.set(peer)
         try:
             if relay != self._peer_id:
-                self._book.add(relay, place.hostport)
+                self._book.add(relay, place.hostport, claimed_by=peer)
             if self._may_call_back(relay, peer):
                 with contextlib.suppress(TimeoutError):
                     return await self._back(relay, peer)

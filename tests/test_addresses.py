@@ -172,6 +172,37 @@ def test_a_republished_record_does_not_demote_what_works() -> None:
     assert book.addresses(PEER) == ["lan:1", "public:1"]
 
 
+def test_what_a_third_peer_claims_comes_last() -> None:
+    book = AddressBook(now=Clock(), max_per_peer=4)
+    book.succeeded(PEER, "true:1")
+    book.add_record(record("listed:1", "true:1"), 1)
+    liars = [PeerId(f"liar {number}") for number in range(10)]
+    for number, liar in enumerate(liars):
+        book.add(PEER, f"false{number}:1", claimed_by=liar)
+        book.add(PEER, "true:1", claimed_by=liar)
+    book.failed(PEER, "true:1")  # it is being started again
+    book.failed(PEER, "listed:1")
+    for number, liar in enumerate(liars):
+        book.add(PEER, f"false{number}:2", claimed_by=liar)
+    assert book.addresses(PEER)[:2] == ["true:1", "listed:1"]
+    assert len(book.addresses(PEER)) == 4
+    book.add(PEER, "new:1")
+    assert book.addresses(PEER)[:3] == ["new:1", "true:1", "listed:1"]
+
+
+def test_a_third_peer_has_one_claim_which_others_may_confirm() -> None:
+    book = AddressBook(now=Clock())
+    for number in range(5):
+        book.add(PEER, f"claim{number}:1", claimed_by=OTHER)
+    assert book.addresses(PEER) == ["claim4:1"]
+    book.add(PEER, "claim4:1")
+    book.add(PEER, "claim5:1", claimed_by=OTHER)
+    assert book.addresses(PEER) == ["claim4:1", "claim5:1"]
+    book.succeeded(PEER, "claim5:1")
+    book.add(PEER, "claim6:1", claimed_by=OTHER)
+    assert book.addresses(PEER) == ["claim5:1", "claim4:1", "claim6:1"]
+
+
 def test_a_peer_has_a_bounded_number_of_addresses() -> None:
     book = AddressBook(now=Clock(), max_per_peer=3)
     book.succeeded(PEER, "good:1")

@@ -210,6 +210,20 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
         assert len(dialled) == 2
 
 
+async def test_where_a_relay_is_said_to_be_is_dialled_last() -> None:
+    """By whoever waits there: the relay's own address has failed, as it is being started again."""
+    async with place() as here:
+        relay = here.relay.peer_id
+        here.open.book.succeeded(relay, address(here.relay))
+        here.open.book.failed(relay, address(here.relay))
+        here.open.book.add(D.peer_id, relay_address("127.0.0.1:1", relay))
+        with pytest.raises(Unreachable, match="does not wait here"):
+            await here.open.call(D.peer_id, "echo", b"", timeout=5)
+        assert here.open.book.addresses(relay) == [address(here.relay), "127.0.0.1:1"]
+        here.open.book.failed(relay, address(here.relay))
+        assert here.open.book.addresses(relay) == [address(here.relay), "127.0.0.1:1"]
+
+
 async def test_connections_of_one_caller_are_bounded() -> None:
     async with place(limits=replace(QUICK, per_ip=1)) as here:
         for caller in (here.open, here.closed):  # each by its own count
