@@ -11,11 +11,12 @@ be called through it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -63,7 +64,7 @@ class _Circuit:
     peers: tuple[PeerId, PeerId]
     tokens: tuple[bytes, bytes]
     until: float  # both must have come by then
-    first: socket.socket | None = None
+    ends: list[socket.socket] = field(default_factory=list)
     met: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -164,17 +165,40 @@ class RelayServer:
         if not self.rate:
             raise RemoteRefused("tells", "this relay carries nothing, it only tells who calls")
         both = (peer, asked.target)
-        for one in both:
-            if sum(one in circuit.peers for circuit in self._circuits) >= MAX_CIRCUITS_OF_ONE:
-                raise RemoteRefused("full", f"{MAX_CIRCUITS_OF_ONE} connections of one peer")
+        in_the_way = [found for one in both if (found := self._in_the_way(one, both)) is not None]
         if len(self._circuits) >= MAX_CIRCUITS:
             raise RemoteRefused("full", f"{MAX_CIRCUITS} connections are carried already")
         ours, theirs = (secrets.token_bytes(TOKEN_BYTES) for _ in both)
         self.tell(asked.target, RelayCall(peer, theirs, ()))
+        for found in in_the_way:
+            self._cut(found)
         circuit = _Circuit(both, (ours, theirs), self._now() + JOIN_S)
         self._circuits.add(circuit)
         self._by_token |= dict.fromkeys(circuit.tokens, circuit)
         return ours
+
+    def _in_the_way(self, one: PeerId, both: tuple[PeerId, PeerId]) -> _Circuit | None:
+        """Which connection of ``one`` has to go for another between ``both``; None: there is room.
+
+        Of the two that have the most, so that nobody keeps the others from it.
+        """
+        circuits = [circuit for circuit in self._circuits if one in circuit.peers]
+        if len(circuits) < MAX_CIRCUITS_OF_ONE:
+            return None
+        by_pair = Counter(frozenset(circuit.peers) for circuit in circuits)
+        pair, most = by_pair.most_common(1)[0]
+        if most < by_pair[frozenset(both)] + 2:
+            raise RemoteRefused("full", f"{MAX_CIRCUITS_OF_ONE} connections of one peer")
+        return next(circuit for circuit in circuits if frozenset(circuit.peers) == pair)
+
+    def _cut(self, circuit: _Circuit) -> None:
+        if not circuit.met.is_set():
+            self._drop(circuit)
+            return
+        self._circuits.discard(circuit)
+        for end in circuit.ends:
+            with contextlib.suppress(OSError):  # it has ended just now
+                end.shutdown(socket.SHUT_RDWR)  # whoever carries it closes it
 
     # --- the connections ----------------------------------------------------------------------
 
@@ -189,15 +213,15 @@ class RelayServer:
             return False
         try:
             prepare_lane(sock)
-            if circuit.first is None:
-                circuit.first = sock
+            circuit.ends.append(sock)
+            if len(circuit.ends) == 1:
                 async with asyncio.timeout(JOIN_S):
                     await circuit.met.wait()
                 await circuit.over.wait()
             else:
                 circuit.until = float("inf")
                 circuit.met.set()
-                await splice(circuit.first, sock, self._bucket, idle=IDLE_S, moved=self._moved)
+                await splice(circuit.ends[0], sock, self._bucket, idle=IDLE_S, moved=self._moved)
         finally:
             sock.close()
             self._drop(circuit)

@@ -20,7 +20,7 @@ from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.names import Names
-from protocols.relay_server import BRIEF_S
+from protocols.relay_server import BRIEF_S, MAX_CIRCUITS_OF_ONE
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
     PREAMBLE,
@@ -332,6 +332,25 @@ async def test_a_connection_that_nobody_waits_for_is_cut(said: bytes) -> None:
         assert await reader.read() == b""
         writer.close()
         await wait_for(lambda: here.relay.stats.garbage_connections == before + 1)
+
+
+async def test_one_peer_leaves_room_for_others_at_a_hidden_node() -> None:
+    """Who comes when all connections of a node are one other's has one of these."""
+    async with place() as here:
+        relay, hidden = here.relay.relay, here.hidden.peer_id
+        await everything(here.closed, hidden)  # kept for the next use
+        carried = next(c for c in relay._circuits if c.met.is_set())
+        while len(relay._circuits) < MAX_CIRCUITS_OF_ONE:
+            relay._circuits.add(replace(carried, ends=[], met=asyncio.Event()))
+        waiting = replace(carried, peers=(E.peer_id, hidden))
+        before = set(relay._circuits)
+        assert relay._in_the_way(hidden, waiting.peers) in before
+        relay.tell = lambda target, call: None  # type: ignore[method-assign]
+        await relay.dial(E.peer_id, RelayDial(hidden, b"", ()).encode())
+        assert len(relay._circuits) == MAX_CIRCUITS_OF_ONE
+        assert len(before - relay._circuits) == 1
+        relay._cut(carried)  # one that is carried ends at both ends
+        await wait_for(carried.over.is_set)
 
 
 async def test_a_silent_circuit_ends() -> None:

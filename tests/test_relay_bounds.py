@@ -12,6 +12,7 @@ from protocols.address_book import AddressBook
 from protocols.errors import RemoteRefused, TransportError
 from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
+from protocols.names import Names
 from protocols.relay_client import Relays
 from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
 from protocols.relay_wire import (
@@ -89,7 +90,7 @@ async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyP
         if number % MAX_CALLS_OF_ONE == MAX_CALLS_OF_ONE - 1:
             await relay.wait(B.peer_id, RelayWait(begin=False).encode())
     with pytest.raises(RemoteRefused, match="of one peer"):
-        await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
     clock[0] = 2
     await begin(relay, D.peer_id)
     clock[0] = 4
@@ -147,6 +148,7 @@ async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
         relay,
         RelayServer(TransportStats()),
         book=AddressBook(),
+        names=Names(),
         limits=QUICK,
         serve=lambda sock, peer: None,
         mine=list,
