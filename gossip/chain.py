@@ -99,9 +99,8 @@ class Chain(Reports, OwnStatus):
             place.round,
             joining=self.status.status == "joining",
             new_identity=self.new_identity,
-            in_office=self.me in roster,
             among_others=self.me in roster and len(roster) > 1,
-            promised=self.record.last if self.record is not None else None,
+            promised=self.record.promised if self.record is not None else None,
         )
         self.trial = Trial() if self.rules.strangers else None
         self.promises = Promises(
@@ -210,6 +209,7 @@ class Chain(Reports, OwnStatus):
             place = self.replica.place
             if (place.round, place.previous) == (before.round, before.previous):
                 self._forgetting.heard(place.round)  # votes count, and are lost
+            self._forgetting.again(self.record.promised if self.record is not None else None)
             self.ledger.clear()
             self.lineage = lineage
             if certificate is not None:
@@ -268,7 +268,7 @@ class Chain(Reports, OwnStatus):
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
         """Do what a round instructs, once it is on disk that anything was promised in it."""
         if instructions:
-            bound = of.place.round if of.agreement.promised > NONE else None
+            bound = of.place.at if of.agreement.promised > NONE else None
             self.promises.then(bound, lambda: self._carry_out(of, instructions))
 
     def _carry_out(self, of: Round, instructions: list[Instruction]) -> None:
@@ -357,7 +357,7 @@ class Chain(Reports, OwnStatus):
         self._holding.over(self.now())
         if self._forgetting.listening(self.now()):
             self._forgetting.heard(place.round)
-        forgot = self._forgetting.forgot(place.round)
+        forgot = self._forgetting.forgot(*place.at)
         self._leave_office(forgot=forgot)
         self.timing.stand(self.codec)
         self.note(epoch=0)

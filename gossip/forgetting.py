@@ -1,8 +1,8 @@
 """What a restarted member must not do, since it has forgotten what it promised and voted.
 
-Only the last round in which it promised anything is on disk (:mod:`gossip.promises`). With that
-record it takes no part in deciding rounds up to it, and is free in all later ones. If the record is
-lost, the member first listens for :data:`LISTEN_S` how far the swarm has come and decides nothing
+In which rounds it promised anything is on disk (:mod:`gossip.promises`). With that record it takes
+no part in deciding these, and is free in all others. If the record is lost, the member first
+listens for :data:`LISTEN_S` how far the swarm has come and decides nothing
 meanwhile; then it takes no part in deciding rounds up to the furthest it heard of. It can only have
 voted where most of those in office had come to the round before, so a few who claim to be further
 than the others are not believed.
@@ -10,6 +10,7 @@ than the others are not believed.
 
 from __future__ import annotations
 
+from gossip.promises import Promised
 from protocols.identity import PeerId
 
 LISTEN_S = 5.0  # a restarted member listens for so long how far the swarm is
@@ -25,19 +26,17 @@ class Forgetting:
         *,
         joining: bool,
         new_identity: bool,
-        in_office: bool,
         among_others: bool,
-        promised: int | None = None,
+        promised: Promised | None = None,
     ) -> None:
-        """``promised``: the last round in which anything was, as recorded; None: not known."""
+        """``promised``: what is on record; None: not known."""
         self._started, self._promised = now, promised
+        self._lost = promised is None  # what there was before this life, if there was any
         known = new_identity or promised is not None
         self.abstain_until = now + LISTEN_S if joining and not known else 0.0
         self._last = round_ if round_ > 0 and among_others else -1
         self._claims: dict[PeerId, int] = {}  # where members say that they stand
         self._liars = 0  # so many of them may lie
-        if promised is not None and not in_office:
-            self._last = promised  # it may have come into office behind its checkpoint
 
     def abstains(self, now: float) -> bool:
         """Whether this node listens, and is not to be taken into office meanwhile."""
@@ -45,20 +44,30 @@ class Forgetting:
 
     def listening(self, now: float) -> bool:
         """Whether it has restarted just now, and does not know yet how far the swarm is."""
-        return self._last >= 0 and now < self._started + LISTEN_S
+        return self._lost and self._last >= 0 and now < self._started + LISTEN_S
 
     def heard(self, round_: int) -> None:
         """We may have voted in rounds up to this one."""
         self._last = max(self._last, round_)
+
+    def again(self, promised: Promised | None) -> None:
+        """What was promised in this life is forgotten as well, but for what is on record."""
+        self._promised = promised or self._promised
 
     def claimed(self, peer: PeerId, round_: int, office: int) -> None:
         """One of so many in ``office`` says that it stands at this round: others may follow."""
         self._claims[peer] = round_
         self._liars = (office - 1) // 3
 
-    def forgot(self, round_: int) -> bool:
-        """Whether we may have voted in this round."""
-        return round_ <= max(self._last, self._furthest()) and not self.remembers(round_)
+    def forgot(self, round_: int, previous: bytes) -> bool:
+        """Whether we may have voted in the round that builds on this certificate."""
+        if self._promised is not None and self._promised.binds(round_, previous):
+            return True
+        return self._lost and round_ <= max(self._last, self._furthest())
+
+    def remembers(self, round_: int, previous: bytes) -> bool:
+        """Whether it is on record that we have promised nothing in this round before we started."""
+        return not self._lost and not self.forgot(round_, previous)
 
     def _furthest(self) -> int:
         """The furthest round that may have been voted in, by what was claimed."""
@@ -66,7 +75,3 @@ class Forgetting:
         if len(claims) <= self._liars:
             return max(claims, default=-1)
         return min(claims[0], claims[self._liars] + 1)
-
-    def remembers(self, round_: int) -> bool:
-        """Whether it is on record that we have promised nothing in this round before we started."""
-        return self._promised is not None and round_ > self._promised

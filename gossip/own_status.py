@@ -52,7 +52,7 @@ class OwnStatus(OfFragment):
     def _say_epoch(self) -> None:
         """Tell all at once, not a candidate alone, which of them this node decides with."""
         epoch, place = self.round.agreement.promised[0], self.round.place
-        if epoch != self.status.epoch and not self.promises.needed(place.round):
+        if epoch != self.status.epoch and not self.promises.needed(place.at):
             self.note(epoch=epoch)
             self.presence.tell()
 
@@ -89,6 +89,6 @@ class OwnStatus(OfFragment):
         in_office = {self.me, seen.peer} <= set(self.replica.roster)
         if not there or not in_office or self.status.status != "joining":
             return
-        if self._forgetting.remembers(place.round):
+        if self._forgetting.remembers(*place.at):
             self.note(status="active")
             self.presence.tell()

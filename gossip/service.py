@@ -128,7 +128,7 @@ class Service:
         of = chain.round
         if isinstance(message, Prepare):
             answer = of.on_prepare(sender, message, chain.now())
-            await chain.promises.before_answer(of.place.round)
+            await chain.promises.before_answer(of.place.at)
             return answer.encode()
         if isinstance(message, Vote | Suspect):
             ballot = (message.epoch, message.ballot)

@@ -41,6 +41,11 @@ class Place:
     state: bytes
     work: int
 
+    @property
+    def at(self) -> tuple[int, bytes]:
+        """The round, and the certificate that it builds on: two sides of a fork have others."""
+        return (self.round, self.previous)
+
 
 @dataclass(frozen=True)
 class Shape:
