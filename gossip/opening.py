@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
+from gossip.certificate import majority
 from gossip.company import Company
 from gossip.estimating import bounded, prolonged
 from gossip.holding import NO_MORE, Holding
@@ -23,7 +24,7 @@ from gossip.validity import PartKey, Place, key_of
 from protocols.bounds import MAX_PEERS
 from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, PartResult, Plan, Promise
+from protocols.messages import Announce, Outcome, PartResult, Plan, Promise
 
 NEWS_S = 4 * PAUSE_S  # in which a rumour reaches nearly all of a large swarm
 MOST_ROLLS = 256  # before a run's only merge is held up by none who say that they have restarted
@@ -47,6 +48,7 @@ class Opening:
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
     _shown: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
+    _unfounded: set[PeerId] = field(default_factory=set)  # who told of votes for what is lost
 
     @property
     def agreement(self) -> Agreement:
@@ -121,6 +123,25 @@ class Opening:
     def shown(self, peer: PeerId, promise: Promise) -> None:
         """Which merged parts a member has, by what it tells a new leader."""
         self._shown[peer] = frozenset(key_of(result) for result in promise.held)
+
+    def doubts(self, teller: PeerId, voted: Outcome, now: float) -> bool:
+        """Whether a new leader does without the promise of who tells of this vote.
+
+        It would have to propose it again. But of a part of it, or of another one that its owner has
+        signed, it was found that nobody has the bytes, and who votes has them: a vote that is made
+        up, and may be another one each time, or of one whose link carries none. Not to count a
+        promise is safe, and is done only while the others are a majority.
+        """
+        owners, held = {key[2] for key in self.lost}, self.agreement.held
+        for result in voted.parts:
+            mine = held.get(key_of(result))
+            here = mine is not None and mine.digest == result.digest
+            if result.digest and result.owner in owners and not here:
+                self._unfounded.add(teller)
+        if teller not in self._unfounded or self.agreement.promised[0] > 0:
+            return False
+        others = set(self.company.able(now)) - self._unfounded
+        return len(others) >= majority(self.agreement.office)
 
     def begun(self, now: float) -> None:
         """There is a plan: nobody is waited for any more."""

@@ -152,6 +152,8 @@ class Round:
                 message.voted_epoch, voted.next_roster, now, self._patience()
             ):
                 return []  # I would have to propose them: the others may do without this promise
+            case Promise(voted=Outcome() as voted) if self.opening.doubts(sender, voted, now):
+                return []
             case Promise():
                 remains = self.proposer.on_promise(sender, message)
                 self.opening.shown(sender, message)
