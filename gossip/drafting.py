@@ -2,6 +2,11 @@
 
 Nobody votes for a draft (:mod:`gossip.weighing`), so one that never becomes a plan would hold up a
 round for good. Its leader gathers the inner products of all parts; everybody watches the clock.
+
+An owner that says that slices have not come leaves their contributors out of the round. Each slice
+that is missing is a failed transfer, and so the blame goes to the fewest members that explain all
+of them (:mod:`gossip.blame`). If an owner is among these its part goes to another one, by a new
+draft. So no more are left out than there are members who lie or do not deliver.
 """
 
 from __future__ import annotations
@@ -9,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gossip.agreement import Agreement
+from gossip.blame import Failures
+from gossip.company import Company
 from gossip.mixing import Mix
 from gossip.weighing import Products
 from protocols.identity import PeerId
@@ -28,6 +35,10 @@ class Drafting:
     _products: Products | None = None  # of my own draft
     _due: float = 0.0  # when the draft's owners and leader should have done their part
     _until: dict[PeerId, float] = field(default_factory=dict)  # when a leader has drafted enough
+    _absences: Failures = field(init=False)  # slices that were missing in drafts of mine
+
+    def __post_init__(self) -> None:
+        self._absences = Failures(self.agreement.me)
 
     def lead(self, plan: Plan) -> None:
         """I propose this plan."""
@@ -58,6 +69,25 @@ class Drafting:
         if self.agreement.promised > (plan.epoch, plan.ballot):
             return None
         return self._products.add(sender, gram)
+
+    def at_fault(self, company: Company, now: float) -> set[PeerId]:
+        """Owners of my draft, whose products are all there, that do not take others' slices.
+
+        That the slices of who is gone are missing needs no explanation. Where half of all would be
+        at fault it is something else, and I do with what has come.
+        """
+        if self._products is None:
+            return set()
+        for owner, contributor in self._products.absences():
+            self._absences.note(owner, contributor, now)
+        peers, gone = self.agreement.roster, company.gone
+        silent = {peer for peer in peers if peer in gone or not company.alive(peer, now)}
+        found = self._absences.explained(silent)
+        tellers = {peer for peer, of in found.items() if any(by == peer for by, _ in of)}
+        draft, me = self._products.draft, self.agreement.me
+        if 2 * len(tellers) >= len(draft.roster):
+            return set()
+        return tellers.intersection(part.owner for part in draft.parts) - {me}
 
     def overdue(self, now: float) -> bool:
         """Whether the draft that I work by should have become a plan by now."""

@@ -227,7 +227,11 @@ class Round:
     def _on_gram(self, sender: PeerId, gram: Gram, now: float) -> list[Instruction]:
         """An owner tells the leader of a draft what its part says of the contributors."""
         final = self._drafting.add(sender, gram)
-        return [] if final is None else self._propose(final, now)
+        if final is None:
+            return []
+        at_fault = self._drafting.at_fault(self.company, now)
+        self.company.faulty |= at_fault
+        return [] if at_fault else self._propose(final, now)
 
     def on_held(self, result: PartResult, now: float) -> list[Instruction]:
         """The bytes of a merged part have arrived and match its digest."""

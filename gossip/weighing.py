@@ -13,10 +13,12 @@ A contributor whose slice is missing in one part is left out of all (scale 0): i
 whole is not there to be judged. Once the scales are known they stay: whoever takes over a part
 merges it by the same ones, and needs no products.
 
-What a lying owner can do: say that a slice did not come, which leaves its contributor out. Products
-must be such as a part of the announced norms could have (each square is checked against the
-announced norm, each product against the squares); that they are those of the slices, and that the
-slices are merged by them, is looked at in samples, after the round (:mod:`gossip.auditing`).
+What a lying owner can do: say that a slice did not come, which leaves its contributor out. If it
+says so of several that have come to others, or of most, an honest leader gives its part to somebody
+else (:mod:`gossip.drafting`). Products must be such as a part of the announced norms could have
+(each square is checked against the announced norm, each product against the squares); that they are
+those of the slices, and that the slices are merged by them, is looked at in samples, after the
+round (:mod:`gossip.auditing`).
 """
 
 from __future__ import annotations
@@ -215,6 +217,31 @@ class Products:
         if len(self._grams) < len(parts):
             return None
         return final_plan(self.draft, [self._grams[key] for key in parts], self.mix)
+
+    def absences(self) -> list[tuple[PeerId, PeerId]]:
+        """Owners, and whose slices they say have not come, where that says something of them.
+
+        What has come to no other owner either is hardly there, unless that is most of all.
+        """
+        active = {
+            index: c.peer
+            for index, c in enumerate(self.draft.contributors)
+            if c.active and c.weight > 0
+        }
+        have: dict[int, set[PeerId]] = {index: set() for index in active}
+        for gram in self._grams.values():
+            for index in have.keys() & set(gram.present):
+                have[index].add(gram.owner)
+        found = []
+        for gram in self._grams.values():
+            absent = active.keys() - set(gram.present)
+            most = 2 * len(absent) > len(active)
+            found += [
+                (gram.owner, active[index])
+                for index in sorted(absent)
+                if active[index] != gram.owner and (most or have[index] - {gram.owner})
+            ]
+        return found
 
     def silent(self) -> set[PeerId]:
         """Owners whose products are missing."""

@@ -156,6 +156,56 @@ def test_a_liar_s_products_are_refused_and_its_part_goes_to_another(
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("present", ["nobody", "itself"])
+@pytest.mark.parametrize("size", [20_000, 200_000], ids=["one owner", "all own a part"])
+def test_an_owner_that_says_that_no_slice_came_does_not_have_the_round_to_itself(
+    monkeypatch: pytest.MonkeyPatch, size: int, present: str
+) -> None:
+    """What is missing in one part counts in none; so it could void every round, or be it alone."""
+    weighed = Chain.weighed
+    liar: list[PeerId] = []
+    lies: list[int] = []  # in which rounds
+
+    def lie(self: Chain, gram: Gram) -> None:
+        plan = self.exchange.plan
+        assert plan is not None
+        if self.me in liar and plan.leader != self.me:
+            names = [plan.contributors[index].peer for index in gram.present]
+            at = [names.index(self.me)] if present == "itself" and self.me in names else []
+            products = unpack(gram.products, len(names))[at][:, at]
+            claim = dataclasses.replace(
+                gram,
+                present=tuple(gram.present[index] for index in at),
+                roots=tuple(gram.roots[index] for index in at),
+                signatures=tuple(gram.signatures[index] for index in at),
+                products=packed(triangle(products)),
+                signature=b"",
+            )
+            gram = sign_gram(self.wiring.identity, self.wiring.run, claim)
+            lies.append(gram.round)
+        weighed(self, gram)
+
+    monkeypatch.setattr(Chain, "weighed", lie)
+
+    async def main() -> None:
+        async with simulated_swarm(5, size=size, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: histories(swarm.living()) >= 2, 10.0)
+            honest = swarm.living()[0].replica
+            owner = next(part.owner for part in honest.certificates[-1].outcome.parts)
+            liar.append(owner)
+            await until(lambda: len(lies) > 0, 60.0)
+            others = [member for member in swarm.living() if member.peer != owner]
+            await until(lambda: histories(others) > lies[0] + 1, 30.0)
+            swarm.agree()
+            for certificate in others[0].replica.certificates:
+                honest_ones = [c for c in certificate.outcome.contributors if c.peer != owner]
+                assert len(honest_ones) > 1
+                assert all(c.scale > 0.5 for c in honest_ones)
+            assert all(c.epoch == 0 for c in others[0].replica.certificates)
+
+    virtual_time.run(main())
+
+
 def test_a_leader_that_makes_scales_up_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Round._propose
     liar: list[PeerId] = []
