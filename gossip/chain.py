@@ -299,6 +299,9 @@ class Chain(Reports, OwnStatus):
 
     async def _commit(self, of: Round, certificate: Certificate) -> None:
         parts = self.exchange.certified(certificate)
+        if parts is None:  # whoever voted has them
+            self.following.begin(tuple(vote.voter for vote in certificate.votes))
+            return
         await self._advance(certificate, parts, self.exchange if of is self.round else None)
 
     async def _advance(

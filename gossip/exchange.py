@@ -93,14 +93,15 @@ class Exchange:
         """The merged parts that are here, with their bytes as they were encoded."""
         return self.inbox.parts
 
-    def certified(self, certificate: Certificate) -> dict[tuple[int, int], torch.Tensor]:
-        """Those of them that a certificate names, by start and stop."""
-        digests = {key_of(result): result.digest for result in certificate.outcome.parts}
-        return {
-            key[:2]: data
-            for key, (result, data) in self.parts.items()
-            if digests.get(key) == result.digest
+    def certified(self, certificate: Certificate) -> dict[tuple[int, int], torch.Tensor] | None:
+        """The parts that a certificate names, by start and stop; None where one is not here."""
+        named = {(key_of(r), r.digest) for r in certificate.outcome.parts if r.digest}
+        found = {
+            (result.start, result.stop): data
+            for result, data in self.inbox.kept()
+            if (key_of(result), result.digest) in named
         }
+        return found if len(found) == len(named) else None
 
     @property
     def bytes_sent(self) -> int:
@@ -147,7 +148,7 @@ class Exchange:
         for number in in_turn([part.owner for part in plan.parts], self.me):
             part = plan.parts[number]
             if part.result is not None:
-                self.inbox.fetching.want(part.result, plan)
+                self.inbox.want(part.result, plan)
                 continue
             key = (part.start, part.stop, part.owner, basis)
             wanted.add(key)

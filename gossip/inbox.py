@@ -46,6 +46,7 @@ class Receiver(Protocol):
     def behind(self, peer: PeerId) -> bool: ...
     def doubtful(self) -> Set[PeerId]: ...
     def needed(self) -> set[PartKey]: ...
+    def voted_for(self, result: PartResult) -> bool: ...
     def dropped(self, key: PartKey) -> None: ...
 
 
@@ -62,6 +63,8 @@ class Inbox:
     listener: Receiver
     shunned: set[PeerId]
     parts: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
+    # voted for, where a plan has named other bytes of the same owner since
+    replaced: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
     plan: Plan | None = None
     owning: Owning = field(init=False)
     relaying: Relaying = field(init=False)
@@ -191,12 +194,34 @@ class Inbox:
             return
         if self.planned.get(key) is None and key not in self.fetching:
             return  # it was let go of meanwhile
-        self.parts[key] = (result, data)
+        self._keep(result, data)
         if (route := self.planned.get(key)) is not None:
             route.inflow = None
         self.fetching.news.set()
         self.fetching.news.clear()
         self.listener.held(result)
+
+    def _keep(self, result: PartResult, data: torch.Tensor) -> None:
+        """What was voted for stays beside it: the votes may be there already, and unknown here."""
+        key = key_of(result)
+        before = self.parts.get(key)
+        if before is not None and self.listener.voted_for(before[0]):
+            self.replaced[key] = before
+        self.parts[key] = (result, data)
+
+    def want(self, result: PartResult, plan: Plan) -> None:
+        """See to a part that a plan takes for merged."""
+        before = self.replaced.get(key_of(result))
+        if before is None or before[0].digest != result.digest:
+            self.fetching.want(result, plan)
+            return
+        del self.replaced[key_of(result)]
+        self._keep(*before)
+        self.listener.held(result)
+
+    def kept(self) -> list[tuple[PartResult, torch.Tensor]]:
+        """All merged parts that are here, also two of one owner where one was voted for."""
+        return [*self.parts.values(), *self.replaced.values()]
 
     async def part(self, result: PartResult) -> torch.Tensor | None:
         """The bytes of a certified part, waited for while it is on its way here and moves.
@@ -206,14 +231,16 @@ class Inbox:
         key = key_of(result)
         if self.plan is not None and result.round == self.place.round:
             await self.fetching.while_it_comes(key, self.plan)
-        here = self.parts.get(key)
-        return here[1] if here is not None and here[0].digest == result.digest else None
+        for here in (self.parts.get(key), self.replaced.get(key)):
+            if here is not None and here[0].digest == result.digest:
+                return here[1]
+        return None
 
     # --- what is wanted no more --------------------------------------------------------------
 
     def copies(self, key: PartKey) -> int:
         """How many encoded copies of a part take memory here, at most."""
-        return max(1, self.owning.copies(key))
+        return max(1, self.owning.copies(key)) + (key in self.replaced)
 
     def drop(self, key: PartKey) -> None:
         """Let go of a part, as far as it has come: who brings it, merges it, or gets it from me."""
@@ -228,5 +255,6 @@ class Inbox:
         self.fetching.drop(key)
         self.owning.drop(key)
         self.relaying.forget(key)
+        self.replaced.pop(key, None)
         if self.parts.pop(key, None) is not None:
             self.listener.dropped(key)

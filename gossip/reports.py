@@ -12,7 +12,7 @@ from gossip.missed import Missed
 from gossip.retaining import needed
 from gossip.round import Round
 from gossip.timing import Timing
-from gossip.validity import PartKey
+from gossip.validity import PartKey, key_of
 from protocols.errors import Contradiction, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult
@@ -70,6 +70,12 @@ class Reports(Wired, CarriesOut):
         """The parts that have to stay: what I have voted for, and what I may vote for."""
         agreement = self.round.agreement
         return needed(agreement.plan, agreement.voted and agreement.voted[1])
+
+    def voted_for(self, result: PartResult) -> bool:
+        """Whether I have voted for these very bytes."""
+        voted, key = self.round.agreement.voted, key_of(result)
+        parts = () if voted is None else voted[1].parts
+        return any((key_of(r), r.digest) == (key, result.digest) for r in parts)
 
     def dropped(self, key: PartKey) -> None:
         self.round.agreement.held.pop(key, None)

@@ -244,7 +244,7 @@ class Service:
         chain = self._chain(request.fragment)
         data = chain.ledger.part(request.round, *wanted)
         if data is None and request.round == chain.exchange.round:
-            for result, held in chain.exchange.parts.values():
+            for result, held in chain.exchange.inbox.kept():
                 if (result.start, result.stop, result.digest) == wanted:
                     data = held
         if data is None:

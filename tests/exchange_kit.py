@@ -53,6 +53,7 @@ class Peer:
     late: set[PeerId] = field(default_factory=set)  # have yet to come to the round
     needed_: set[PartKey] = field(default_factory=set)  # whatever later plans ask for
     dropped_: list[PartKey] = field(default_factory=list)
+    voted_: list[PartResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.exchange = self.fresh()
@@ -102,6 +103,9 @@ class Peer:
 
     def needed(self) -> set[PartKey]:
         return self.needed_
+
+    def voted_for(self, result: PartResult) -> bool:
+        return result in self.voted_
 
     def dropped(self, key: PartKey) -> None:
         self.dropped_.append(key)
