@@ -121,7 +121,7 @@ async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
     """Names cost nothing: each of a thousand callers would keep to its own bound."""
     dialled: list[str] = []
 
-    async def nobody(address: str) -> socket.socket:
+    async def nobody(names: Names, address: str, whose: str) -> socket.socket:
         dialled.append(address)
         raise OSError("nobody is there")
 
@@ -142,7 +142,7 @@ async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
         raise TransportError("it is gone")
 
     monkeypatch.setattr("protocols.relay_client.MAX_ANSWERING", 3)
-    monkeypatch.setattr("protocols.relay_client.connected", nobody)
+    monkeypatch.setattr("protocols.names.Names.connected", nobody)
     hidden = Relays(
         B.peer_id,
         relay,
