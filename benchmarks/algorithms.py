@@ -32,6 +32,7 @@ import torch
 from benchmarks.algorithms_figures import figures
 from benchmarks.algorithms_rows import Row, is_of, wanted
 from node.simulate import learner
+from node.simulate.scenario import Diverged
 from node.simulate.world import simulate
 from node.trainer import muon
 
@@ -52,11 +53,11 @@ def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> Non
             return
         key, scenario = row
         same = (row for row in rows.values() if is_of(row, scenario))
+        found = {"scenario": scenario.model_dump(mode="json")}
         try:
             found = next(same, None) or simulate(scenario).to_json()
-        except ExceptionGroup as error:  # a mode that diverges is a result
-            why = repr(error.exceptions[0])[:300]
-            found = {"scenario": scenario.model_dump(mode="json"), "failed": why}
+        except* Diverged as error:  # a result too
+            found["failed"] = repr(error.exceptions[0])
         with Path(tempfile.gettempdir(), f"atoll-{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             rows = read(path) | {key: found}

@@ -35,12 +35,27 @@ WAITING = "straggler, waited for"
 NOT_WAITING = ("straggler, fewer steps", "straggler, asynchronous")
 
 
-def mean_of(rows: dict[str, Row], name: str, islands: int, what: str = "loss") -> float | None:
+def made(rows: dict[str, Row], name: str, islands: int) -> list[Row]:
+    """The row's runs that came to their end, one for each seed; none where any of them diverged.
+
+    What is left of a mode that diverges now and then says nothing about it.
+    """
+    keys = (f"{name}/{islands}/{seed}" for seed in ALL_SEEDS)
+    found = [rows[key] for key in keys if key in rows]
+    return [] if any("failed" in row for row in found) else found
+
+
+def mean_loss(rows: dict[str, Row], name: str, islands: int) -> float | None:
     """Over the seeds that are there."""
+    found = [row["loss"] for row in made(rows, name, islands)]
+    return statistics.mean(found) if found else None
+
+
+def mean_bytes(rows: dict[str, Row], name: str, islands: int) -> float | None:
+    """What an island sends a parameter, and its share of what a server sends, over the run."""
     found = [
-        row[what]
-        for seed in ALL_SEEDS
-        if (row := rows.get(f"{name}/{islands}/{seed}")) is not None and what in row
+        row["bytes_per_parameter"] + row.get("notes", {}).get("server_bytes", 0.0) / islands
+        for row in made(rows, name, islands)
     ]
     return statistics.mean(found) if found else None
 
@@ -52,16 +67,18 @@ def percents_over(
 
     ``of`` is how many islands ``base`` has, where that is another number.
     """
-    of = of or islands
-    both = (
-        (rows.get(f"{name}/{islands}/{seed}", {}), rows.get(f"{base}/{of}/{seed}", {}))
-        for seed in ALL_SEEDS
-    )
-    return [
-        100 * (a["loss"] / b["loss"] - 1)
-        for a, b in both
-        if "loss" in a and "loss" in b and a.get("stale") == b.get("stale")
-    ]
+    if not made(rows, name, islands) or not made(rows, base, of or islands):
+        return []
+    found = []
+    for seed in ALL_SEEDS:
+        keys = f"{name}/{islands}/{seed}", f"{base}/{of or islands}/{seed}"
+        if any(key not in rows for key in keys):
+            continue
+        a, b = (rows[key] for key in keys)
+        if a.get("stale") != b.get("stale"):
+            continue
+        found.append(100 * (a["loss"] / b["loss"] - 1))
+    return found
 
 
 def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> float | None:
@@ -84,14 +101,14 @@ def target_loss(rows: dict[str, Row], seed: int) -> float | None:
 
 def cheapest(rows: dict[str, Row], percent: float) -> tuple[float, str] | None:
     """How many times fewer bytes suffice for at most ``percent`` more loss, and by which row."""
-    baseline = mean_of(rows, BASE, 4, "bytes_per_parameter")
+    baseline = mean_bytes(rows, BASE, 4)
     found = [
         (baseline / sent, name)
         for name in MAIN
         if name != BASE
         and (over := percent_over(rows, name, BASE, 4)) is not None
         and over <= percent
-        and (sent := mean_of(rows, name, 4, "bytes_per_parameter")) is not None
+        and (sent := mean_bytes(rows, name, 4)) is not None
         and baseline is not None
     ]
     return max(found, default=None)

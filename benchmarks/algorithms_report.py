@@ -13,7 +13,8 @@ from benchmarks.algorithms_figures import (
     WITHIN,
     cheapest,
     figures,
-    mean_of,
+    mean_bytes,
+    mean_loss,
     percent_over,
     percents_over,
     seconds_to,
@@ -27,6 +28,9 @@ from benchmarks.algorithms_rows import (
     INNER_STEPS,
     MAIN,
     MODEL,
+    MUON,
+    NESTEROV,
+    NOLOCO,
     ROUNDS,
     SEEDS,
     SHORT,
@@ -54,10 +58,16 @@ island on files of its own, {rounds} x {steps} inner steps an island of {batch} 
 {context} bytes each, with a cosine schedule, after {start} steps of as much text that one
 island took before and that all rows have in common; all rows of a table see the same number of
 tokens. The tables of 8 and 16 islands stand for {short} x {steps} inner steps an island.
-"bytes a parameter" is what an island sends of tensors over the whole run, as counted on the
-simulated network; control messages do not grow with the model (their bytes are in the JSON).
+"bytes a parameter" is what an island sends of tensors over the whole run, and its share of what a
+server sends, where there is one, as counted on the simulated network; control messages do not grow
+with the model (their bytes are in the JSON).
 "loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is
-the mean over islands. Learning rates were tuned at K = 4 with the first seed: {rates}.
+the mean over islands. Data parallelism takes AdamW's steps; islands do too, but for those with
+"Muon inside", of which a part of what they gain is Muon's and not the rounds'. Inner learning rates
+were tuned at K = 4 with the first seed: {rates}. **Outer rates were tuned
+too** and are not a run's defaults: DiLoCo's rate is {eta:g} and its momentum {mu:g} (with Muon
+inside {muon_mu:g}), those of NoLoCo {beta:g} and {alpha:g}. Rows "of the paper" have what
+`node start` takes where a manifest says nothing.
 
 Rows that a target hangs on have {more} seeds, the others up to {seeds}; "against it" is over the
 seeds that both have. The model is small and the runs are short: differences below the spread
@@ -91,6 +101,11 @@ def document(rows: dict[str, Row]) -> str:
         seeds=len(SEEDS),
         more=len(ALL_SEEDS),
         rates=_rates(rows),
+        eta=NESTEROV["outer_lr"],
+        mu=NESTEROV["outer_momentum"],
+        muon_mu=MUON["outer_momentum"],
+        beta=NOLOCO["outer_lr"],
+        alpha=NOLOCO["outer_momentum"],
         missing=_missing(rows),
     )
     tables = "\n".join(_table(rows, count) for count in (4, 8, 16))
@@ -160,7 +175,7 @@ def _table(rows: dict[str, Row], count: int) -> str:
     names = [name for name in MAIN if _seeds(rows, name, count)]
     if not names:
         return ""
-    base = mean_of(rows, BASE, count, "bytes_per_parameter")
+    base = mean_bytes(rows, BASE, count)
     lines = [
         f"## {count} islands\n",
         "| mode | bytes a parameter | fewer than data parallel | loss | against it "
@@ -175,7 +190,7 @@ def _table(rows: dict[str, Row], count: int) -> str:
             for seed in ALL_SEEDS
             if "loss" in rows.get(f"{name}/{count}/{seed}", {})
         ]
-        sent = mean_of(rows, name, count, "bytes_per_parameter") or 0.0
+        sent = mean_bytes(rows, name, count) or 0.0
         over = over_base[name]
         fewer = f"{base / sent:,.0f}x" if base and sent else "-"
         more = "-" if over is None else f"{over:+.2f} %"
@@ -244,7 +259,7 @@ def _special(rows: dict[str, Row]) -> str:
         "|---|---|---|---|",
     ]
     for name, (count, _) in SPECIAL.items():
-        loss = mean_of(rows, name, count)
+        loss = mean_loss(rows, name, count)
         if loss is None:
             continue
         seeds = [seed for seed in ALL_SEEDS if f"{name}/{count}/{seed}" in rows]
@@ -270,8 +285,7 @@ def plot(rows: dict[str, Row], path: Path) -> None:
     points = sorted(
         (sent, loss, name)
         for name in MAIN
-        if (sent := mean_of(rows, name, 4, "bytes_per_parameter"))
-        and (loss := mean_of(rows, name, 4))
+        if (sent := mean_bytes(rows, name, 4)) and (loss := mean_loss(rows, name, 4))
     )
     figure, axes = plt.subplots(figsize=(9, 9))
     highest = SHOWN * min(loss for _, loss, _ in points)

@@ -12,9 +12,10 @@ from benchmarks import algorithms, algorithms_rows
 from benchmarks import algorithms_report as report
 from benchmarks.algorithms_figures import figures
 from bootstrap.manifest_rounds import Mode
-from node.simulate.scenario import Scenario
+from node.simulate.scenario import Diverged, Scenario
 
 BASE = "data parallel, fp32"
+FIRST = "tune gradients 0.008/4/0"
 
 
 def row(loss: float, sent: float, curve: list[list[float]] | None = None) -> dict[str, object]:
@@ -23,7 +24,7 @@ def row(loss: float, sent: float, curve: list[list[float]] | None = None) -> dic
         "bytes_per_parameter": sent,
         "parameters": 1000,
         "scenario": {"inner_lr": 0.003},
-        "curve": curve or [],
+        "curve": curve or [[0, 0, 0, 5.0]],
     }
 
 
@@ -55,6 +56,45 @@ def test_figures_follow_from_the_seeds_that_both_have() -> None:
     assert found["straggler_speedup"] == 3.0  # 4 and 2 by seed; the third is not known yet
     assert found["byzantine_mean_loss_pct"] == 350.0
     assert found["churn_loss_pct"] is None  # not measured is not zero
+
+
+def test_what_a_server_sends_is_shared_out() -> None:
+    server = row(2.0, 24.0) | {"notes": {"server_bytes": 96.0}}
+    found = figures(ROWS | {"server, lock-step, int4/4/0": server})
+    assert found["bytes_ratio_at_1pct"] == 150.0  # 48 of each island, as in DiLoCo
+    page = report.document(ROWS | {"server, lock-step, int4/4/0": server})
+    assert "| server, lock-step, int4 | 48.0 | 150x | 2.0000 | +0.00 % | 1 |" in page
+
+
+def test_a_mode_that_diverged_with_one_seed_has_no_figure() -> None:
+    failed = {"scenario": {}, "failed": "nan"}
+    assert figures(ROWS | {"DiLoCo, int2/4/1": failed})["bytes_ratio_at_3pct"] == 150.0
+    found = figures(ROWS | {"Muon inside, int4/4/1": failed, "DiLoCo, int4/4/1": failed})
+    assert found["muon_vs_dp_loss"] is None
+    assert found["gossip_vs_diloco_loss"] is None
+
+
+def test_a_run_that_diverges_is_a_row_and_a_fault_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.json"
+    raised: list[Exception] = []
+
+    def simulate(scenario: Scenario) -> None:
+        raise raised[-1]
+
+    monkeypatch.setattr(algorithms, "simulate", simulate)
+    for error in (Diverged("a loss"), ExceptionGroup("all", [Diverged("a loss")])):
+        file.unlink(missing_ok=True)
+        raised.append(error)
+        algorithms.run_for(1e-9, file)
+        assert "a loss is no longer a finite number" in algorithms.read(file)[FIRST]["failed"]
+    file.unlink()
+    for fault in (RuntimeError("a fault"), ExceptionGroup("all", [RuntimeError("a fault")])):
+        raised.append(fault)
+        with pytest.raises((RuntimeError, ExceptionGroup)):
+            algorithms.run_for(1e-9, file)
+        assert not file.exists()
 
 
 def test_the_page_says_what_is_missing_and_what_diverged() -> None:
@@ -89,7 +129,7 @@ def test_rows_are_added_one_by_one_and_not_made_twice(
     monkeypatch.setattr(algorithms_rows, "TRAINING", {})
     file = tmp_path / "rows.json"
     algorithms.run_for(1e-9, file)
-    assert list(algorithms.read(file)) == ["tune gradients 0.008/4/0"]
+    assert list(algorithms.read(file)) == [FIRST]
     algorithms.run_for(1e-9, file, part=1, parts=2)
     algorithms.run_for(1e-9, file)
     assert list(algorithms.read(file)) == [
@@ -104,13 +144,12 @@ def test_a_row_with_settings_of_before_is_made_again(
     monkeypatch.setattr(algorithms_rows, "MODEL", {"model": "bytes", "hidden": 8, "batch": 4})
     monkeypatch.setattr(algorithms_rows, "TRAINING", {})
     monkeypatch.setattr(algorithms_rows, "INNER_STEPS", 1)
-    key = "tune gradients 0.008/4/0"
     file = tmp_path / "rows.json"
     for rounds in (1, 2):
         monkeypatch.setattr(algorithms_rows, "ROUNDS", rounds)
         algorithms.run_for(1e-9, file)
         assert {name: one["scenario"]["rounds"] for name, one in algorithms.read(file).items()} == {
-            key: rounds
+            FIRST: rounds
         }
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bootstrap.manifest import Inner, Model
 from diloco import loop
-from node.simulate.scenario import HEADS, KEY_HEADS, Scenario, diverged
+from node.simulate.scenario import HEADS, KEY_HEADS, Diverged, Scenario
 from node.trainer.layout import Layout
 from node.trainer.model import build
 from node.trainer.optim import make_optimizer
@@ -134,7 +134,7 @@ class Learner:
     def gradient(self) -> float:
         """Put the gradient of one batch into the parameters; its loss in nats a byte.
 
-        Raises OperatorError E204 where the run has diverged.
+        Raises :class:`Diverged` where it comes to no finite loss.
         """
         context, target = batch_of(self.scenario, self.text, self.scenario.batch, self.random)
         loss = loss_of(self.model, context, target)
@@ -142,7 +142,7 @@ class Learner:
         torch.autograd.backward(loss)
         found = loss.item()
         if not math.isfinite(found):
-            raise diverged("the training loss of an island")
+            raise Diverged("the training loss of an island")
         return found
 
     def step(self, share: float, factor: float = 1.0) -> None:

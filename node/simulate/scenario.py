@@ -331,13 +331,17 @@ class Scenario(BaseModel):
         return self
 
 
-def diverged(what: str) -> OperatorError:
-    """That arithmetic has ended: there is nothing to send or to learn from any more."""
-    return bad_config(
-        "the simulated run diverged",
-        f"{what} is no longer a finite number",
-        "lower inner_lr, outer_lr or attack, or take another merge rule with --set rule=",
-    )
+class Diverged(OperatorError):
+    """E204: arithmetic has ended, there is nothing to send or to learn from any more."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "E204",
+            "the simulated run diverged",
+            f"{what} is no longer a finite number",
+            "lower inner_lr, outer_lr or attack, or take another merge rule with --set rule=",
+            exit_code=2,
+        )
 
 
 def load(path: Path | None, changes: Mapping[str, Any]) -> Scenario:

@@ -23,7 +23,7 @@ from diloco import federated, knobs
 from node.pace import inner_steps
 from node.simulate.decisions import Decisions
 from node.simulate.learner import Learner, initial, validation_loss
-from node.simulate.scenario import Scenario, diverged
+from node.simulate.scenario import Diverged, Scenario
 from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
@@ -79,7 +79,7 @@ class Node:
         """What this island says its progress is: the truth, or −attack times it."""
         said = delta if self.honest else delta.mul(-self.world.scenario.attack)
         if not math.isfinite(said.norm().item()):  # in fp32, as it is announced
-            raise diverged("what an island has to send")
+            raise Diverged("what an island has to send")
         return said
 
 
@@ -199,7 +199,7 @@ class World:
         """Evaluate what there is now."""
         losses = [validation_loss(self.scenario, one, self._model) for one in self.views()]
         if not math.isfinite(sum(losses)):
-            raise diverged("the validation loss")
+            raise Diverged("the validation loss")
         now = asyncio.get_running_loop().time()
         steps = self.total_steps / self.scenario.islands
         self.points.append(Point(now, steps, self.bytes_a_parameter(), sum(losses) / len(losses)))
