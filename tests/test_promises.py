@@ -249,12 +249,12 @@ async def test_what_waits_for_a_disk_that_does_not_answer_is_bounded(
         wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
         promises = Promises(disk, wiring, nothing)
         for word in range(5):
-            promises.then(3, lambda word=word: said.append(word))  # type: ignore[misc]
+            promises.then((3, HEAD), lambda word=word: said.append(word))  # type: ignore[misc]
         await disk.asked.wait()
         assert said == []
         disk.go.set()
     assert said == [0, 1, 2]
-    promises.then(3, lambda: said.append(5))
+    promises.then((3, HEAD), lambda: said.append(5))
     assert said[-1] == 5, "there is room again"
 
 

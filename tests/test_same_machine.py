@@ -11,10 +11,11 @@ from contextlib import closing
 import pytest
 from http_kit import A, B, address, chunks_of, take, two, wait_for
 
-from protocols import lane_client, same_machine
+from protocols import same_machine
 from protocols.addresses import parse_address
 from protocols.http import HttpTransport
 from protocols.lane_socket import other_end_left
+from protocols.names import Names
 from protocols.transport import Outgoing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
@@ -27,10 +28,10 @@ async def push(b: HttpTransport) -> bytes:
 
 
 async def test_a_lane_to_the_same_machine_needs_no_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(address: str) -> socket.socket:
+    async def refused(names: Names, address: str, whose: str) -> socket.socket:
         raise ConnectionRefusedError(address)
 
-    monkeypatch.setattr(lane_client, "connected", refused)
+    monkeypatch.setattr(Names, "connected", refused)
     async with two() as (a, b):
         a.on_push("take", take, max_length=len(BODY))
         assert await push(b) == str(len(BODY)).encode()

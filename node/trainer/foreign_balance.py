@@ -83,7 +83,8 @@ class _Hang:
         scores = logits.float().softmax(dim=-1).view(-1, self.tokens, self.balance.experts)
         chosen = scores.topk(self.balance.top_k, dim=-1).indices
         loss = balance_loss(scores, chosen, self.whole).sum() * self.weight
-        carried = Attach.apply(parts[place], loss)
+        # FSDP hangs on what a router returns, and wants no view
+        carried = Attach.apply(parts[place], loss).clone()
         if not isinstance(out, tuple):
             return carried
         return tuple(carried if at == place else one for at, one in enumerate(parts))
