@@ -5,9 +5,10 @@ has only a part of each. So the leader's first plan is a *draft*: contributors s
 and each owner keeps them encoded, computes the inner products of its part and sends them, signed,
 to the leader (:class:`~protocols.messages.Gram`). The leader adds them up, applies the rule and
 sends the plan proper under the same ballot: with the scales that came out, and with all that they
-were made from. Everybody applies the rule to the same numbers and refuses other scales, so a
-leader can leave out a part's products or wait for them, but not make weights up. Nobody votes for
-a draft; all else about it is as with other plans.
+were made from. Everybody applies the rule to the same numbers and refuses other scales. (The
+numbers may be those of anybody in office, since owners change: a leader that lies can state
+products of its own for all parts.) Nobody votes for a draft; all else about it is as with other
+plans.
 
 A contributor whose slice is missing in one part is left out of all (scale 0): its vector as a
 whole is not there to be judged. Once the scales are known they stay: whoever takes over a part
