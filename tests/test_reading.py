@@ -98,13 +98,19 @@ async def test_files_of_a_folder_that_are_no_text_are_named_by_who_makes_a_run_a
         assert "good" not in line
 
 
+async def trained_on(path: Path) -> tuple[Path, Run]:
+    """A token folder that a node has been given, which it remembers, and the run."""
+    made = folder(path / "data")
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    await reading(resolve({"dir": str(path), "data": str(made)}, {}), []).tokens(run)
+    return made, run
+
+
 async def test_tokens_that_were_damaged_since_are_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = folder(tmp_path / "data")
-    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
-    await reading(resolve({"dir": str(tmp_path), "data": str(made)}, {}), []).tokens(run)
+    made, run = await trained_on(tmp_path)
     node = reading(resolve({"dir": str(tmp_path)}, {}), [])
     assert await node.tokens(run) == str(made)
     with (made / "train-00000.bin").open("r+b") as file:
@@ -167,9 +173,7 @@ async def test_tokens_that_were_made_anew_of_another_tokenizer_are_not_trained_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = folder(tmp_path / "data")
-    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
-    await reading(resolve({"dir": str(tmp_path), "data": str(made)}, {}), []).tokens(run)
+    made, run = await trained_on(tmp_path)
     index = json.loads((made / "data.json").read_bytes())
     (made / "data.json").write_text(json.dumps(index | {"tokenizer": "ab" * 32}))
     with pytest.raises(OperatorError, match="another tokenizer") as caught:
