@@ -5,7 +5,8 @@ The first byte tells HTTP from a lane (:mod:`protocols.lane_wire`), a call by a 
 none in time is cut.
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
-and each has a task of its own from its first byte to its last.
+and each has a task of its own from its first byte to its last. Where there are too many of all, the
+oldest that is no admitted peer's goes for the new one: silent strangers keep nobody out.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ class Listener:
         stats: TransportStats,
         limits: Limits,
         expected: Callable[[socket.socket, bytes], Awaitable[bool]],
+        admitted: Callable[[PeerId], bool],
     ) -> None:
         self._expected = expected
+        self._admitted = admitted
         self._group: asyncio.TaskGroup | None = None
         self.links: dict[asyncio.Transport, PeerId | None] = {}
         self._lanes = lanes
@@ -99,6 +102,8 @@ class Listener:
         self._stats = stats
         self._limits = limits
         self._per_source: Counter[str] = Counter()
+        self._strangers: dict[asyncio.Task[None], PeerId | None] = {}  # oldest first; who proved it
+        self._dropped = 0  # that have yet to end
         self._server: web.Server | None = None
 
     def observed(self, peer: PeerId) -> str:
@@ -156,19 +161,48 @@ class Listener:
     ) -> None:
         """Serve a connection, unless there are too many, of all or of its source."""
         counts, limits = self._per_source, self._limits
-        if counts[source] >= limits.per_ip or counts.total() >= limits.total:
+        full = counts.total() - self._dropped >= limits.total
+        if counts[source] >= limits.per_ip or (full and not self._drop_stranger()):
             self._stats.capped_connections += 1
             sock.close()
         else:
             counts[source] += 1
             group.create_task(self._serve(sock, source, server))
 
+    def _drop_stranger(self) -> bool:
+        """Cut the oldest connection of nobody who was admitted; whether there was one."""
+        while self._strangers:
+            task = next(iter(self._strangers))
+            peer = self._strangers.pop(task)
+            if peer is None or not self._admitted(peer):  # it may have greeted us meanwhile
+                self._stats.capped_connections += 1
+                self._dropped += 1
+                task.add_done_callback(self._gone)
+                task.cancel()
+                return True
+        return False
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._dropped -= 1
+
+    def _proven(self, peer: PeerId | None) -> None:
+        """The running connection has shown whose it is; None: where there is no TLS."""
+        task = asyncio.current_task()
+        if task is not None and task in self._strangers:
+            if peer is not None and self._admitted(peer):
+                del self._strangers[task]
+            else:
+                self._strangers[task] = peer
+
     async def _serve(self, sock: socket.socket, source: str, server: web.Server) -> None:
         """One connection from accept to end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers[task] = None
         try:
             mark = await self._mark(sock)
             if mark == MARK:
-                await self._lanes.serve(sock, source)
+                await self._lanes.serve(sock, source, self._proven)
             elif not mark or is_near(sock):  # nothing but lanes comes past TCP
                 sock.close()
                 self._stats.garbage_connections += 1
@@ -190,6 +224,7 @@ class Listener:
         except Exception:  # whatever one stranger's connection does must not end the server
             logger.exception("the connection of %s failed", source)
         finally:
+            self._strangers.pop(task, None)
             self._per_source[source] -= 1
             if not self._per_source[source]:
                 del self._per_source[source]
@@ -200,6 +235,8 @@ class Listener:
         try:
             async with asyncio.timeout(self._limits.handshake):
                 token = await introduced(sock)
+            if (task := asyncio.current_task()) is not None:
+                self._strangers.pop(task, None)  # the token is looked at now
             handed_on = await self._expected(sock, token)
             if not handed_on:
                 raise Malformed("nobody waits for this call")
@@ -228,7 +265,8 @@ class Listener:
             ssl_shutdown_timeout=self._limits.grace if self._context else None,
         )
         self._stats.connections += 1
-        self.links[transport] = proven_peer(transport)
+        self.links[transport] = peer = proven_peer(transport)
+        self._proven(peer)
         prefer_small_queue(transport)
         try:
             await asyncio.shield(connection.lost)

@@ -64,7 +64,9 @@ class HttpServer:
         self._handlers = handlers
         self._lanes = lanes
         self._on_sent = on_sent
-        self._listener = Listener(lanes, context, stats, limits, expected)
+        self._listener = Listener(
+            lanes, context, stats, limits, expected, lambda peer: handlers.admits(peer, "")
+        )
         self._serving: set[asyncio.Task[Any]] = set()
         self._accepting = Background()
         self._web: web.Server | None = None

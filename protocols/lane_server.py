@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -58,8 +59,13 @@ class LaneServer:
         self._limits = limits
         self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
 
-    async def serve(self, sock: socket.socket, source: str) -> None:
-        """One lane to its end. Raises ``OSError`` or Malformed if the stranger is not a peer."""
+    async def serve(
+        self, sock: socket.socket, source: str, proven: Callable[[PeerId], None]
+    ) -> None:
+        """One lane to its end; ``proven`` is told whose it is.
+
+        Raises ``OSError`` or Malformed if the stranger is not a peer.
+        """
         prepare_lane(sock)
         link = Link(self._reactor, sock, source, min_rate=self._limits.min_rate)
         try:
@@ -69,6 +75,7 @@ class LaneServer:
                 except TransportError as error:
                     raise ConnectionResetError("left in the handshake") from error
             self._stats.connections += 1
+            proven(peer)
             while await self._exchange(link, peer):
                 pass
         finally:
