@@ -48,6 +48,7 @@ from node.trainer.layout import Layout
 from node.trainer.moments import Places, moments_last
 from node.trainer.shared import SharedVectors
 from node.waiting import Waiting
+from protocols.codecs import kernels
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -95,6 +96,7 @@ class Participation:
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = await self._restored(store)
         run, vectors, tokens = await self._find(store, restored)
+        await self.node.offload(kernels.load)  # else the data thread waits, and all lanes with it
         stack.callback(vectors.close)
         self._assemble(store, restored, run, vectors, tokens)
         self._serve(stack, run)

@@ -12,6 +12,7 @@ import pytest
 
 from bootstrap.manifest import Manifest
 from node.participation import Participation
+from protocols.codecs import kernels
 
 
 async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
@@ -57,3 +58,18 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
     assert part.finishing is over
     assert part.node.leave.called is over
     assert part.events.emit.called is not over  # that it joins at a round which never comes
+
+
+async def test_compiled_loops_are_there_before_slices_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that takes them in serves all lanes, and may not wait for a compiler."""
+    monkeypatch.setattr("node.participation.CheckpointStore", MagicMock())
+    part: Any = MagicMock()
+    part.config.role = "server"
+    part._restored = part._start = AsyncMock()
+    part._find = AsyncMock(return_value=(MagicMock(), MagicMock(), ""))
+    part.node.offload = AsyncMock()
+    part._assemble.side_effect = lambda *given: part.node.offload.assert_awaited_with(kernels.load)
+    await Participation.enter(part, MagicMock())
+    part._assemble.assert_called_once()

@@ -81,6 +81,14 @@ class Kernel:
         return not refused
 
 
+def load() -> None:
+    """Have the loops at hand, compiled where no codec was ever used: that takes seconds.
+
+    For whoever uses codecs on a thread that must not wait.
+    """
+    _wanted()
+
+
 def kernel(name: str) -> Kernel | None:
     """A codec's loops, if it has any and they are compiled or can be."""
     library = _wanted()
