@@ -20,6 +20,7 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +38,7 @@ from protocols.lane_client import LaneClient
 from protocols.lane_server import LaneServer
 from protocols.limits import Limits
 from protocols.names import Names
+from protocols.pacing import Pacer
 from protocols.reactor import Reactor
 from protocols.relay_client import Relays
 from protocols.relay_server import DIAL, WAIT, RelayServer
@@ -52,7 +54,8 @@ from protocols.transport import (
     PushHandler,
 )
 
-CARRIED = 0.5  # of an upload limit, for others at the most
+CARRIED = 0.5  # of an upload limit, or of what the link carries, for others at the most
+CARRIED_LEAST = 12.5e3  # bytes a second of a link that seems slower, so that calls get through
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -64,7 +67,7 @@ class HttpTransport:
     cancelled when its caller goes away. The bytes an :class:`Outgoing` yields must not be changed
     before the transfer has ended. ``max_upload`` in bytes a second bounds what all bodies together
     send; messages do not wait for it, but what they take the bodies do without. So it is with what
-    is carried for others as a relay, which gets half of it at the most.
+    is carried for others as a relay: half of it at the most, and half of what the link carries.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class HttpTransport:
         self.relay = RelayServer(
             self.stats,
             on_sent=self._reactor.carried,
-            most=CARRIED * max_upload if max_upload else math.inf,
+            most=partial(_carried, sent, max_upload or math.inf),
         )
         self.relay.place_of = self._place_of
         self.relays = Relays(
@@ -289,6 +292,12 @@ class HttpTransport:
         self._started(peer)
         assert self._lanes is not None
         return self._lanes
+
+
+def _carried(link: Pacer, max_upload: float) -> float:
+    """What a relay may carry of a limit and of the link as it is measured; bytes a second."""
+    measured = max(CARRIED * link.speed, CARRIED_LEAST) if link.speed else math.inf
+    return min(CARRIED * max_upload, measured)
 
 
 def _checked(name: str) -> str:

@@ -77,7 +77,7 @@ class RelayServer:
         stats: TransportStats,
         *,
         on_sent: Callable[[int], None] = lambda count: None,
-        most: float = math.inf,
+        most: Callable[[], float] = lambda: math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rate = 0.0  # bytes a second for calls that are carried; 0: none is
@@ -85,8 +85,9 @@ class RelayServer:
         self.place_of: Callable[[PeerId], str] = lambda peer: ""  # empty: not known
         self._stats = stats
         self._on_sent = on_sent
-        self._most = most  # bytes a second, whatever is offered
+        self._most = most  # bytes a second now, whatever is offered: the link may change
         self._now = now
+        self._limit = 0.0  # of the bucket
         self._bucket = Bucket(None)
         self._hidden: dict[PeerId, _Hidden] = {}
         self._circuits: set[_Circuit] = set()
@@ -95,7 +96,8 @@ class RelayServer:
     def offer(self, rate: float) -> None:
         """Carry calls at ``rate`` bytes a second, all together; 0: only tell who calls."""
         self.rate = rate
-        self._bucket = Bucket(min(rate, self._most) or None)
+        self._limit = min(rate, self._most())
+        self._bucket = Bucket(self._limit or None)
 
     # --- those who wait -----------------------------------------------------------------------
 
@@ -231,6 +233,10 @@ class RelayServer:
         self._stats.in_by_name["relay"] += count
         self._stats.out_by_name["relay"] += count
         self._on_sent(count)
+        limit = min(self.rate, self._most())
+        if limit != self._limit and limit:
+            self._limit = limit
+            self._bucket.change(limit)
 
     def _drop(self, circuit: _Circuit) -> None:
         circuit.over.set()

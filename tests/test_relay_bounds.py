@@ -10,6 +10,7 @@ from http_kit import QUICK, A, B, C
 
 from protocols.address_book import AddressBook
 from protocols.errors import RemoteRefused, TransportError
+from protocols.http import HttpTransport
 from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
 from protocols.names import Names
@@ -156,3 +157,16 @@ async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
     with pytest.raises(TransportError, match="gone"):
         await hidden.attend(A.peer_id, "a:1")
     assert dialled == ["a:1", "b:1", "c:1", "f:1", "g:1", "h:1"]
+
+
+async def test_a_relay_takes_half_of_a_slow_link_at_the_most() -> None:
+    async with HttpTransport(A) as transport:
+        link, relay = transport._reactor.pacer, transport.relay
+        relay.offer(2.5e6)
+        for speed, carried in ((None, 2.5e6), (1.6e6, 0.8e6), (1e9, 2.5e6), (0.7e6, 0.35e6)):
+            link.speed = speed
+            relay._moved(1)
+            assert relay._bucket.take(1 << 20) == carried * 0.005  # seconds of a grant
+            link.speed = 1e9
+            relay._moved(1)
+            await asyncio.sleep(relay._bucket.wait())
