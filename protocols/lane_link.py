@@ -75,6 +75,15 @@ class Link:
         """Neither a link nor a setting limits what it sends."""
         return self._reactor.unlimited(self.lane)
 
+    def name(self, peer: PeerId) -> None:
+        """Whose it is is known now: lanes of one peer share its turns under a limit."""
+        self.who = peer
+
+        def named() -> None:
+            self.lane.who = peer
+
+        self._post(named)
+
     # --- the handshake ------------------------------------------------------------------------
 
     async def introduce(

@@ -36,6 +36,7 @@ from protocols.transport import Drain
 logger = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 64 * 1024
+_LANES = 2  # times what a peer opens: some that it has cut may still seem to be there
 
 
 class LaneServer:
@@ -57,6 +58,7 @@ class LaneServer:
         self._context = context
         self._stats = stats
         self._limits = limits
+        self._by_peer: dict[PeerId, set[Link]] = {}
         self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
 
     async def serve(
@@ -76,10 +78,25 @@ class LaneServer:
                     raise ConnectionResetError("left in the handshake") from error
             self._stats.connections += 1
             proven(peer)
+            link.name(peer)
+            await self._serve_peer(link, peer)
+        finally:
+            link.abort()
+
+    async def _serve_peer(self, link: Link, peer: PeerId) -> None:
+        """Exchange after exchange, unless the peer has too many lanes."""
+        lanes = self._by_peer.setdefault(peer, set())
+        if len(lanes) >= _LANES * self._limits.per_peer:
+            self._stats.capped_connections += 1
+            return
+        lanes.add(link)
+        try:
             while await self._exchange(link, peer):
                 pass
         finally:
-            link.abort()
+            lanes.discard(link)
+            if not lanes:
+                del self._by_peer[peer]
 
     async def _exchange(self, link: Link, peer: PeerId) -> bool:
         """One request and its answer; whether another may follow."""

@@ -27,6 +27,7 @@ from protocols.arrivals import Speeds
 from protocols.bucket import Bucket
 from protocols.pacing import Pacer
 from protocols.standing import standing
+from protocols.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Load(NamedTuple):
 class Watched(Protocol):
     """Something with a socket that the reactor serves. All of it is called on its thread."""
 
+    who: str  # the peer, or its address until that is known
     local: bool  # both ends are on this machine
     host: str  # of the other end
 
@@ -99,7 +101,7 @@ class Reactor:
         self._stopped = True  # until it is started
         self._watched: set[Watched] = set()
         self._again: list[Watched] = []  # had more to do when their turn ended
-        self._line: deque[Watched] = deque()  # wait for their turn under the upload limit
+        self._line = Turns[Watched]()  # wait for their turn under the upload limit
         self._turn: Watched | None = None
         self._sweep_at = 0.0
         self._on_end: Callable[[], object] = lambda: None
@@ -225,7 +227,7 @@ class Reactor:
             allowed = self.bucket.take(want)
             if allowed:
                 return allowed
-        self._line.append(one)
+        self._line.add(one.who, one)
         return 0
 
     # --- the thread ---------------------------------------------------------------------------
@@ -315,9 +317,9 @@ class Reactor:
             self._guarded(callback)
 
     def _serve_line(self) -> None:
-        """Everyone in the line gets one grant after the other for as long as there are any."""
+        """Peer after peer gets one grant after the other for as long as there are any."""
         while self._line and self.bucket.wait() == 0:
-            one = self._line.popleft()
+            one = self._line.next()
             if one in self._watched:
                 self._turn = one
                 self._guarded(one.granted)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from http_kit import A, B, C, raw, two, wait_for
+from http_kit import A, B, C, raw, take, two, wait_for
+from lane_kit import lane
 
+from protocols.bodies import BufferFeed
 from protocols.limits import Limits
 
 
@@ -34,3 +37,16 @@ async def test_who_is_not_admitted_makes_way_and_who_is_does_not() -> None:
         assert a.stats.capped_connections == 2
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
         assert a.stats.connections == 3
+
+
+async def test_lanes_of_one_peer_are_bounded() -> None:
+    async with two(Limits(grace=0.1, per_peer=1)) as (a, b), lane(a):
+        a.on_push("take", take, max_length=9)
+        async with lane(a), lane(a) as (reader, _):
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert a.stats.capped_connections == 1
+            assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
+        await wait_for(lambda: len(a._server._lanes._by_peer[C.peer_id]) == 1)
+        async with lane(a):
+            await wait_for(lambda: len(a._server._lanes._by_peer[C.peer_id]) == 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ from http_kit import wait_for
 from protocols.bodies import BufferDrain
 from protocols.lane import Lane
 from protocols.lane_moves import Receiving
-from protocols.reactor import Reactor
+from protocols.reactor import Load, Reactor
 
 PACKET, PACKETS = 1400, 400
 
@@ -70,3 +71,50 @@ async def test_packets_of_a_slow_link_gather_before_they_are_read(
     assert ended == [None]
     assert bytes(arrived) == body
     assert drain.turns < PACKETS // 2
+
+
+class Waiting:
+    """Somebody who always has something to send, and no socket."""
+
+    local, host = False, "192.0.2.1"
+
+    def __init__(self, reactor: Reactor, who: str) -> None:
+        self.who = who
+        self.got = 0
+        self._reactor = reactor
+
+    def begin(self) -> None:
+        self._reactor.add(self)
+        self.granted()
+
+    def granted(self) -> None:
+        while count := self._reactor.allow(self, 1400):
+            self.got += count
+
+    def ready(self, readable: bool, writable: bool) -> None:
+        """There is no socket."""
+
+    def due(self, now: float) -> float:
+        return math.inf
+
+    def load(self) -> Load:
+        return Load(0, True, False, 0.0)
+
+    def cut(self) -> None:
+        """There is nothing to close."""
+
+
+async def test_who_opens_many_lanes_gets_no_more_of_a_limit() -> None:
+    reactor = Reactor(10e6)
+    greedy = [Waiting(reactor, "greedy") for _ in range(31)]
+    modest = Waiting(reactor, "modest")
+    reactor.start()
+    try:
+        for one in (*greedy, modest):
+            reactor.post(one.begin)
+        await wait_for(lambda: sum(one.got for one in greedy) > 200 * 1400)
+    finally:
+        await reactor.aclose()
+    taken = sum(one.got for one in greedy)
+    assert modest.got == pytest.approx(taken, abs=2 * 1400)
+    assert min(one.got for one in greedy) > 0
