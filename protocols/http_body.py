@@ -2,7 +2,8 @@
 
 The announced length is known before anything is read, so every bound is checked before anything
 is allocated. A reader gives up when nothing arrives for ``stall`` seconds, and when, over
-``stall`` seconds of waiting, less than ``min_rate`` bytes a second came.
+``stall`` seconds of waiting, less than ``min_rate`` bytes a second came; a quick beginning buys no
+time for what follows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def read_body(
     Raises :class:`TransferStalled`, or :class:`Unreachable` if it breaks off.
     """
     clock = asyncio.get_running_loop().time
-    began = clock()
+    began, before = clock(), 0  # a stretch of waiting, and what had come by then
     parts: list[bytes] = []
     got = 0
     while got < length:
@@ -54,8 +55,10 @@ async def read_body(
         if not chunk or got > length:
             raise Unreachable(peer, Why.RESET, "the body is not of the announced length")
         waited = clock() - began
-        if waited >= stall and got < min_rate * waited:
-            raise TransferStalled(f"{peer}: {got / waited:.0f} bytes a second")
+        if waited >= stall:
+            if got - before < min_rate * waited:
+                raise TransferStalled(f"{peer}: {(got - before) / waited:.0f} bytes a second")
+            began, before = clock(), got
         on_bytes(len(chunk))
         parts.append(chunk)
     return b"".join(parts)

@@ -261,13 +261,13 @@ async def test_a_failing_handler_is_logged_here_and_not_there(
     assert "secret" in caplog.text
 
 
-@pytest.mark.parametrize("pause", [0.02, 60.0])
-async def test_a_slow_or_silent_sender_is_cut(pause: float) -> None:
+@pytest.mark.parametrize(("before", "pause"), [(4, 0.02), (4, 60.0), (100_000, 0.02)])
+async def test_a_slow_or_silent_sender_is_cut(before: int, pause: float) -> None:
     """50 bytes a second are progress, but fewer than allowed; 60 s without a byte are none."""
     async with two(STRICT) as (a, b):
         takes = Takes(a)
         async with raw(a) as (reader, writer), asyncio.timeout(10):
-            writer.write(post("/call/large", length=1_000_000, body=bytes(4)))
+            writer.write(post("/call/large", length=1_000_000, body=bytes(before)))
 
             async def drip() -> None:
                 while True:
