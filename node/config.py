@@ -82,7 +82,7 @@ class NodeConfig(IslandSettings):
         default=2.5e6,
         ge=0,
         description="Carry at most this much a second between nodes that nobody can dial, and half "
-        "of --max-upload; 0: carry nothing, and only tell them who calls.",
+        "of --max-upload and of the link; 0: carry nothing, and only tell them who calls.",
     )
     require_reachable: bool = Field(
         default=False, description="Stop if peers cannot dial this node, rather than use a relay."
