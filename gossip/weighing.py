@@ -5,10 +5,10 @@ has only a part of each. So the leader's first plan is a *draft*: contributors s
 and each owner keeps them encoded, computes the inner products of its part and sends them, signed,
 to the leader (:class:`~protocols.messages.Gram`). The leader adds them up, applies the rule and
 sends the plan proper under the same ballot: with the scales that came out, and with all that they
-were made from. Everybody applies the rule to the same numbers and refuses other scales. (The
-numbers may be those of anybody in office, since owners change: a leader that lies can state
-products of its own for all parts.) Nobody votes for a draft; all else about it is as with other
-plans.
+were made from. Everybody applies the rule to the same numbers and refuses other scales. A round's
+first plan must show what its parts' owners have stated. A later one may go on with products of
+somebody else in office, since owners change, or repeat a vote that its leader has only been told
+of, without any products. Nobody votes for a draft; all else about it is as with other plans.
 
 A contributor whose slice is missing in one part is left out of all (scale 0): its vector as a
 whole is not there to be judged. Once the scales are known they stay: whoever takes over a part
@@ -108,7 +108,7 @@ def check_gram(
 ) -> None:
     """Raise RemoteProtocolError unless this is its owner's statement on a part of ``plan``.
 
-    Any of those in ``office`` may have been its owner: in a later epoch it may be gone.
+    Any of those in ``office`` may have been its owner: by a later plan it may be gone.
     """
     if (gram.fragment, gram.round) != (plan.fragment, plan.round):
         raise Malformed("inner products of another round")
@@ -171,7 +171,9 @@ def check_scales(plan: Plan, run: bytes, mix: Mix, office: Sequence[PeerId]) -> 
     """Raise RemoteProtocolError unless the plan's scales follow from what it shows.
 
     ``office``: who decides on the round, also those that are gone by the plan's epoch.
-    A plan whose parts all are merged repeats what somebody has voted for, and need show nothing.
+    A plan whose parts all are merged may repeat what somebody has voted for, which a leader may not
+    have seen weighed. The round's first plan repeats nothing: nothing is merged before it, and
+    whoever has stated a part's products owns the part.
     """
     if mix.weigh is None:
         if plan.draft or plan.grams:
@@ -182,12 +184,15 @@ def check_scales(plan: Plan, run: bytes, mix: Mix, office: Sequence[PeerId]) -> 
         if plan.grams or any(fixed) or any(c.scale != 1.0 for c in plan.contributors):
             raise Malformed("a draft that knows its outcome")
         return
-    if all(fixed):
+    first = (plan.epoch, plan.ballot) == (0, 0)
+    if first and any(part.result is not None and part.result.digest for part in plan.parts):
+        raise Malformed("a first plan whose parts are merged already")
+    if all(fixed) and not plan.grams:
         return
     if len(plan.grams) != len(plan.parts):
         raise Malformed("scales without the inner products that they follow from")
     for gram, part in zip(plan.grams, plan.parts, strict=True):
-        check_gram(gram, run, plan, part, mix, office)
+        check_gram(gram, run, plan, part, mix, [part.owner] if first else office)
     if plan.contributors != weighed(plan.contributors, plan.grams, mix):
         raise Malformed("scales that do not follow from the inner products")
 

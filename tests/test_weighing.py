@@ -283,6 +283,37 @@ def test_a_leader_that_makes_scales_up() -> None:
         )
 
 
+def test_a_first_plan_shows_the_products_of_its_own_owners() -> None:
+    """The leader's, under all parts, would be numbers that nobody asks anybody to prove."""
+    inputs = vectors()
+    draft = draft_of(inputs)
+    own = draft.leader
+    made_up = [resigned(gram, owner=own) for gram in grams_of(draft, inputs)]
+    lie = final_plan(draft, made_up, MIX)
+    assert (lie.epoch, lie.ballot) == (0, 0)
+    with pytest.raises(Malformed, match="another part"):
+        check_plan(lie, PLACE, OPEN, roster_of(MEMBERS), Known())
+    later = dataclasses.replace(lie, ballot=1)  # their owners may have changed since
+    check_plan(later, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_a_first_plan_finds_nothing_merged() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    favoured = tuple(
+        dataclasses.replace(c, scale=5.0 if c.peer == draft.leader else 0.0)
+        for c in draft.contributors
+    )
+    lie = dataclasses.replace(draft, draft=False, contributors=favoured)
+    results = results_of(lie, MEMBERS)
+    merged = tuple(
+        dataclasses.replace(part, result=result)
+        for part, result in zip(lie.parts, results, strict=True)
+    )
+    with pytest.raises(Malformed, match="merged already"):
+        check_plan(dataclasses.replace(lie, parts=merged), PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
 @pytest.mark.parametrize("lie", [0.0, 1.0, -1.0])
 def test_an_owner_that_lies_does_not_lift_anybody_above_the_rule(lie: float) -> None:
     """The owner of a fifth says that all but the liar are far from each other there."""
