@@ -175,7 +175,8 @@ class Opening:
         ``patience`` is that of the plan before it.
         """
         if remains.voted is not None:
-            repeated = repeated_plan(self.identity, self.place, remains, patience)
+            known = self.agreement.plan
+            repeated = repeated_plan(self.identity, self.place, remains, patience, known)
             return prolonged(repeated, self.spent_s(now))
         self.company.settle(now)
         gone = {

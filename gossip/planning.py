@@ -32,6 +32,7 @@ from protocols.messages import (
     Contributor,
     Gram,
     Group,
+    Outcome,
     Part,
     PartResult,
     Plan,
@@ -215,11 +216,17 @@ def renewed_plan(
     )
 
 
-def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s: float) -> Plan:
-    """Propose again what a member has voted for: it may have been decided already."""
+def repeated_plan(
+    identity: Identity, place: Place, remains: Remains, patience_s: float, known: Plan | None = None
+) -> Plan:
+    """Propose again what a member has voted for: it may have been decided already.
+
+    ``known``: this member's own newest plan, whose products are shown again if they are the same.
+    """
     outcome = remains.voted
     if outcome is None:
         raise LocalProtocolError("nothing was voted for")
+    grams = known.grams if known is not None and _weighs_alike(known, outcome) else ()
     parts = tuple(Part(r.start, r.stop, r.owner, r) for r in outcome.parts)
     return _plan(
         identity,
@@ -232,7 +239,16 @@ def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s
         next_roster=outcome.next_roster,
         expected_s=0.0,
         patience_s=patience_s,
+        grams=grams,
     )
+
+
+def _weighs_alike(plan: Plan, outcome: Outcome) -> bool:
+    """Whether a plan has the same parts, contributors and scales as an outcome."""
+    ranges = [(part.start, part.stop) for part in plan.parts]
+    return ranges == [(result.start, result.stop) for result in outcome.parts] and basis_of(
+        plan.codec, plan.contributors
+    ) == basis_of(outcome.codec, outcome.contributors)
 
 
 def next_roster_of(office: Iterable[PeerId], wanted: Iterable[PeerId]) -> tuple[PeerId, ...]:

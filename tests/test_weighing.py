@@ -386,6 +386,10 @@ def test_the_largest_plan_fits_its_message() -> None:
     grams[0].encode()
     final = final_plan(draft, grams, MIX)
     assert len(final.encode()) < Plan.MAX_BYTES
+    outcome = outcome_of(final, results_of(final, members), PLACE.work)
+    found = dataclasses.replace(remains(final), voted=outcome)
+    again = repeated_plan(members[0], PLACE, found, 1.0, final)
+    assert len(again.encode()) < Plan.MAX_BYTES
 
 
 def remains(plan: Plan) -> Remains:
@@ -438,14 +442,33 @@ def test_whoever_takes_a_part_over_merges_it_by_the_same_scales() -> None:
     check_plan(again, PLACE, OPEN, roster_of(MEMBERS), Known())
 
 
-def test_what_was_voted_for_is_proposed_without_its_products() -> None:
+def voted(final: Plan) -> Remains:
+    """What a new leader learns from somebody who has voted for it."""
+    outcome = outcome_of(final, results_of(final, MEMBERS), PLACE.work)
+    return dataclasses.replace(remains(final), voted=outcome)
+
+
+def test_what_was_voted_for_is_proposed_with_its_products_by_who_knows_them() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
     final = gathered(draft, grams_of(draft, inputs))
-    outcome = outcome_of(final, results_of(final, MEMBERS), PLACE.work)
-    found = dataclasses.replace(remains(final), voted=outcome)
-    plan = repeated_plan(MEMBERS[0], PLACE, found, 1.0)
+    plan = repeated_plan(MEMBERS[0], PLACE, voted(final), 1.0, final)
+    assert plan.grams == final.grams
     check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), Known())
+    others = (resigned(final.grams[0], products=numbers(final.grams[0], p11=0.0, p21=0.0)),)
+    lie = dataclasses.replace(plan, grams=others + plan.grams[1:])
+    with pytest.raises(Malformed, match=r"inner products|do not follow"):
+        check_plan(lie, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_what_was_voted_for_is_proposed_without_its_products_by_who_does_not_know_them() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    final = gathered(draft, grams_of(draft, inputs))
+    for known in (None, draft):
+        plan = repeated_plan(MEMBERS[0], PLACE, voted(final), 1.0, known)
+        assert not plan.grams
+        check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), Known())
 
 
 def test_weighing_without_anybody() -> None:
