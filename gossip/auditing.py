@@ -56,10 +56,15 @@ class Case:
     run: bytes
     outcome: Outcome
     result: PartResult
-    merged: torch.Tensor  # the whole part's bytes, uint8
+    merged: torch.Tensor | None  # the whole part's bytes, uint8; None: by another than weighed it
     gram: Gram
     number: int  # of the chunk
     codec: RangeCodec  # the round's
+
+    @property
+    def owner(self) -> PeerId:
+        """Who answers for it: who has stated the products, whether or not it has merged as well."""
+        return self.gram.owner
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -90,7 +95,7 @@ class Case:
 
     def _sent(self, peer: PeerId) -> int:
         """Bytes of a contributor's chunk."""
-        own = peer == self.result.owner
+        own = peer == self.owner
         return 4 * (self.chunk.stop - self.chunk.start) if own else self.chunk.size
 
     def judge(self, evidence: memoryview) -> str:
@@ -109,7 +114,7 @@ class Case:
             if top(leaf(data), beside, len(self.chunks), self.number).hash != root:
                 raise Malformed("a chunk of another slice than was stated")
             try:
-                if peer == self.result.owner:
+                if peer == self.owner:
                     row.copy_(torch.frombuffer(bytearray(data), dtype=torch.float32))
                     if not within(row, FINITE):  # beside an infinite norm any product would do
                         raise NonFinite("a value is not finite")
@@ -133,7 +138,7 @@ class Case:
             self.present, self.gram.roots, self.gram.signatures, strict=True
         ):
             try:
-                if peer != self.result.owner:
+                if peer != self.owner:
                     check_seal(peer, self._draft, root + signature)
             except BadSignature:
                 yield "a slice that its contributor has not sent"
@@ -144,6 +149,8 @@ class Case:
         bound = triangle(norms[:, None] * norms) * PRODUCTS_OFF
         if not bool(((triangle(products) - said).abs() <= bound).all()):
             yield "inner products that are not those of its slices"
+        if self.merged is None:
+            return
         counted = shares(self.outcome.contributors)
         scales = {c.peer: c.scale for c in self.outcome.contributors}
         if not counted.keys() <= set(self.present):
@@ -152,17 +159,17 @@ class Case:
         for row, peer in zip(values, self.present, strict=True):
             if peer in counted:
                 total += row * (counted[peer] * scales[peer])
-        if not self._is_near(total):
+        if not self._is_near(total, self.merged):
             yield "another sum than that of its slices"
 
-    def _is_near(self, total: torch.Tensor) -> bool:
+    def _is_near(self, total: torch.Tensor, part: torch.Tensor) -> bool:
         """Whether the certified chunk is what ``total`` is encoded as, but for rounding."""
         chunk = self.chunk
         data, wanted = torch.empty(chunk.size, dtype=torch.uint8), torch.empty(self._elements)
         found = torch.empty(self._elements)
         encode_within(self.codec, chunk, total, data)
         self.codec.decode_chunk(chunk, data, wanted)
-        merged = self.merged[chunk.offset : chunk.offset + chunk.size]
+        merged = part[chunk.offset : chunk.offset + chunk.size]
         self.codec.decode_chunk(chunk, merged, found)
         off = (found.double() - wanted).norm()
         return bool(off <= MERGED_OFF * wanted.double().norm())

@@ -26,6 +26,7 @@ from gossip.certificate import outcome_hash
 from gossip.exchange import Exchange
 from gossip.ledger import NOT_KEPT
 from gossip.mixing import Mix
+from gossip.weighing import draft_basis
 from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed, read_into
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
@@ -60,7 +61,7 @@ class _Weighed:
 
     certificate: Certificate
     grams: Mapping[tuple[int, int], Gram]
-    shown: Mapping[tuple[int, int], Shown]  # of my own parts
+    shown: Mapping[tuple[int, int], Shown]  # of the parts that I have weighed
     convicting: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # evidence I have
     liars: set[PeerId] = field(default_factory=set)  # convicted by what they did in this round
 
@@ -122,7 +123,7 @@ class Auditor:
         case = self._case(found, accusation.start, accusation.stop, accusation.chunk)
         if case is None:
             raise Malformed("an accusation about what nobody has weighed")
-        if case.result.owner in found.liars:
+        if case.owner in found.liars:
             return
         if sender in self._accusers:  # evidence has its room before a byte of it has come
             raise RemoteRefused("busy", "an accusation of its own is being judged")
@@ -135,7 +136,7 @@ class Auditor:
             self._accusers.discard(sender)
         if not why:
             raise Malformed("an accusation that is not true")
-        self._convict(found, case.result.owner, why)
+        self._convict(found, case.owner, why)
 
     def _of(self, sender: PeerId, round_: int) -> _Weighed:
         found = self._rounds.get(round_)
@@ -148,7 +149,7 @@ class Auditor:
     # --- what I look at --------------------------------------------------------------------------
 
     def _drawn(self, found: _Weighed, received: int) -> Case | None:
-        """A chunk that somebody else has merged, or nothing: it would be too much beside the round.
+        """A chunk that another has weighed, or nothing: it would be too much beside the round.
 
         By a signature that only I can make, so that nobody knows it before.
         """
@@ -158,27 +159,34 @@ class Auditor:
         chunks = [
             (part.start, part.stop, number)
             for part in outcome.parts
-            if part.owner != me
+            if (gram := found.grams.get((part.start, part.stop))) is not None and gram.owner != me
             for number in range(len(codec.chunks(part.start, part.stop)))
         ]
         case = self._case(found, *dice.choice(chunks)) if chunks else None
         return case if case is not None and dice.random() * case.size <= SHARE * received else None
 
     def _case(self, found: _Weighed, start: int, stop: int, number: int) -> Case | None:
-        """One chunk of a part; None where its owner has not weighed it, or it is not here."""
+        """One chunk of a part; None where nobody has weighed it, or it is not here.
+
+        If somebody else has merged it, by a later plan, it is about the products alone.
+        """
         outcome, gram = found.certificate.outcome, found.grams.get((start, stop))
         result = next((r for r in outcome.parts if (r.start, r.stop) == (start, stop)), None)
-        if gram is None or result is None or gram.owner != result.owner:
+        if gram is None or result is None:
             return None
-        merged = self.part(result.round, start, stop, result.digest)
-        if merged is None:
-            return None
+        if gram.basis != draft_basis(outcome.codec, outcome.contributors):
+            return None  # of a later plan, that was not certified
+        merged = None
+        if gram.owner == result.owner:
+            merged = self.part(result.round, start, stop, result.digest)
+            if merged is None:
+                return None
         codec = self.wiring.codec.named(outcome.codec)
         case = Case(self.wiring.run, outcome, result, merged, gram, number, codec)
         return case if 0 <= number < len(case.chunks) else None
 
     async def _look_at(self, found: _Weighed, case: Case) -> None:
-        owner = case.result.owner
+        owner = case.owner
         try:
             why = await self._judged_in_time(found, case, owner)
         except (TransportError, RemoteProtocolError) as error:
@@ -243,7 +251,7 @@ class Auditor:
     def _accuse(self, found: _Weighed, case: Case) -> None:
         result = case.result
         said = Accusation(result.fragment, result.round, result.start, result.stop, case.number)
-        for peer in set(found.certificate.roster) - {self.wiring.identity.peer_id, result.owner}:
+        for peer in set(found.certificate.roster) - {self.wiring.identity.peer_id, case.owner}:
             self.wiring.spawn(self._tell(peer, said))
 
     async def _tell(self, peer: PeerId, said: Accusation) -> None:

@@ -143,6 +143,7 @@ class Exchange:
         self.sent = self.sent or (contributes and not self._own.withheld)
         holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
         self.inbox.watches.stop()
+        self.inbox.owning.answer_for(plan.grams)  # before it is dealt with, or let go of
         wanted: set[PartKey] = set()
         routes = Routes(plan)
         for number in in_turn([part.owner for part in plan.parts], self.me):

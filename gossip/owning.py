@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -46,7 +46,7 @@ class Owning(Collecting):
     weighed: Callable[[Gram], None]
     # never merged again: it might come out otherwise, and all count on one result for each
     _ended: set[PartKey] = field(default_factory=set)
-    shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of parts that were weighed
+    shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of what I have weighed
 
     def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
         """As :meth:`Collecting.work`; what was collected for a draft is merged by its plan."""
@@ -111,6 +111,17 @@ class Owning(Collecting):
                 self.weighed(gram)
 
         return tell
+
+    def answer_for(self, grams: Iterable[Gram]) -> None:
+        """Keep what was weighed for these products where they are mine, whoever merges the parts.
+
+        A plan has given the part to somebody else since, and the scales follow from them still.
+        """
+        mine = {gram.signature for gram in grams if gram.owner == self.me}
+        for part in self._parts.values():
+            merge, gram = part.merge, part.gram
+            if gram is not None and gram.signature in mine and isinstance(merge, WeighedMerge):
+                self.shown[gram.start, gram.stop] = merge.shown()
 
     # --- how a part is merged --------------------------------------------------------------------
 

@@ -134,6 +134,31 @@ def test_products_of_something_else_are_found(by: float) -> None:
     assert "not those of its slices" in verdict(merged_by(owner), owner)
 
 
+def handed_over(case: Case) -> Case:
+    """The same, where a later plan has had another member merge the part."""
+    result = dataclasses.replace(case.result, owner=OTHERS[0])
+    return dataclasses.replace(case, result=result, merged=None)
+
+
+def test_who_has_weighed_a_part_answers_for_its_products_alone_if_another_merges_it() -> None:
+    owner = brought()
+    merged_by(owner)
+    other = dict.fromkeys(PEERS, 1.0)  # what comes out of it is not what was certified
+    case = handed_over(merged_by(owner, other))
+    assert case.owner == ME
+    assert verdict(case, owner) == ""
+    owner = Owner(WeighedMerge, "int4")
+    honest = owner.merge._multiply
+
+    def multiply(index: int) -> None:
+        honest(index)
+        owner.merge._products[-1][1].mul_(0.5)
+
+    owner.merge._multiply = multiply
+    owner.bring_all(tuple(OTHERS))
+    assert "not those of its slices" in verdict(handed_over(merged_by(owner)), owner)
+
+
 def test_a_sum_of_products_that_is_none_is_found() -> None:
     owner = brought()
     case = merged_by(owner)

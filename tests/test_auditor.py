@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,6 +172,42 @@ def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.Monkey
             before = rounds(others)
             await until(lambda: rounds(others) > before + SUSPENDED, 60.0)
             assert not any(m.swarm.chains[0].auditor.suspended(rounds(others)) for m in others)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("made_up", [False, True])
+def test_who_has_stated_products_is_asked_for_them_whoever_has_merged(made_up: bool) -> None:
+    """A leader could sign any for a part that somebody else merges, honestly, by what follows."""
+
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+            member = swarm.living()[0]
+            auditor = member.swarm.chains[0].auditor
+            found = list(auditor._rounds.values())[-1]
+            outcome = found.certificate.outcome
+            key, gram = next((k, g) for k, g in found.grams.items() if g.owner != member.peer)
+            merger = next(peer for peer in found.certificate.roster if peer != gram.owner)
+            if made_up:
+                gram = dataclasses.replace(gram, tree=bytes(32))
+            elsewhere = tuple(
+                dataclasses.replace(r, owner=merger) if (r.start, r.stop) == key else r
+                for r in outcome.parts
+            )
+            changed = dataclasses.replace(
+                found,
+                grams={key: gram},
+                certificate=dataclasses.replace(
+                    found.certificate, outcome=dataclasses.replace(outcome, parts=elsewhere)
+                ),
+            )
+            case = auditor._drawn(changed, 10**9)
+            assert case is not None
+            assert case.owner == gram.owner
+            await auditor._look_at(changed, case)
+            assert auditor.suspended(outcome.round) == ({gram.owner} if made_up else set())
+            assert not expelled(member)
 
     virtual_time.run(main())
 

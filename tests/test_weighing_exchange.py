@@ -9,6 +9,7 @@ from exchange_kit import SHAPE, Peer, World, run, same_bytes, until, world
 
 from diloco import robust
 from gossip.certificate import basis_of, sign_result
+from gossip.commitments import root
 from gossip.mixing import Mix
 from gossip.weighing import final_plan
 from protocols.identity import Identity
@@ -119,5 +120,23 @@ def test_a_plan_that_comes_of_two_drafts_has_one_result(
             here.work(dataclasses.replace(plan, ballot=2))
             await judged(here, grams, draft_of(here, 3, 1, 0, 3, 2))  # all have seen to it by now
             assert len(signed) == len(plan.parts)
+
+    run(story)
+
+
+def test_who_has_weighed_a_part_can_show_it_if_another_merges_it(grams: list[Gram]) -> None:
+    """The scales follow from what it has said, so it is asked for that after the round."""
+
+    async def story() -> None:
+        async with world(OPEN) as here:
+            draft = draft_of(here, 0, 0, 1, 2, 3)
+            plan = final_plan(draft, await judged(here, grams, draft), MIX)
+            others = draft_of(here, 1, 1, 0, 3, 2).parts
+            here.work(dataclasses.replace(plan, ballot=1, parts=others))
+            await until(here.whole, 10.0)
+            for gram in plan.grams:
+                shown = here.of(gram.owner).exchange.inbox.owning.shown[gram.start, gram.stop]
+                assert root(shown.products).hash == gram.tree
+                assert [root(leaves).hash for leaves in shown.leaves.values()] == list(gram.roots)
 
     run(story)
