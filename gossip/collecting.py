@@ -65,7 +65,7 @@ class Collecting(ABC):
             self._parts[key] = self._begin(key, header, plan, expected, paths)
             return
         self._renew(part, plan, paths)
-        for peer in part.merge.waits_for() - expected:
+        for peer in part.merge.awaited() - expected:  # else a relay that gives it up seems at fault
             self._give_up(part, peer)
         if part.merge.merged:
             self._spread(part)  # not everybody has it, it seems

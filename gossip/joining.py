@@ -96,15 +96,15 @@ class JointMerge(PartMerge):
 
     def waits_for(self) -> set[PeerId]:
         """Who has yet to bring something by itself."""
-        return super().waits_for() - set(self._via)
+        return self.awaited() - set(self._via)
 
     def open_to(self, peer: PeerId) -> bool:
         """Whether a contributor may bring its slice; it may whether or not it has a relay."""
-        return peer in super().waits_for()
+        return peer in self.awaited()
 
     def waits_for_relays(self) -> set[PeerId]:
         """Which relays have yet to bring something."""
-        waiting, via = super().waits_for(), dict(self._via)
+        waiting, via = self.awaited(), dict(self._via)
         return {via[peer] for peer in waiting if peer in via}
 
     @property

@@ -117,10 +117,14 @@ class PartMerge:
         """How many encoded copies of the part take memory, at most."""
         return 1
 
-    def waits_for(self) -> set[PeerId]:
-        """Who has yet to bring something."""
+    def awaited(self) -> set[PeerId]:
+        """Whose slices are not all in yet, whoever brings them."""
         number = len(self.chunks)
         return {peer for peer in tuple(self._expected) if self._reached[peer] < number}
+
+    def waits_for(self) -> set[PeerId]:
+        """Who has yet to bring something."""
+        return self.awaited()
 
     def open_to(self, peer: PeerId) -> bool:
         """Whether a contributor may bring something."""

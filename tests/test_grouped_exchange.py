@@ -11,7 +11,7 @@ import torch
 from exchange_kit import Peer, World, run, same_bytes, until
 from grouped_kit import BIG, SIZE, counted, grouped, truthful
 
-from gossip.grouping import Grouping
+from gossip.grouping import Grouping, renewed_groups
 from protocols.identity import PeerId
 from protocols.messages import Contributor
 
@@ -171,6 +171,36 @@ def test_a_relay_that_dies_costs_its_group_nothing_but_time(when: float, how: st
                     if key[2] != dead.me
                 )
             assert not set(others[0].faults + others[-1].faults) - {dead.me}
+
+    run(scene)
+
+
+def test_a_relay_is_not_to_blame_for_who_is_gone_by_the_plan() -> None:
+    """It brings nothing of a member that is dead, nor is that member asked for it."""
+
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            dead, *others = here.peers
+            here.network.kill(dead.me)
+            here.work(without=(dead,))
+            await asyncio.sleep(0.1)
+            plan = here.plan
+            contributors = tuple(
+                dataclasses.replace(c, active=c.peer != dead.me) for c in plan.contributors
+            )
+            live = {peer.me for peer in others}
+            groups = renewed_groups(plan.groups, plan.parts, plan.parts, live)
+            renewed = dataclasses.replace(plan, ballot=1, contributors=contributors, groups=groups)
+            here.work(renewed, without=(dead,))
+            wanted = open_parts(here, dead)
+
+            def there(peer: Peer) -> bool:
+                return sum(key[2] != dead.me for key in peer.exchange.parts) == wanted
+
+            await until(lambda: all(map(there, others)))
+            assert {who for peer in others for who, _ in peer.refusals} <= {dead.me}
+            assert all(truthful(here, peer) for peer in others)
+            assert all(counted(here, p)[o.me] == {0} for p in others for o in others)
 
     run(scene)
 
