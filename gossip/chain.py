@@ -155,8 +155,11 @@ class Chain(Reports, OwnStatus):
 
     @property
     def contributes(self) -> bool:
-        """Whether this node's work is in the round under way, and may be sent once more."""
-        return self.exchange.sent and not self.exchange.closed
+        """Whether this node's work is ready for the round under way, or in it.
+
+        Also before there is a plan: its leader may have heard of it, and plan with it later.
+        """
+        return self.exchange.offered and not self.exchange.closed
 
     def timed(self) -> list[float]:
         """Seconds of the exchange that has just ended, from its plan to its last merged part."""

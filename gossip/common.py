@@ -97,7 +97,7 @@ class AnyChain(Protocol):
 
     @property
     def contributes(self) -> bool:
-        """Whether the trainer's snapshot is being sent: what lies there must stay as it is."""
+        """Whether the trainer's snapshot may be sent: what lies there must stay as it is."""
         ...
 
     @property

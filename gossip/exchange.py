@@ -114,6 +114,11 @@ class Exchange:
         return self._transfers.bytes_received
 
     @property
+    def offered(self) -> bool:
+        """My contribution was said to be ready: any plan of the round may ask for it."""
+        return not self._own.withheld
+
+    @property
     def closed(self) -> bool:
         """The round is over here."""
         return self._transfers.closed

@@ -380,9 +380,8 @@ class Conductor:
         if self.resume_dir is None:
             self._turns.free()
             self.joined = self._anew = True
-        if self.swarm is not None:
-            for chain in self.swarm.chains:
-                chain.update(ready=False, eta=self.eta(chain.fragment))
+        for fragment in range(len(self.replicas)):
+            self._take_back_ready(fragment)
         await self.island.restart(**changes)
 
     async def _take_hosts_in(self) -> None:
@@ -405,11 +404,20 @@ class Conductor:
                 await self.hold(fragment)
                 if self._guesses is not None:
                     await self._guesses.leave()
+                self._take_back_ready(fragment)
                 self._keep_sent(fragment)
                 await self.resume(fragment, contributed=False, reset=True)
 
+    def _take_back_ready(self, fragment: int) -> None:
+        """The trainer goes back to the base: what it left is offered on only where it is kept.
+
+        There it stays ready as well, or its round might wait for the snapshot that waits for it.
+        """
+        if self.swarm is not None and not (chain := self.swarm.chains[fragment]).contributes:
+            chain.update(ready=False, eta=self.eta(fragment))
+
     def _keep_sent(self, fragment: int) -> None:
-        """Where others still take a snapshot that θ was built on, none comes in its place.
+        """Where others may take a snapshot that θ was built on, none comes in its place.
 
         The round in which it is counted ends with a merge, which is when the next one may come.
         """

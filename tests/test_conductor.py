@@ -461,6 +461,23 @@ async def test_no_snapshot_takes_the_place_of_one_that_is_being_sent(
     vectors.end_snapshot(1)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_what_is_offered_of_a_trainer_that_goes_back_stays_ready_where_it_is_kept(
+    vectors: SharedVectors, reset: bool, kept: bool
+) -> None:
+    """The round would not begin without it, and no other snapshot is left before it has ended."""
+    made, chain = conductor(vectors, at_once)
+    cast(Any, made.island).restart = nobody
+    chain.contributes = kept
+    if reset:
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        await made._start_again()
+    assert [said["ready"] for said in chain.said] == ([] if kept else [False])
+
+
 async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(
     vectors: SharedVectors,
 ) -> None:

@@ -149,3 +149,21 @@ def test_late_work_of_fragments_is_turned_in_each_of_them(name: str) -> None:
             assert swarm.far(slow) < 0.5
 
     virtual_time.run(main())
+
+
+def test_what_is_said_to_be_ready_is_to_stay_until_its_round_is_over() -> None:
+    """Also before there is a plan: a leader that has heard of it may plan with it at any time."""
+
+    async def main() -> None:
+        async with mode_swarm({"rounds": {"staleness": 0}}, 2) as swarm:
+            quick, slow = swarm.members.values()
+            swarm.hurry[slow.peer] = 0.1
+            await swarm.go_on_by(1)
+            chain = quick.swarm.chains[0]
+            await until(lambda: not quick.swarm.status.ready)
+            assert not chain.contributes, "what lies there is of the round before"
+            await until(lambda: quick.swarm.status.ready)
+            assert chain.contributes
+            assert not chain.planned
+
+    virtual_time.run(main())

@@ -97,6 +97,7 @@ def test_what_lies_there_is_given_once_it_is_said_to_be_ready(ready: bool) -> No
             again.exchange._own.withheld = True
             if ready:
                 again.exchange.prepare()
+            assert again.exchange.offered is ready
             here.work()
             when = await until(here.whole)
             assert when < 1.0  # nobody waited for it

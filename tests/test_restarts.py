@@ -39,7 +39,7 @@ def conductor(ranks: Ranks) -> Any:
     made: Any = object.__new__(Conductor)
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
     made.island, made.events, made.files, made._turns = ranks, nothing, nothing, nothing
-    made.swarm = made._guesses = None
+    made.swarm, made._guesses, made.replicas = None, None, ()
     made._restarts, made.resume_dir = Restarts(()), None
     return made
 

@@ -81,7 +81,7 @@ class Leader:
         if left > 0:
             return Idle()
         # A daemon at work on the vectors is about to send Apply, or an earlier life's snapshot is
-        # still being sent: no snapshot now, train on.
+        # still to be sent: no snapshot now, train on.
         for fragment in trainer.due:
             if self.vectors.try_snapshot(fragment):
                 return TakeSnapshot(fragment)

@@ -12,7 +12,7 @@ meanwhile the trainer writes no snapshot. A claim in turn waits for a snapshot t
 written. Nobody holds the lock for longer than that copy, and the kernel gives it back when its
 holder dies.
 
-A second flag keeps a snapshot that is being sent to others though its trainer has begun anew: no
+A second flag keeps a snapshot that others may take though its trainer has begun anew: no
 other one is written until the daemon claims the vectors again.
 """
 
@@ -155,7 +155,7 @@ class SharedVectors:
     def try_snapshot(self, fragment: int = 0) -> bool:
         """Begin to write ``sent``; false when the daemon has the fragment, or is taking one.
 
-        Or where an earlier snapshot is still being sent.
+        Or where an earlier snapshot is still to be sent.
         """
         return not self._header[fragment, _KEPT] and self.try_read(fragment)
 
