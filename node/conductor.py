@@ -152,6 +152,7 @@ class Conductor:
             fragment=fragment,
             tau=self._chooser.tau(),
             position=self._targets.position(self.swarm),
+            voids=self.replicas[fragment].voids,
         )
         try:
             await self.island.send(apply)

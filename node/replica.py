@@ -108,6 +108,7 @@ class OuterReplica:
         self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
         # Local work and residual are a checkpoint's: who made it may have had them merged since.
         self.inherited = False
+        self.voids = False  # ``sent`` is NaN where the trainer is to take ``base`` as it is
         run = manifest.run_id
         self._place = Place(run, fragment, 0, genesis(run), b"", 0)
         self._roster = first_roster
@@ -199,12 +200,15 @@ class OuterReplica:
         Where this node has sent work to the round before it was started again, all that its
         checkpoint held of local work was in that: it is dropped, or it would count twice. Where
         its ranks alone were, they have begun without that work, but its residual is still here.
+        Where a round merges a few elements, of these alone nothing is kept in either case: how
+        many rounds a life before was in is not known, and new ranks have learnt little there.
         """
         outcome = certificate.outcome
         snapshot = await self._hold()
         merged = self.merged_of_mine(outcome)
         mine = merged if snapshot == outcome.round else []
-        twice = self.inherited and self.whole and bool(merged) and not mine
+        unseen = bool(merged) and not mine
+        reset, self.voids = unseen and self.whole and self.inherited, unseen and not self.whole
         codec = self.codec.named(outcome.codec)
         rates = self._rates(outcome)
 
@@ -212,10 +216,12 @@ class OuterReplica:
             if self.residual is not None and mine:
                 self.residual.settle(outcome, self.me, codec, self._progress)
             elif self.residual is not None and merged:
-                self.residual.settle_unseen([(0, self.size)] if twice else merged)
+                self.residual.settle_unseen([(0, self.size)] if reset else merged)
             elif self.residual is not None:
                 self.residual.forget_round()
             self._set_back(mine)
+            if self.voids:
+                self._void(merged)
             for result in outcome.parts:
                 if result.digest:
                     data = parts[result.start, result.stop]
@@ -227,7 +233,7 @@ class OuterReplica:
             return bytes(state_digest(self.state)[0])
 
         digest: bytes = await self.offload(step)
-        self.inherited = self.inherited and not merged
+        self.inherited = self.inherited and not (merged if self.whole else mine)
         if self.turning is not None:
             self.turning.note(rates.share, mine=bool(merged))
         self.certificate = certificate
@@ -240,7 +246,7 @@ class OuterReplica:
         )
         self._roster = outcome.next_roster
         if self.trainer is not None:
-            await self.trainer.resume(contributed=bool(mine), reset=twice)
+            await self.trainer.resume(contributed=bool(mine), reset=reset)
 
     async def jump(
         self,
@@ -271,6 +277,7 @@ class OuterReplica:
         elif onward and sent:
             merged = [(0, self.size)]
         counted = merged if out else []  # else the ranks that sent it have died since
+        self.voids = False
 
         def move() -> None:
             if self.residual is not None and counted and decided is not None:
@@ -313,6 +320,9 @@ class OuterReplica:
         """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
         for start, stop in gaps(merged, len(self.base)):
             self.sent[start:stop].copy_(self.base[start:stop])
+
+    def _void(self, merged: list[tuple[int, int]]) -> None:
+        """Mark elements of ``sent`` for :attr:`voids`: where a round merges not all of them."""
 
     def _keep_apart(self, merged: list[tuple[int, int]]) -> None:
         """Let the trainer keep ``alpha`` of what set this island apart from the merged result.

@@ -50,10 +50,16 @@ class SparseReplica(OuterReplica):
         return out
 
     def _set_back(self, merged: list[tuple[int, int]]) -> None:
-        counted = torch.cat([self._at[:0], *(self._at[start:stop] for start, stop in merged)])
+        counted = self._drawn_in(merged)
         values = self.sent[counted]
         self.sent.copy_(self.base)
         self.sent[counted] = values
+
+    def _void(self, merged: list[tuple[int, int]]) -> None:
+        self.sent[self._drawn_in(merged)] = torch.nan
+
+    def _drawn_in(self, ranges: list[tuple[int, int]]) -> torch.Tensor:
+        return torch.cat([self._at[:0], *(self._at[start:stop] for start, stop in ranges)])
 
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
         at = self._at[here]

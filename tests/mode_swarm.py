@@ -89,6 +89,8 @@ class Walker:
         assert self.seen.setdefault((place.fragment, place.round), fact) == fact, place
         assert state_digest(one.state)[0] == place.state
         lost = reset or isinstance(one, GradientReplica)
+        if one.voids:
+            one.sent.copy_(torch.where(one.sent.isnan(), self.theta, one.sent))
         self.theta = one.base.clone() if lost else one.base + (self.theta - one.sent)
         self.out, self.contributed = None, self.contributed + contributed
         self.save()

@@ -492,6 +492,17 @@ async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(
     vectors.end_snapshot(1)
 
 
+@pytest.mark.parametrize("voids", [False, True])
+async def test_a_trainer_is_told_where_it_keeps_nothing(
+    vectors: SharedVectors, voids: bool
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    made.replicas[0].voids = voids
+    await made.resume(0, contributed=False, reset=False)
+    (told,) = cast(Any, made.island).sent
+    assert told.voids is voids
+
+
 async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None:
     gate = Gate()
     gate.open.set()

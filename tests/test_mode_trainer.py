@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import torch
 from trainer_kit import TARGET, Bench, apply, begin, committing, merge, tiny_manifest
 
 from node.trainer.channel import Command, InnerSteps, Report, Snapshot, StepDone, Stop
@@ -58,6 +59,32 @@ def test_rounds_of_others_do_not_put_a_contribution_off(tmp_path: Path) -> None:
     script = Bench(tmp_path, answer).run(begin(at_will=True))
     (snapshot,) = script.of(Snapshot)
     assert snapshot.steps == TARGET
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_where_nothing_is_to_be_kept_the_base_is_taken_as_it_is(
+    tmp_path: Path, evaluate: bool
+) -> None:
+    expected: list[torch.Tensor] = []
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if not isinstance(report, Snapshot):
+            return []
+        assert bench.vectors.try_claim()
+        base, sent = bench.vectors.tensors()
+        theta, work = sent.clone(), sent - base
+        sent.copy_(base)
+        sent[::3] = torch.nan
+        base += 0.7 * work
+        expected.append(base + work)
+        expected[0][::3] = base[::3]
+        assert not expected[0][::3].equal(theta[::3])
+        return [apply(1, contributed=False, evaluate=evaluate, voids=True), Stop()]
+
+    bench = Bench(tmp_path, answer)
+    bench.run(begin())
+    assert bench.theta[::3].equal(expected[0][::3])
+    assert torch.allclose(bench.theta, expected[0], atol=1e-6)
 
 
 def test_who_is_not_drawn_rests_until_it_is_needed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Outer, Rounds
+from diloco import sparta
 from gossip.lineage import Lineage
 from gossip.validity import Place
 from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
+from node.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
@@ -22,6 +25,7 @@ from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
 
 SIZE = 3000
+SHARE = 0.2  # of the coordinates, a round
 
 
 class Trainer:
@@ -36,16 +40,30 @@ class Trainer:
         """What it contributes to the round that is on: Δ."""
         self.replica.sent.copy_(self.theta)
         self.snapshot = self.replica.place.round
-        return self.replica.delta(0, SIZE, torch.empty(SIZE)).clone()
+        size = self.replica.size
+        return self.replica.delta(0, size, torch.empty(size)).clone()
 
     async def hold(self) -> int | None:
         return self.snapshot
 
     async def resume(self, *, contributed: bool, reset: bool) -> None:
         base, sent = self.replica.base, self.replica.sent
+        if self.replica.voids:
+            sent = torch.where(sent.isnan(), self.theta, sent)
         self.theta = base.clone() if reset else base + (self.theta - sent)
         self.snapshot = None
         self.told.append((contributed, reset))
+
+
+@contextmanager
+def made(kind: type[OuterReplica], manifest: Manifest) -> Iterator[OuterReplica]:
+    vectors = SharedVectors.create(SIZE)
+    one = kind(manifest, ME, vectors, RangeCodec("fp32", SIZE - 100), inline, (ME, OTHER))
+    one.base.copy_(normal(1, SIZE))
+    one.sent.copy_(one.base)
+    yield one
+    del one.base, one.sent
+    vectors.close()
 
 
 @pytest.fixture
@@ -54,19 +72,21 @@ def replica() -> Iterator[OuterReplica]:
         rounds=Rounds(codec="fp32"),
         outer=Outer(optimizer="sgd", lr=1.0, momentum=0.0),
     )
-    vectors = SharedVectors.create(SIZE)
-    made = OuterReplica(manifest, ME, vectors, RangeCodec("fp32", SIZE - 100), inline, (ME, OTHER))
-    made.base.copy_(normal(1, SIZE))
-    made.sent.copy_(made.base)
-    yield made
-    del made.base, made.sent
-    vectors.close()
+    with made(OuterReplica, manifest) as one:
+        yield one
 
 
-def outcome_of(place: Place, mine: int) -> Outcome:
+@pytest.fixture
+def sparse() -> Iterator[OuterReplica]:
+    given = {"mode": "sparta", "rounds": {"share": SHARE, "codec": "fp32"}}
+    with made(SparseReplica, Manifest.model_validate(given)) as one:
+        yield one
+
+
+def outcome_of(place: Place, mine: int, size: int = SIZE) -> Outcome:
     """Of a round with the first ``mine`` elements of my contribution."""
-    counts = counts_of((Included(0, SIZE), *([Included(1, mine)] if mine else [])))
-    part = PartResult(0, place.round, 0, SIZE, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
+    counts = counts_of((Included(0, size), *([Included(1, mine)] if mine else [])))
+    part = PartResult(0, place.round, 0, size, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
     contributors = (Contributor(OTHER, 1.0, 1, True), Contributor(ME, 1.0, 1, True))
     return Outcome(
         0, place.round, place.previous, bytes(32), "fp32", contributors, (part,), (ME, OTHER), 2
@@ -75,9 +95,9 @@ def outcome_of(place: Place, mine: int) -> Outcome:
 
 async def commit(replica: OuterReplica, mine: int, mean: torch.Tensor) -> None:
     """A round with the first ``mine`` elements of my contribution."""
-    outcome = outcome_of(replica.place, mine)
+    outcome = outcome_of(replica.place, mine, replica.size)
     certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ())
-    await replica.apply(certificate, {(0, SIZE): mean.clone().view(torch.uint8)})
+    await replica.apply(certificate, {(0, replica.size): mean.clone().view(torch.uint8)})
 
 
 def restored(replica: OuterReplica) -> Trainer:
@@ -118,6 +138,32 @@ async def test_only_the_first_of_such_rounds_takes_local_work(replica: OuterRepl
     trainer.theta -= since  # learnt in this life
     await commit(replica, SIZE, 0.5 * normal(11, SIZE))  # the life before was in this one as well
     torch.testing.assert_close(replica.base - trainer.theta, since)
+
+
+async def test_of_a_few_coordinates_those_are_dropped_that_the_life_before_had_merged(
+    sparse: OuterReplica,
+) -> None:
+    """In each round that it was in: others were drawn, and what was learnt there is in none yet."""
+    trainer, size = restored(sparse), sparse.size
+    for round_, mine in enumerate((size, 0, size // 2)):
+        theta, base = trainer.theta.clone(), sparse.base.clone()
+        drawn = sparta.coordinates(SIZE, SHARE, round_, 0).sort().values
+        await commit(sparse, mine, 0.1 * normal(9 + round_, size))
+        here = torch.zeros(SIZE, dtype=torch.bool)
+        here[drawn[:mine]] = True
+        assert torch.equal(trainer.theta[here], sparse.base[here])
+        torch.testing.assert_close((trainer.theta - sparse.base)[~here], (theta - base)[~here])
+    assert trainer.told == [(False, False)] * 3
+    assert sparse.inherited
+    trainer.take_snapshot()
+    since = 0.1 * normal(14, SIZE)
+    trainer.theta -= since
+    kept = trainer.theta - sparse.base
+    drawn = sparta.coordinates(SIZE, SHARE, 3, 0)
+    kept[drawn] = -since[drawn]
+    await commit(sparse, size, 0.1 * normal(12, size))
+    torch.testing.assert_close(trainer.theta - sparse.base, kept)
+    assert not sparse.inherited
 
 
 async def test_a_trainer_that_was_only_started_again_keeps_what_it_learns(

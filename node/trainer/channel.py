@@ -82,7 +82,8 @@ class Apply(Message, kind=101):
     All of it is about one fragment; but ``target_steps`` is the same for all of them, slots are
     those of fragment 0, and so is the evaluation: that of all of ``base``.
     ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
-    its steps and tokens still count towards the next contribution. Answered by :class:`Applied`.
+    its steps and tokens still count towards the next contribution. ``voids``: where ``sent`` is NaN
+    θ is exactly ``base`` as well. Answered by :class:`Applied`.
     """
 
     round: int
@@ -95,6 +96,7 @@ class Apply(Message, kind=101):
     fragment: int = 0
     tau: int | None = None  # inner steps to take before waiting for an outcome; None: as before
     position: int = 0  # as in :class:`Begin`
+    voids: bool = False
 
 
 class InnerSteps(Message, kind=107):

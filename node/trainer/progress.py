@@ -302,11 +302,12 @@ class Progress:
             for part in mine:
                 assert was is not None
                 assert new is not None
+                old = torch.where(was.isnan(), part, was) if command.voids else was
                 if command.evaluate:
-                    since.setdefault(name, []).append(part - was)
+                    since.setdefault(name, []).append(part - old)
                     part.copy_(new)
                 else:
-                    rebase(part, new, was)
+                    rebase(part, new, old)
         loss = None
         try:
             if command.evaluate:
