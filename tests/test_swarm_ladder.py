@@ -131,10 +131,11 @@ def test_links_that_get_narrow_and_wide_again(network: Network, tmp_path: Path) 
             network.rate(name, narrow)
         number = first.awaits_codec("int2")
         assert "codec int2" in first.status()
-        assert "knob      codec int2: the one before takes longer than may be waited" in (
-            first.status()
-        )
+        assert "knob      codec int2: " in first.status()
         told = [event for event in first.events("knob") if event["name"] == "codec"]
+        # it may have tried int4 since, and given that up
+        why = [event["why"] for event in told if event["value"] == "int2"]
+        assert why[0] == "the one before takes longer than may be waited"
         assert told[-1]["before"] is not None
         assert told[-1]["inputs"]["budget_s"] > 0
         assert told[-1]["inputs"]["expected_s"] > 0
