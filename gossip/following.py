@@ -1,12 +1,15 @@
 """Keeping up with the others: noticing who is ahead or on a heavier chain, and what to do about it.
 
 The answer is to replay the missed rounds (:mod:`gossip.catchup`) or to say that the state has to be
-downloaded. Announcements are claims; whoever is behind a claim has to prove it first.
+downloaded. Announcements are claims; whoever is behind a claim has to prove it first. Whoever did
+not is left alone for a while, longer each time, since names cost nothing: what it says could keep
+this node busy for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +25,9 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, Outcome
 
 MOST_ASKED = 8  # peers at a time
+PROOF_S = 20.0  # for a proof: hundreds of changes of the roster, on a slow link
+LEFT_S = 5.0  # whoever did not prove what it says is left alone for so long,
+LONGEST_LEFT_S = 3600.0  # twice as long each time, and at most so long
 BETWEEN_S = 10.0  # from a download in vain to the next one: two calls that time out
 
 
@@ -61,6 +67,8 @@ class Following:
     _in_vain: bool = False  # has it been left for a state that nobody delivered
     _replay: Replay = field(init=False)
     _news: bool = False  # while it was under way
+    _named: dict[PeerId, None] = field(default_factory=dict)  # peers that were, meanwhile
+    _left: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # until when; how long
 
     def __post_init__(self) -> None:
         self.approach.link = self.link
@@ -75,17 +83,26 @@ class Following:
         if announce.role in MEMBERS and announce.status == "active":
             self.approach.heard(announce.peer, announce.round, self.wiring.now())
         if self.is_ahead(announce):
-            self.begin((announce.peer,))
+            self._news = True
+            if not self._is_left(announce.peer) and not self._catching_up:
+                self.begin((announce.peer,))
         elif announce.head == here.previous and announce.state != here.state:
             self._vote_on_state(here, roster)
 
     def begin(self, peers: tuple[PeerId, ...]) -> None:
-        """Catch up with ``peers`` and whoever else is ahead, unless that is being done."""
-        if self.under_way or self.approach.downloading:
+        """Catch up with ``peers`` and whoever else is ahead: after what is being done, if it is."""
+        if self._catching_up:
             self._news = True
+            self._named |= dict.fromkeys(peers[:MOST_ASKED])
+            while len(self._named) > MOST_ASKED:
+                del self._named[next(iter(self._named))]
             return
-        self.under_way, self._news = True, False
+        self.under_way, self._news, self._named = True, False, {}
         self.wiring.spawn(self._catch_up(peers))
+
+    @property
+    def _catching_up(self) -> bool:
+        return self.under_way or self.approach.downloading
 
     @contextmanager
     def downloading(self) -> Iterator[Approach]:
@@ -152,8 +169,8 @@ class Following:
 
     def _go_on(self) -> None:
         """What was said meanwhile may be of a later round."""
-        if self._news and not self.under_way and (ahead := self._ahead()):
-            self.begin(tuple(ahead[:MOST_ASKED]))
+        if self._news and not self._catching_up and (peers := (*self._named, *self._ahead())):
+            self.begin(tuple(dict.fromkeys(peers))[:MOST_ASKED])
 
     async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
         """Replay what ``peers`` and all who are ahead have; report it where that is not enough."""
@@ -190,39 +207,79 @@ class Following:
 
     async def _judge(self, endings: set[Ending]) -> None:
         """Replaying leads nowhere: report it if somebody really is on a heavier chain."""
-        for peer in self._ahead()[:MOST_ASKED]:
-            claim = self.membership.announcement(peer)
-            if claim is None or not await self._proves(claim):
-                continue
-            here, _ = self.place()
-            if self.is_ahead(claim):
-                if claim.round <= here.round:
-                    endings.add(Ending.FORKED)
-                found = [e for e in (Ending.FORKED, Ending.GONE, Ending.FAR) if e in endings]
-                if found[0] is Ending.FORKED:
-                    self._leaves_for = (claim.round, claim.head, claim.work)
-                    self._left_at = self.wiring.now()
-                self.behind(found[0])
+        judged: set[PeerId] = set()
+        while some := [peer for peer in self._ahead() if peer not in judged][:MOST_ASKED]:
+            judged.update(some)
+            claims = (claim for peer in some if (claim := self.membership.announcement(peer)))
+            if (claim := await self._first_proven(list(claims))) is not None:
+                self._report(claim, endings)
                 return
+            if self._named:  # somebody has what is missed: rather that than more claims
+                return
+
+    async def _first_proven(self, claims: Sequence[Announce]) -> Announce | None:
+        """The first of these to be shown that is ahead, without waiting for the others."""
+        found: list[Announce] = []
+
+        async def judge(claim: Announce) -> None:
+            if await self._proves(claim) and self.is_ahead(claim):
+                found.append(claim)
+                for other in proofs:
+                    if other is not asyncio.current_task():
+                        other.cancel()
+
+        async with asyncio.TaskGroup() as group:
+            proofs = [group.create_task(judge(claim)) for claim in claims]
+        return found[0] if found else None
+
+    def _report(self, claim: Announce, endings: set[Ending]) -> None:
+        """Say that the state of a proven place is needed, and why."""
+        if claim.round <= self.place()[0].round:
+            endings.add(Ending.FORKED)
+        found = [e for e in (Ending.FORKED, Ending.GONE, Ending.FAR) if e in endings]
+        if found[0] is Ending.FORKED:
+            self._leaves_for = (claim.round, claim.head, claim.work)
+            self._left_at = self.wiring.now()
+        self.behind(found[0])
 
     async def _proves(self, claim: Announce) -> bool:
         """Whether a peer can show how the swarm came to the place it says it stands at."""
         try:
-            await self.prove(claim)
+            async with asyncio.timeout(PROOF_S):
+                await self.prove(claim)
         except RemoteProtocolError as error:
             self.rejected(claim.peer, error)
-            return False
-        except TransportError:
-            return False
-        return True
+        except (TransportError, TimeoutError):
+            pass
+        else:
+            self._left.pop(claim.peer, None)
+            return True
+        self._leave(claim.peer)
+        return False
+
+    def _leave(self, peer: PeerId) -> None:
+        """Do nothing about what this peer says, for a while."""
+        now = self.wiring.now()
+        _, before = self._left.get(peer, (0.0, LEFT_S / 2))
+        alive = {one.peer for one in self.membership.islands_alive(now)}
+        self._left = {one: left for one, left in self._left.items() if one in alive}
+        self._left[peer] = (now + (wait := min(2 * before, LONGEST_LEFT_S)), wait)
+
+    def _is_left(self, peer: PeerId) -> bool:
+        return self.wiring.now() < self._left.get(peer, (0.0, 0.0))[0]
 
     def _ahead(self) -> list[PeerId]:
-        """Live islands that are further than we are, or on a heavier chain."""
-        return [
+        """Live islands that are further than we are, or on a heavier chain: first those in office.
+
+        Without those that could not show it a short while ago.
+        """
+        _, roster = self.place()
+        found = [
             announce.peer
             for announce in self.membership.islands_alive(self.wiring.now())
-            if self.is_ahead(announce)
+            if self.is_ahead(announce) and not self._is_left(announce.peer)
         ]
+        return sorted(found, key=lambda peer: peer not in roster)
 
     def is_ahead(self, announce: Announce) -> bool:
         """Whether an island is further along our chain, or on a chain that outweighs ours."""

@@ -1,0 +1,201 @@
+"""Who is believed to be ahead: names that claim much and show nothing hold up nobody for long."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from exchange_kit import run, until
+from toy_replica import RUN
+
+from gossip import following
+from gossip.catchup import Ending
+from gossip.certificate import genesis
+from gossip.following import Following
+from gossip.standing import first_announcement
+from gossip.validity import Place
+from gossip.wiring import Wiring
+from protocols.errors import Stale, Unreachable, Why
+from protocols.identity import Identity, PeerId
+from protocols.memory import MemoryNetwork
+from protocols.messages import Announce
+from protocols.tasks import Tasks
+from protocols.virtual_time import inline
+
+ME = Identity.from_seed(b"m" * 32)
+HONEST, *LIARS = (Identity.from_seed(bytes([i, 7]) * 16).peer_id for i in range(30))
+SHOWS_S = 0.5  # until an honest peer has shown how it came to its place
+
+Shows = Callable[[], Awaitable[None]]
+
+
+class Far:
+    """As of a node that misses so much that only a download helps."""
+
+    downloading = False
+    link: object = None
+
+    def heard(self, peer: PeerId, round_: int, now: float) -> None: ...
+
+    def is_far(self, missing: int) -> bool:
+        return True
+
+    def replays(self, since: float | None) -> None: ...
+
+    def replayed(self, seconds: float) -> None: ...
+
+    def arrived(self) -> None: ...
+
+
+class Scene:
+    """One member that is behind, what it hears, and what others show when asked."""
+
+    def __init__(self, wiring: Wiring, roster: Sequence[PeerId]) -> None:
+        self.place, self.roster = Place(RUN, 0, 3, genesis(RUN), b"s" * 32, 5), tuple(roster)
+        self.behind: list[Ending] = []
+        self.asked: list[PeerId] = []
+        self.claims: dict[PeerId, Announce] = {}
+        self.shows: dict[PeerId, Shows] = {}
+        unused, far, membership = (None, Far(), self)  # type: tuple[Any, Any, Any]
+        self.following = Following(
+            wiring=wiring,
+            shape=unused,
+            membership=membership,
+            place=lambda: (self.place, self.roster),
+            settled=lambda: asyncio.sleep(0.0),
+            busy=lambda: False,
+            held=unused,
+            advance=unused,
+            prove=self._prove,
+            rejected=lambda peer, error: None,
+            behind=self.behind.append,
+            approach=far,
+            link=lambda: 0.0,
+        )
+
+    def islands_alive(self, now: float) -> list[Announce]:
+        return list(self.claims.values())
+
+    def announcement(self, peer: PeerId) -> Announce | None:
+        return self.claims.get(peer)
+
+    async def _prove(self, claim: Announce) -> None:
+        self.asked.append(claim.peer)
+        await self.shows[claim.peer]()
+
+    def says(self, peer: PeerId, shows: Shows) -> None:
+        """``peer`` announces that it is far ahead, and was heard."""
+        first = first_announcement(peer, self.place, version="0", incarnation=1)
+        further = {"status": "active", "round": 900, "work": 10**9, "head": b"h" * 32}
+        self.claims[peer], self.shows[peer] = dataclasses.replace(first, **further), shows
+        self.following.compare(self.claims[peer])
+
+
+@asynccontextmanager
+async def scene(roster: Sequence[PeerId] = ()) -> AsyncIterator[Scene]:
+    async with asyncio.TaskGroup() as group:
+        loop, unused = asyncio.get_running_loop(), None  # type: Any, Any
+        transport = MemoryNetwork().join(ME.peer_id)
+        spawn = Tasks(group).spawn
+        yield Scene(Wiring(transport, ME, RUN, unused, spawn, inline, loop.time), roster)
+
+
+async def true() -> None:
+    await asyncio.sleep(SHOWS_S)
+
+
+async def never() -> None:
+    await asyncio.sleep(1e6)
+
+
+async def false() -> None:
+    raise Stale("it does not show the certificate it stands on")
+
+
+async def gone() -> None:
+    raise Unreachable("peer", Why.REFUSED)
+
+
+def test_who_never_ends_its_proof_hides_nobody() -> None:
+    async def story() -> None:
+        async with scene() as here:
+            for liar in LIARS[:20]:
+                here.says(liar, never)
+            here.says(HONEST, true)
+            batches = 1 + 20 // following.MOST_ASKED
+            took = await until(lambda: here.behind != [], batches * following.PROOF_S + 1.0)
+            assert here.behind == [Ending.FAR]
+            assert took >= following.PROOF_S  # those before it had their time
+
+    run(story)
+
+
+def test_those_in_office_are_asked_first_and_nobody_waits_for_others() -> None:
+    async def story() -> None:
+        async with scene([HONEST]) as here:
+            for liar in LIARS:
+                here.says(liar, never)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], following.PROOF_S + 2.0)
+            first = here.asked.index(HONEST)
+            assert first <= 1  # behind the one that was heard of first, and is asked alone
+
+    run(story)
+
+
+def test_who_could_not_show_it_is_left_alone_for_longer_each_time() -> None:
+    async def story() -> None:
+        for shows in (false, gone, never):
+            async with scene() as here:
+                asked: list[float] = []
+                for second in range(400):
+                    before = len(here.asked)
+                    here.says(LIARS[0], shows)
+                    await asyncio.sleep(1.0)
+                    asked += [float(second)] * (len(here.asked) - before)
+                assert 4 <= len(asked) <= 7  # after 5, 10, 20, 40, 80, 160 seconds
+                gaps = [b - a for a, b in itertools.pairwise(asked)]
+                assert all(b > a for a, b in itertools.pairwise(gaps))
+                assert here.behind == []
+
+    run(story)
+
+
+def test_who_has_shown_it_in_the_end_is_believed_at_once() -> None:
+    async def story() -> None:
+        async with scene() as here:
+            here.says(HONEST, gone)
+            await until(lambda: here.asked != [], 5.0)
+            await asyncio.sleep(following.LEFT_S + 0.1)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], SHOWS_S + 0.1)
+            here.says(HONEST, true)  # as if its state had not come
+            await until(lambda: len(here.behind) == 2, SHOWS_S + 0.1)
+
+    run(story)
+
+
+def test_what_a_round_asks_for_does_not_wait_for_all_claims() -> None:
+    """Those who voted have what is missed; there may be hundreds who claim to be ahead."""
+
+    async def story() -> None:
+        async with scene() as here:
+            for liar in LIARS:
+                here.says(liar, never)
+            await asyncio.sleep(1.0)
+            told: list[tuple[PeerId, ...]] = []
+            replay = here.following._replay
+
+            async def follow(sources: Sequence[PeerId], first: int) -> Ending:
+                told.append(tuple(sources))
+                return Ending.LEVEL
+
+            replay.follow = follow  # type: ignore[method-assign]
+            here.following.begin((HONEST,))
+            await until(lambda: told != [], following.PROOF_S + 1.0)
+            assert told[0][0] == HONEST
+
+    run(story)
