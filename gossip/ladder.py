@@ -16,6 +16,11 @@ coarse codec leaves little to send neither says for certain that the next finer 
 lets the first kilobytes pass at any speed). So every step up is a *trial* (:class:`Ladder`): if the
 exchange gets long by it the next round goes back, and the finer codec has to wait for eight
 rounds, twice as many each time that it happens again. That bounds what trials cost.
+
+After :data:`RECENT` rounds with one codec no other exchange says any more what of its time is that
+of bytes, and none will. Then the finer one is tried although it might not fit: a swarm whose links
+have become wide again would else keep to a coarse codec for good, for the sake of time that
+machines take.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from protocols.errors import LocalProtocolError
 
 OVERRUN: Final = 1.2  # of the budget, before the ladder is stepped down
 ROOM: Final = 0.7  # of the budget, at most, to step up
+TRIAL: Final = 3.0  # times the budget, at most, to be tried where that may be wrong
 LONGER: Final = 1.25  # times as long as before: no chance, if it is beyond the budget as well
 FIRST_WAIT: Final = 8  # rounds without a codec that took too long,
 RECENT: Final = 16  # rounds for which an exchange with another codec says something
@@ -65,6 +71,7 @@ class Ladder:
     _newest: tuple[float, float] | None = None  # its bytes of the busiest member, and seconds
     _other: tuple[float, float, int] | None = None  # of the last other codec; after which round
     _rounds: int = 0
+    _changed: int = 0  # rounds that were over when the codec was another one
     _rose_at: int | None = None  # that codec was stepped up to in this round
     _waits: dict[str, tuple[int, int]] = field(default_factory=dict)  # until when; how long
 
@@ -82,8 +89,10 @@ class Ladder:
         it), in which the busiest member moved ``moved`` bytes one way.
         """
         before, took_before = self.codec, self._took
-        if self._newest is not None and before != codec:
-            self._other = (*self._newest, self._rounds)
+        if before != codec:
+            self._changed = self._rounds
+            if self._newest is not None:
+                self._other = (*self._newest, self._rounds)
         self.codec, self._took, self.back_to = codec, took, None
         self._newest = (moved, took) if took is not None and moved > 0 else None
         self._rounds += 1
@@ -138,6 +147,8 @@ class Ladder:
             why = "what the links carry as they were measured"
         elif codec == self.back_to:
             why = "the finer one made the exchange too long"
+        elif at < 0 and self.settled:
+            why = "there may be room for a finer one"
         elif at < 0:
             why = "there is room for a finer one"
         elif at > 0:
@@ -151,6 +162,11 @@ class Ladder:
         _, wait = self._waits.get(codec, (0, 0))
         wait = min(max(2 * wait, FIRST_WAIT), LONGEST_WAIT)
         self._waits[codec] = (self._rounds + wait, wait)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no exchange with another codec was lately."""
+        return self._rounds - self._changed > RECENT
 
     def waits(self, codec: str) -> bool:
         """Whether it is too early to try this codec again."""
@@ -189,6 +205,8 @@ def choose(
     if seconds(past.codec) > OVERRUN * budget:
         coarser = (name for name in codecs[at:] if seconds(name) <= budget)
         return next(coarser, codecs[-1])
-    if at and seconds(codecs[at - 1]) <= ROOM * budget and not past.waits(codecs[at - 1]):
-        return codecs[at - 1]
+    if at and not past.waits(finer := codecs[at - 1]):
+        unsure = past.settled and seconds(past.codec) <= ROOM * budget
+        if seconds(finer) <= (TRIAL if unsure else ROOM) * budget:
+            return finer
     return past.codec

@@ -194,6 +194,44 @@ def test_time_that_bytes_do_not_cost_does_not_count_against_a_finer_codec() -> N
     )
 
 
+@pytest.mark.parametrize("overhead_s", [1.0, 4.0, 6.9])
+def test_links_that_are_wide_again_are_noticed_beside_machines_that_take_their_time(
+    overhead_s: float,
+) -> None:
+    """In proportion to bytes a finer codec would take too long; in truth it takes no longer."""
+    run = Run(carries=1e12, announced=seconds(1.0, "int2") / 8.0, overhead_s=overhead_s)
+    run.past = Ladder("int2", _newest=(seconds(1.0, "int2"), 8.0))
+    run.play(RECENT + 2)
+    assert run.taken[-1] == ("fp32" if overhead_s == 1.0 else "int4")
+    run.play(5 * (RECENT + 2))
+    assert run.taken[-1] == "fp32"
+
+
+def test_a_finer_codec_that_does_not_fit_is_tried_ever_less_often() -> None:
+    run = Run(carries=seconds(1.0, "int2") / 6.9, announced=1.0)
+    run.past = Ladder("int2", _newest=(seconds(1.0, "int2"), 6.9))
+    taken = run.play(1000)
+    assert set(taken) == {"int2", "int4"}
+    tried = [number for number, name in enumerate(taken) if name == "int4"]
+    gaps = [later - sooner for sooner, later in pairwise(tried)]
+    assert gaps[-1] == LONGEST_WAIT + 1
+    assert len(tried) <= 5 + 1000 / LONGEST_WAIT
+
+
+def test_what_would_take_far_too_long_is_not_tried() -> None:
+    rungs, past = ("fp32", "top3"), Ladder("top3")
+    for _ in range(5 * RECENT):
+        past.note(rungs, "top3", 6.0, seconds(1.0, "top3"), 10.0)
+        assert choose(
+            rungs,
+            lambda name: seconds(1.0, name),
+            10.0,
+            past,
+            lambda name: past.seconds(seconds(1.0, name)) or 0.0,
+        ) == "top3"  # fmt: skip
+    assert past.settled
+
+
 def test_two_exchanges_that_make_no_sense_together_are_not_joined() -> None:
     """The links have become slower between them: a coarser codec took longer."""
     past = Ladder()
