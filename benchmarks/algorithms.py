@@ -77,7 +77,13 @@ def read(path: Path) -> dict[str, Row]:
 
 def _dump(rows: dict[str, Row]) -> str:
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
-    keys = json.dumps(figures(rows), indent=1)
+    asked = dict(wanted(rows))  # what has other settings now is to be made again
+    kept = {
+        key: row
+        for key, row in rows.items()
+        if "stale" in row or (key in asked and is_of(row, asked[key]))
+    }
+    keys = json.dumps(figures(kept), indent=1)
     return f'{{"keys": {keys},\n"rows": {{\n{lines}\n}}}}\n'
 
 

@@ -7,6 +7,7 @@ import statistics
 from benchmarks.algorithms_rows import ALL_SEEDS, BASE, MAIN, Row
 
 WITHIN = (1.0, 3.0)  # percent of the baseline's loss
+SAME_START = 1e-3  # nats: so far apart are no two evaluations of the same parameters
 # keys that are percents of loss: which row, of how many islands, over which (of how many)
 COMPARED: dict[str, tuple[str, str, int, int]] = {
     "gossip_vs_diloco_loss": ("NoLoCo pairs, H 25, int8", "DiLoCo, int4", 4, 4),
@@ -77,8 +78,19 @@ def percents_over(
         a, b = (rows[key] for key in keys)
         if a.get("stale") != b.get("stale"):
             continue
+        if abs(_began(a) - _began(b)) > SAME_START:
+            raise ValueError(
+                f"{keys[0]} began at a loss of {_began(a)}, {keys[1]} at {_began(b)}: they do not "
+                "start from the same parameters; mark the older one as stale, to have it made again"
+            )
         found.append(100 * (a["loss"] / b["loss"] - 1))
     return found
+
+
+def _began(row: Row) -> float:
+    """The validation loss before the first step."""
+    loss: float = row["curve"][0][3]
+    return loss
 
 
 def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> float | None:

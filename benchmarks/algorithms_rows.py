@@ -132,7 +132,7 @@ SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "straggler, fewer steps": (4, DILOCO | STRAGGLER),
     "straggler, asynchronous": (4, NESTEROV | {"mode": "async"} | STRAGGLER),
     "8 islands": (8, DILOCO),
-    "6 islands": (6, DILOCO),
+    "6 islands": (6, DILOCO | {"start_islands": 8}),  # what the honest ones of eight are alone
     "8 islands, 2 attack, open trust": (8, DILOCO | {"attackers": 2, "rule": "open"}),
     "8 islands, 2 attack, mean": (8, DILOCO | {"attackers": 2, "rule": "mean"}),
     "8 islands, 30 % replaced": (8, DILOCO | {"churn": 0.3}),

@@ -66,6 +66,12 @@ def test_what_a_server_sends_is_shared_out() -> None:
     assert "| server, lock-step, int4 | 48.0 | 150x | 2.0000 | +0.00 % | 1 |" in page
 
 
+def test_rows_that_start_from_other_parameters_are_not_compared() -> None:
+    elsewhere = row(2.01, 48.0, [[0, 0, 0, 4.992]])
+    with pytest.raises(ValueError, match=r"DiLoCo, int4/4/0 began at a loss of 4\.992, .* stale"):
+        figures(ROWS | {"DiLoCo, int4/4/0": elsewhere})
+
+
 def test_a_mode_that_diverged_with_one_seed_has_no_figure() -> None:
     failed = {"scenario": {}, "failed": "nan"}
     assert figures(ROWS | {"DiLoCo, int2/4/1": failed})["bytes_ratio_at_3pct"] == 150.0

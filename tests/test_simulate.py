@@ -69,6 +69,8 @@ def test_all_modes_start_from_the_same_steps_of_one_island() -> None:
     one = Scenario.model_validate(SMALL | {"start_steps": 30})
     other = Scenario.model_validate(SMALL | {"start_steps": 30, "mode": "btm", "inner_lr": 1e-3})
     assert torch.equal(initial(one), initial(other))
+    fewer = one.model_copy(update={"islands": one.islands - 1, "start_islands": one.islands})
+    assert fewer.start().batch == one.start().batch
     plain = one.model_copy(update={"start_steps": 0})
     assert validation_loss(one, initial(one)) < validation_loss(plain, initial(plain)) - 0.5
 

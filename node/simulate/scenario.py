@@ -145,6 +145,7 @@ class Scenario(BaseModel):
     context: int = Field(default=48, ge=8, le=4096)  # bytes that "llama" looks at
     # inner steps, each of as much text as one of all islands, that were taken before the run began
     start_steps: int = Field(default=0, ge=0)
+    start_islands: int = Field(default=0, ge=0, le=256)  # whose text that is; 0: as many as it has
     batch: int = Field(default=64, ge=1)  # predicted bytes, or sequences of "llama"
     eval_every: int = Field(default=1, ge=1)  # rounds
 
@@ -201,7 +202,7 @@ class Scenario(BaseModel):
         kept = ("seed", "islands", "model", "hidden", "layers", "context", "start_steps")
         return Scenario(
             **{name: getattr(self, name) for name in kept},
-            batch=self.batch * self.islands,
+            batch=self.batch * (self.start_islands or self.islands),
             inner_lr=START_LR if self.model == "llama" else 3e-3,
             schedule="cosine",
             rounds=max(1, self.start_steps),
