@@ -68,6 +68,19 @@ def test_of_one_layer_and_sequence_it_is_the_librarys(family: str) -> None:
         assert torch.equal(model(x), made(family, num_hidden_layers=1)(x))
 
 
+def test_a_sequence_that_only_keeps_ranks_together_trains_no_router() -> None:
+    """Where ranks do not divide the batch some take a sequence of zeros instead."""
+    model, x = made("qwen3_moe"), tokens(1)
+    balance = balance_of(model)
+    assert balance is not None
+    counts = keep_busy(model, balance, ALONE, 1, 16)
+    name = "lm.model.layers.0.mlp.gate.weight"
+    counts(False)
+    assert not hung(model, x)[name].any()
+    counts(True)
+    assert hung(model, x)[name].any()
+
+
 def test_a_layer_counts_the_same_in_a_stage() -> None:
     whole, stage, x = made("qwen3_moe"), made("qwen3_moe"), tokens(2)
     balance = balance_of(whole)

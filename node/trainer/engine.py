@@ -61,6 +61,8 @@ class Engine:
         check_schedule(self.dims, ranks.device)
         if computing.compile:
             check_compiler(ranks.device, cache_folder() / "compiled")
+        # to be told whether the next sequences are of the batch
+        self._tell_foreign: list[Callable[[bool], None]] = []
         self.parts: dict[int, Decoder] = {}
         for stage in range(self.dims.stages):
             if rank_of_stage(self.dims, stage) == ranks.at("pp"):
@@ -90,7 +92,8 @@ class Engine:
             if self.dims.stages > 1:
                 cut_stage(model, stage, self.dims.stages)
             if balance is not None:
-                keep_busy(model, balance, self.ranks, self.batch, self.seq_len)
+                kept = (balance, self.ranks, self.batch, self.seq_len)
+                self._tell_foreign.append(keep_busy(model, *kept))
         elif self.ranks.size == 1:
             model = build(manifest.model, manifest.seed)
         else:
@@ -159,6 +162,8 @@ class Engine:
         for module in self.models.modules():
             if isinstance(module, MixtureOfExperts):
                 module.sequence_weight = weight
+        for tell in self._tell_foreign:
+            tell(counts)
 
     def _mine(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The columns of this rank, on its device, and what else a model that is shared needs."""

@@ -49,22 +49,31 @@ def balance_of(model: ForeignDecoder) -> Balance | None:
 
 def keep_busy(
     model: ForeignDecoder, balance: Balance, ranks: Ranks, batch: int, seq_len: int
-) -> None:
+) -> Callable[[bool], None]:
     """Hang the loss on what chooses among experts, in a model or a stage, in place.
 
-    ``batch`` and ``seq_len`` are the island's. A forward raises OperatorError E606 where what is
+    ``batch`` and ``seq_len`` are the island's. Returns what is to be told whether the next
+    sequences are of the batch. A forward raises OperatorError E606 where what is
     returned is of no known form.
     """
     dims = ranks.dims
     whole = partial(mean_over, ranks.axis("cp").get_group()) if dims.cp > 1 else here_alone
     # averaged over the data ranks, and over cp the mean of parts; over tp each rank has all tokens
     weight = balance.weight * dims.data / batch
+    hangs = []
     for module, index in _choosing(model).items():
         hang = _Hang(family(model.config), index, balance, weight, seq_len // dims.cp, whole)
         module.forward = partial(_and_hang, module.forward, hang)
+        hangs.append(hang)
+
+    def counts(they: bool) -> None:
+        for hang in hangs:
+            hang.counts = they
+
+    return counts
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Hang:
     """The loss of one layer, for what the module that chooses returns."""
 
@@ -74,6 +83,7 @@ class _Hang:
     weight: float  # of one sequence
     tokens: int  # of a sequence, on this rank
     whole: Whole
+    counts: bool = True  # what goes through is of the batch
 
     def __call__(self, out: Any) -> Any:
         """``out`` with the loss on what else is in it, the weights of experts, or on the logits."""
@@ -82,7 +92,8 @@ class _Hang:
         logits, place = self._find(parts, index)
         scores = logits.float().softmax(dim=-1).view(-1, self.tokens, self.balance.experts)
         chosen = scores.topk(self.balance.top_k, dim=-1).indices
-        loss = balance_loss(scores, chosen, self.whole).sum() * self.weight
+        weight = self.weight if self.counts else 0.0
+        loss = balance_loss(scores, chosen, self.whole).sum() * weight
         # FSDP hangs on what a router returns, and wants no view
         carried = Attach.apply(parts[place], loss).clone()
         if not isinstance(out, tuple):
