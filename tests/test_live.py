@@ -333,6 +333,22 @@ def test_a_stream_that_stays_away_is_told_of(texts, tmp_path, monkeypatch):
     assert caught.value.code == "E601"
 
 
+def test_what_went_well_before_it_broke_off_takes_no_patience(monkeypatch):
+    """A newcomer reads for minutes to come to its own part."""
+    now = [0.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    error = OperatorError("E601", "what", "why", "fix")
+    error.__cause__ = ConnectionError("Server Disconnected")
+    left = patience.Patience()
+    now[0] = 10 * patience.PATIENCE_S
+    assert left.wait(error)
+    now[0] += patience.PATIENCE_S - 2 * patience.LAST_PAUSE_S
+    assert left.wait(error)
+    now[0] += 2 * patience.LAST_PAUSE_S
+    assert not left.wait(error)
+
+
 def test_what_will_not_pass_is_told_at_once(texts, tmp_path, monkeypatch):
     data = stream(run(), texts[1], tmp_path)
     broken = Broken(monkeypatch, FileNotFoundError("part-0.jsonl"), times=1)

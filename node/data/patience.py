@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import time
 from typing import TypeGuard
 
@@ -23,17 +24,19 @@ OF_SERVERS = ("aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", 
 
 
 class Patience:
-    """That of one read, from its first try on."""
+    """That of one read, from its first failure on: what went well before it may have taken long."""
 
     def __init__(self) -> None:
-        self._pause, self._end = FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
+        self._pause, self._end = FIRST_PAUSE_S, math.inf
 
     def wait(self, error: OperatorError) -> bool:
         """Wait a while to try again; False, at once, where that is in vain or was done for long.
 
         What was met is the error's ``__cause__``.
         """
-        if not passes(error.__cause__) or time.monotonic() + self._pause > self._end:
+        now = time.monotonic()
+        self._end = min(self._end, now + PATIENCE_S)
+        if not passes(error.__cause__) or now + self._pause > self._end:
             return False
         logger.warning("%s: %s; again in %.0f s", error.what, error.why, self._pause)
         time.sleep(self._pause)
