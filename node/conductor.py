@@ -182,7 +182,7 @@ class Conductor:
                 case Applied() as applied:
                     self._restarts.applied(applied)
                     if applied.fragment is None:
-                        self.resume_dir = self.moments = None  # it has begun with them
+                        self._has_begun()
                     self._turns.free(applied.fragment)
                     await self._reset_if_due()
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
@@ -300,6 +300,16 @@ class Conductor:
         )
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
+
+    def _has_begun(self) -> None:
+        """What the trainer began with is not needed any more, and not kept until then.
+
+        Ranks that die of what it takes to read it are to have it again.
+        """
+        if self.moments is not None and self.moments.steps:
+            with contextlib.suppress(OSError):
+                self.moments.path.unlink()
+        self.resume_dir = self.moments = None
 
     async def _find_moments(self) -> None:
         """For ranks that are started again: a donor's, else those of the newest checkpoint."""

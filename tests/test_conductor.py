@@ -269,7 +269,8 @@ async def test_a_newcomer_s_ranks_that_die_early_have_the_donor_s_moments_all_th
     else:
         await made.take(Taken(file, 7))
         if where == "once it has read them":
-            file.unlink()
+            made._has_begun()
+            assert not file.exists()
         await made._start_again()
     made.ready = cast(Any, object())
     await made._begin()

@@ -68,7 +68,7 @@ def test_a_newcomer_has_its_donors_moments(tmp_path: Path, optimizer: str) -> No
     mine, theirs = kept(other), kept(one)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert not path.exists()
+    assert path.exists()  # ranks that die before they have begun want it again
 
 
 def test_muons_matrices_have_no_second_moment_on_the_way() -> None:

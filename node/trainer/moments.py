@@ -133,13 +133,9 @@ def read(
 ) -> None:
     """Put a file's moments, which have seen so many steps, into the optimizer of all ranks.
 
-    The file is gone afterwards. Every rank must call it. Raises OSError on rank 0 where it is not
-    there.
+    Every rank must call it. Raises OSError on rank 0 where the file is not there.
     """
-    vector = None
-    if weights.ranks.leads:
-        vector = mapped(path, places.size)
-        path.unlink()
+    vector = mapped(path, places.size) if weights.ranks.leads else None
     kept: dict[str, list[str]] = {}
     for place in places.places:
         kept.setdefault(place.entry.name, []).append(place.moment)
