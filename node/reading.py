@@ -114,9 +114,9 @@ class Reading:
         tokens = run.tokens
         if not tokens and not self.config.data:
             known = Known.of(note, run_id)
-            if tokens := await self._kept(run, known.tokens):
-                self.place = known.place
-        tokens = tokens or await self._tokens_for(run, self.config.data or "")
+            self.place = known.place  # also where its tokens are gone: nothing else in its stead
+            tokens = await self._kept(run, known.tokens)
+        tokens = tokens or await self._tokens_for(run, self.place)
         Known(run_id, tokens, self.place).write(note)
         return tokens
 

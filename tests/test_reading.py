@@ -19,6 +19,7 @@ from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig, resolve
 from node.data import plain_text
 from node.entrance import Run
+from node.errors import operator_error
 from node.hosts.crew import job_of
 from node.monitor.event_log import EventLog
 from node.reading import NOTE, Reading
@@ -167,6 +168,31 @@ async def test_tokens_of_another_run_are_not_trained_on(
     assert node.place == ""
     assert await node.tokens(second) == str(recipe)
     assert [Path(place).name for place in places] == ["private.txt", ""]
+
+
+async def test_tokens_that_are_gone_are_made_again_of_what_they_were_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is trained on instead, and where it cannot be read the note stays."""
+    made, places = tmp_path / "made.bin", list[str]()
+
+    def tokens_for(manifest: Manifest, shard: bytes, tokenizer: bytes, place: str, *_: Any) -> str:
+        places.append(Path(place).name)
+        if not made.exists():
+            raise operator_error("E601", why="the disk is not mounted")
+        return str(made)
+
+    monkeypatch.setattr("node.data.supply.tokens_for", tokens_for)
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    made.write_bytes(bytes(1000))
+    await reading(resolve({"dir": str(tmp_path), "data": "own.txt"}, {}), []).tokens(run)
+    made.unlink()
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="not mounted"):
+            await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run)
+    made.write_bytes(bytes(1000))
+    assert await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run) == str(made)
+    assert places == ["own.txt"] * 3
 
 
 async def test_tokens_that_were_made_anew_of_another_tokenizer_are_not_trained_on(
