@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from node.errors import operator_error
 from node.hosts.crew import Crew
 from node.hosts.hub import Host, RemoteRank
 from node.hosts.interface import told
@@ -53,6 +55,8 @@ STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
 UNSTARTED_PAUSE_S = 5.0  # before it is told that ranks cannot be started
+# what keeps them from it for a while; all else will not pass, and ends the node
+PASSING = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
 
 
@@ -139,6 +143,8 @@ class Island:
         try:
             life = await self._launch(())
         except OSError as error:
+            if error.errno not in PASSING:
+                raise
             self._gathering = True
             self._supervisor = self._background.spawn(self._not_started(error))
             return
@@ -162,20 +168,24 @@ class Island:
         try:
             life = await self._launch(hosts)
         except OSError as error:
+            if error.errno not in PASSING:
+                raise
             await self._not_started(error)
             return
         self._gathering = False
         await self._supervise(life)
 
     async def _not_started(self, error: OSError) -> None:
-        """There is no memory or disk for another process.
+        """There is no memory, disk or file for another process.
 
         That is told after a pause: it is tried again at once then, and a few times only.
         """
         await asyncio.sleep(UNSTARTED_PAUSE_S)
         log = self.directory / "trainer-rank0.log"
         text = f"ranks do not start: {error}"
-        self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, ""))
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        refused = operator_error("E402", why=text) if full else None
+        self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, "", refused))
 
     async def _launch(self, hosts: Sequence[Host]) -> _Life:
         """Start all ranks, those of this host first."""

@@ -29,6 +29,7 @@ from node.trainer.settings import (
     EXIT_REFUSED,
     EXIT_STUCK,
 )
+from node.trainer_events import problem_of
 
 pytestmark = pytest.mark.timeout(240)  # several starts of Python and torch in one test
 
@@ -198,8 +199,10 @@ async def test_ranks_that_cannot_be_started_have_died(
 ) -> None:
     """No memory for another process, for a while: that is no end of the node."""
 
+    lacking = errno.ENOMEM
+
     async def no_memory(*given: object) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        raise OSError(lacking, os.strerror(lacking))
 
     async with standing_in(tmp_path, "exec sleep 60") as running:
         with monkeypatch.context() as patched:
@@ -209,6 +212,14 @@ async def test_ranks_that_cannot_be_started_have_died(
             await running.restart()
             died = await until(running, TrainerDied)
             assert time.monotonic() - began >= 0.2
+            lacking = errno.ENOSPC
+            await running.restart()
+            full = await until(running, TrainerDied)
+            assert (full.code, problem_of(full).code) == ("E405", "E402")
+            lacking = errno.EACCES  # that will not pass
+            with pytest.raises(PermissionError):
+                await running.restart()
+            lacking = errno.ENOMEM
             patched.setattr(node.island, "UNSTARTED_PAUSE_S", 60.0)
             await running.restart()
         assert died.code == "E405"
