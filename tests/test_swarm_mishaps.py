@@ -168,17 +168,15 @@ def test_the_clock_of_a_node_is_set_while_it_runs(nodes: list[NodeProcess], tmp_
     for number, offset in enumerate(("+3600", "-3600")):
         clock.write_text(f"{offset}\n")
         await_work(steady, name, 6)
-        assert stepped.events("step")[-1]["time"] - steady.events("step")[-1]["time"] != 0
-        misled = NodeProcess(tmp_path / f"misled-{number}")  # it knows of no other clock
-        nodes.append(misled)
-        misled.start("start", "--peers", address(stepped))
-        assert misled.wait() == 1
-        assert "error E301: the clock is wrong" in misled.text()
-        come = NodeProcess(tmp_path / f"come-{number}")  # connections are made anew
-        begin(nodes, come, "--peers", joined)
-        await_work(stepped, peer(come))
-        come.send(signal.SIGTERM)
-        assert come.wait() == 0
+        off = stepped.events("step")[-1]["time"] - steady.events("step")[-1]["time"]
+        assert abs(off - float(offset)) < 600
+        # connections are made anew, by one who has nobody else to ask about its clock as well
+        for asked in (joined, address(stepped)):
+            come = NodeProcess(tmp_path / f"come-{number}-{asked == joined}")
+            begin(nodes, come, "--peers", asked)
+            await_work(stepped, peer(come))
+            come.send(signal.SIGTERM)
+            assert come.wait() == 0
     assert not [e for e in steady.events("problem") if e["fatal"]]
     assert not [e for e in stepped.events("problem") if e["fatal"]]
     assert_same_bits(steady, stepped)
