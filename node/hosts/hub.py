@@ -389,7 +389,7 @@ class Hub:
                         status = -ended.signal or ended.status
                         rank.ended(status, ended.log, ended.tail)
                 case Farewell() as last:
-                    if last.code:
+                    if last.code and not host.prepared:  # who has trained may be back in a while
                         self._refused[host.number] = operator_error(
                             "E410",
                             f"{host.shown} cannot take part: {last.what}",
