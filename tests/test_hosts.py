@@ -119,6 +119,21 @@ async def test_what_a_host_lacks_ends_the_waiting() -> None:
             await asyncio.wait_for(waiting, WAIT_S)
 
 
+async def test_what_ends_a_host_that_has_trained_may_pass() -> None:
+    """Memory for another process, room on its disk: its supervisor starts it again."""
+    async with hub(wait_s=WAIT_S) as (made, said):
+        made.offer(JOB)
+        first = await ready(made)
+        async with alive(first):
+            await made.muster(again=False)
+            full = operator_error("E402", "the disk is full")
+            first.link.send(Farewell(full.code, full.what, full.why, full.fix))
+            await until(lambda: any("lost: the disk is full" in line for line in said))
+        waiting = asyncio.ensure_future(made.muster(again=False))
+        async with alive(await ready(made)):
+            assert [host.number for host in await asyncio.wait_for(waiting, WAIT_S)] == [1]
+
+
 @pytest.mark.parametrize(
     ("greeting", "text"),
     [
