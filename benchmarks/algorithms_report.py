@@ -74,10 +74,6 @@ seeds that both have. The model is small and the runs are short: differences bel
 between seeds say nothing, and what holds for large models is what the papers say that the rules'
 docstrings name.
 
-**The seeds 0 to 2 of data parallelism with 4 islands began from other parameters than all else, and
-are to be made again: what is said here against these does not stand**
-([experiments.md](experiments.md), "The study's baseline began elsewhere").
-
 {missing}
 """
 

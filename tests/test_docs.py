@@ -262,6 +262,10 @@ def test_every_benchmark_of_the_readme_is_there_with_its_figures() -> None:
 
 
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    from benchmarks.algorithms_figures import percent_over
+    from benchmarks.algorithms_rows import BASE
+
+    muon = "Muon inside, H {}, int2"
     results = ROOT / "benchmarks" / "results"
     names = ("allreduce", "island", "algorithms")
     averaging, island, study = (json.loads((results / f"{n}.json").read_text()) for n in names)
@@ -277,6 +281,10 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         whole = [turn["seconds"] if turn["whole"] else math.inf for turn in turns]
         return f"{statistics.median(whole):.1f}"
 
+    def over(name: str, islands: int, inner_steps: int = 20) -> str:
+        found = percent_over(study["rows"], name.format(inner_steps), BASE, islands)
+        return f"{found:.1f} %"
+
     text = " ".join(README.read_text().split())
     for said in (
         f"{island['island_overhead_ratio']:.3f} of the tokens a second of a bare torch loop",
@@ -290,8 +298,10 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         f"{averaging['vs_hivemind_wan_int4']:.1f} times at 100 Mbit",
         f"fp32 takes {seconds('atoll fp32'):.1f} s",
         f"gloo {seconds('gloo'):.1f} s",
-        f"{study['keys']['bytes_ratio_at_1pct']:.0f} times fewer bytes",
-        f"{study['keys']['bytes_ratio_at_3pct']:,.0f} times fewer",
+        f"{study['keys']['bytes_ratio_at_1pct']:.0f} times fewer bytes for {over(muon, 4, 40)}",
+        f"{study['keys']['bytes_ratio_at_3pct']:,.0f} times fewer for {over(muon, 4, 150)}",
+        f"int4 ends {over('DiLoCo, int4', 4)} above data parallelism with 4, and in shorter runs "
+        f"{over('DiLoCo, int4', 8)} with 8 and {over('DiLoCo, int4', 16)} with 16",
         f"{far('continent', 'atoll int4 tls')} s over round trips of 80 ms where gloo takes "
         f"{far('continent', 'gloo')} s",
         f"{far('antipodes', 'atoll int4 tls')} s over 200 ms (gloo {far('antipodes', 'gloo')} s)",
