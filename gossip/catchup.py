@@ -62,6 +62,7 @@ class Replay:
     held: Held
     advance: Advance
     rejected: Callable[[PeerId, RemoteProtocolError], None]
+    silent: Callable[[PeerId], None]  # told who does not answer
     far: Callable[[PeerId], bool]  # whether a download gets us nearer to where a peer stands
     replays: Callable[[float | None], None]  # told since when a round is replayed, None: none is
     replayed: Callable[[float], None]  # told how long a round took
@@ -91,7 +92,7 @@ class Replay:
             except RemoteProtocolError as error:
                 self.rejected(source, error)
             except TransportError:
-                continue
+                self.silent(source)
             else:
                 if ending is Ending.LEVEL:
                     return ending

@@ -74,7 +74,8 @@ class Following:
         self.approach.link = self.link
         self._replay = Replay(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
-            self._is_far, self.approach.replays, self.approach.replayed, self._upload, self.link,
+            self._silent, self._is_far, self.approach.replays, self.approach.replayed,
+            self._upload, self.link,
         )  # fmt: skip
 
     def compare(self, announce: Announce) -> None:
@@ -256,6 +257,11 @@ class Following:
             return True
         self._leave(claim.peer)
         return False
+
+    def _silent(self, peer: PeerId) -> None:
+        """Whoever is in office is asked again at once: others may say anything, and be nobody."""
+        if peer not in self.place()[1]:
+            self._leave(peer)
 
     def _leave(self, peer: PeerId) -> None:
         """Do nothing about what this peer says, for a while."""

@@ -178,6 +178,29 @@ def test_who_has_shown_it_in_the_end_is_believed_at_once() -> None:
     run(story)
 
 
+def test_who_claims_much_and_never_answers_costs_its_time_out_once() -> None:
+    """A name with nobody behind it; whoever is in office is asked again."""
+
+    async def story() -> None:
+        async with scene([HONEST]) as here:
+            asked: list[PeerId] = []
+
+            async def look(source: PeerId, first: int) -> Ending:
+                asked.append(source)
+                await asyncio.sleep(5.0)
+                raise Unreachable(source, Why.TIMEOUT)
+
+            here.following._replay._follow = look  # type: ignore[method-assign]
+            for _ in range(100):
+                here.says(HONEST, never)
+                here.says(LIARS[0], never)
+                await asyncio.sleep(1.0)
+            assert asked.count(LIARS[0]) <= 5  # after 5, 10, 20 and 40 seconds
+            assert asked.count(HONEST) >= 8
+
+    run(story)
+
+
 def test_what_a_round_asks_for_does_not_wait_for_all_claims() -> None:
     """Those who voted have what is missed; there may be hundreds who claim to be ahead."""
 
