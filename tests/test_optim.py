@@ -75,6 +75,18 @@ def test_only_matrices_decay():
     assert not decay
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_biases_of_experts_are_no_matrices_though_they_are_stacked(optimizer):
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Module()])})
+    experts = model["layers"][0]
+    experts.gate_up_proj = nn.Parameter(torch.zeros(4, 8, 16))
+    experts.gate_up_proj_bias = nn.Parameter(torch.zeros(4, 16))
+    groups = make_optimizer(model, Inner(optimizer=optimizer, weight_decay=0.3)).param_groups
+    found = {id(p): (g["weight_decay"], g["muon"]) for g in groups for p in g["params"]}
+    assert found[id(experts.gate_up_proj)] == (0.3, optimizer == "muon")
+    assert found[id(experts.gate_up_proj_bias)] == (0.0, False)
+
+
 def test_a_step_is_adamw_by_the_formula():
     inner = Inner(lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.5)
     linear = nn.Linear(3, 2)

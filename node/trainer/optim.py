@@ -28,9 +28,14 @@ def reentry_factor(steps_since_join: int) -> float:
     return min(1.0, (steps_since_join + 1) / REENTRY_STEPS)
 
 
+def is_matrix(name: str, dims: int) -> bool:
+    """Whether a parameter multiplies what comes in: biases of experts are stacked, [E, n]."""
+    return dims >= 2 and not name.endswith("bias")
+
+
 def by_muon(inner: Inner, name: str, dims: int) -> bool:
     """Whether a parameter is trained by Muon, which keeps no second moment; else by AdamW."""
-    return inner.optimizer == "muon" and dims >= 2 and layer_of(name) is not None
+    return inner.optimizer == "muon" and is_matrix(name, dims) and layer_of(name) is not None
 
 
 def make_optimizer(
@@ -38,7 +43,7 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """The run's optimizer over ``model``'s parameters; its learning rate is set before every step.
 
-    Weight decay is for tensors of two or more dims, not for norms and biases. Parameters on
+    Weight decay is for matrices, not for norms and biases. Parameters on
     different meshes are in different groups, since a group is one kernel's call. ``tables`` names
     matrices inside the layers that are not Muon's.
 
@@ -56,7 +61,7 @@ def make_optimizer(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        matrix = parameter.ndim >= 2
+        matrix = is_matrix(name, parameter.ndim)
         muon = by_muon(inner, name, parameter.ndim) and name not in tables
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         decay = inner.weight_decay if matrix else 0.0
