@@ -227,12 +227,19 @@ def test_our_own_export_comes_back_with_bytes_as_its_tokenizer(tmp_path):
     assert with_weights(run, other).model.initial != filled.initial
 
 
+def test_routers_are_noiseless() -> None:
+    noisy = MIXTRAL | {"router_jitter_noise": 0.5, "num_local_experts": 4}
+    model = build(model_of(noisy), 0)
+    assert torch.equal(model(TOKENS), model(TOKENS))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"model_type": "nonesuch"}, "no causal language model"),
         ({"model_type": "t5"}, "no causal language model"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
+        ({"model_type": "phimoe"}, "phimoe chooses its experts at random"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"attn_implementation": "kernels/evil"}, "attn_implementation"),
         ({"nested": {"_attn_implementation_internal": "evil/kernel"}}, "attn_implementation"),

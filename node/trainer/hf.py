@@ -28,6 +28,9 @@ PREFIX = "lm."  # of the parameters' names
 # of config.json, without meaning for what the model computes
 LEFT_OUT = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
+# it draws experts at random in each step of training: layers that are computed again in the backward
+# pass would draw others, and no two ranks the same
+DRAWS = ("phimoe",)
 REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
 
 ADAPTER = "adapter_config.json"
@@ -238,6 +241,8 @@ def _parse(text: str) -> Any:
         kind = plain.pop("model_type", None)
         if kind not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise ValueError(f"model_type {kind!r} is no causal language model of the library")
+        if kind in DRAWS:
+            raise ValueError(f"{kind} chooses its experts at random while it is trained")
         config = transformers.AutoConfig.for_model(kind, **plain)
         for key, value in config.to_dict().items():
             if _is_dropout(key, value):
@@ -276,7 +281,8 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _is_dropout(key: str, value: object) -> bool:
-    named = key.endswith(("pdrop", "dropout", "dropout_prob"))
+    """Or other noise in training: a run's steps can be repeated."""
+    named = key.endswith(("pdrop", "dropout", "dropout_prob", "layerdrop", "jitter_noise"))
     return named and isinstance(value, int | float) and not isinstance(value, bool)
 
 
