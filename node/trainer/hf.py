@@ -28,8 +28,8 @@ PREFIX = "lm."  # of the parameters' names
 # of config.json, without meaning for what the model computes
 LEFT_OUT = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
-# it draws experts at random in each step of training: layers that are computed again in the backward
-# pass would draw others, and no two ranks the same
+# it draws experts at random in each step of training: layers that are computed again in the
+# backward pass would draw others, and no two ranks the same
 DRAWS = ("phimoe",)
 REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
 
