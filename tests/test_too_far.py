@@ -43,6 +43,7 @@ def follows(
         unused,
         unused,
         lambda peer, error: rejected.append(peer),
+        lambda peer: None,
         lambda source: far,
         unused,
         unused,
