@@ -167,9 +167,7 @@ class Island:
             return
         try:
             life = await self._launch(hosts)
-        except OSError as error:
-            if error.errno not in PASSING:
-                raise
+        except OSError as error:  # nobody would hear of it if it were raised here
             await self._not_started(error)
             return
         self._gathering = False

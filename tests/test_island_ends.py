@@ -230,6 +230,33 @@ async def test_ranks_that_cannot_be_started_have_died(
         assert len(pids(running)) == 1
 
 
+@pytest.mark.parametrize("lacking", [errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EROFS])
+async def test_beside_other_hosts_whatever_keeps_ranks_from_starting_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int
+) -> None:
+    """Nobody waits for what starts them there: an error that is raised would be lost."""
+
+    class Alone:
+        async def muster(self, *, again: bool) -> list[object]:
+            return []
+
+        def fit(self, settings: Any, hosts: object) -> Any:
+            return settings
+
+    async def refused(*given: object) -> None:
+        raise OSError(lacking, os.strerror(lacking))
+
+    async with standing_in(tmp_path, "exec sleep 60") as running:
+        monkeypatch.setattr(node.island, "UNSTARTED_PAUSE_S", 0.1)
+        with monkeypatch.context() as patched:
+            patched.setattr(running, "crew", Alone())
+            patched.setattr(running, "_launch", refused)
+            await running.restart()
+            died = await until(running, TrainerDied)
+        assert died.code == "E405"
+        assert os.strerror(lacking) in died.text
+
+
 async def test_a_rank_that_does_not_listen_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
