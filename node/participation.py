@@ -96,8 +96,8 @@ class Participation:
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = await self._restored(store)
         run, vectors, tokens = await self._find(store, restored)
-        await self.node.offload(kernels.load)  # else the data thread waits, and all lanes with it
         stack.callback(vectors.close)
+        await self.node.offload(kernels.load)  # else the data thread waits, and all lanes with it
         self._assemble(store, restored, run, vectors, tokens)
         self._serve(stack, run)
         await self._start(stack, run)
