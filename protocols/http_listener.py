@@ -6,7 +6,8 @@ none in time is cut.
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
 and each has a task of its own from its first byte to its last. Where there are too many of all, the
-oldest that is no admitted peer's goes for the new one: silent strangers keep nobody out.
+oldest that is no admitted peer's goes for the new one: silent strangers keep nobody out. Without an
+invitation everybody is admitted who has proven a key.
 """
 
 from __future__ import annotations
