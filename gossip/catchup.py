@@ -63,6 +63,7 @@ class Replay:
     advance: Advance
     rejected: Callable[[PeerId, RemoteProtocolError], None]
     silent: Callable[[PeerId], None]  # told who does not answer
+    helped: Callable[[PeerId], None]  # told whose certificate led further
     far: Callable[[PeerId], bool]  # whether a download gets us nearer to where a peer stands
     replays: Callable[[float | None], None]  # told since when a round is replayed, None: none is
     replayed: Callable[[float], None]  # told how long a round took
@@ -146,6 +147,7 @@ class Replay:
                 finally:
                     self.replays(None)
                 self.replayed(self.wiring.now() - began)
+                self.helped(source)
             if self.place()[0].round == asked:
                 raise Malformed("certificates that lead nowhere")
             if not prompt:

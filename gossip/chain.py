@@ -20,6 +20,7 @@ import torch
 from gossip.agreement import NONE
 from gossip.approach import Approach
 from gossip.auditor import Auditor
+from gossip.claims import Shown
 from gossip.exchange import Exchange
 from gossip.following import Following, is_further
 from gossip.forgetting import Forgetting
@@ -292,7 +293,7 @@ class Chain(Reports, OwnStatus):
                 case Commit(certificate):
                     self.wiring.spawn(self._commit(of, certificate))
                 case CatchUp(peers):
-                    self.following.begin(peers)
+                    self.following.begin(peers, vouched=True)
                 case Accuse(peer, error):
                     self.accuse(peer, error)
 
@@ -303,7 +304,8 @@ class Chain(Reports, OwnStatus):
     async def _commit(self, of: Round, certificate: Certificate) -> None:
         parts = self.exchange.certified(certificate)
         if parts is None:  # whoever voted has them
-            self.following.begin(tuple(vote.voter for vote in certificate.votes))
+            voters = tuple(vote.voter for vote in certificate.votes)
+            self.following.begin(voters, vouched=True)
             return
         await self._advance(certificate, parts, self.exchange if of is self.round else None)
 
@@ -346,7 +348,7 @@ class Chain(Reports, OwnStatus):
         async with self._advancing:
             return
 
-    async def _prove(self, claim: Announce) -> None:
+    async def _prove(self, claim: Announce, shown: Shown) -> None:
         """Have a peer prove the place it stands at. Raises RemoteProtocolError, TransportError."""
         await prove(
             self.wiring.transport,
@@ -356,6 +358,8 @@ class Chain(Reports, OwnStatus):
             (claim.round, claim.head, claim.work),
             self.wiring.offload,
             fragment=self.fragment,
+            known=self.lineage,
+            shown=shown,
         )
 
     def _open_round(self) -> None:

@@ -1,33 +1,28 @@
 """Keeping up with the others: noticing who is ahead or on a heavier chain, and what to do about it.
 
 The answer is to replay the missed rounds (:mod:`gossip.catchup`) or to say that the state has to be
-downloaded. Announcements are claims; whoever is behind a claim has to prove it first. Whoever did
-not is left alone for a while, longer each time, since names cost nothing: what it says could keep
-this node busy for good.
+downloaded. Announcements are claims, and have to be proven first (:mod:`gossip.claims`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gossip.approach import Approach
 from gossip.catchup import Advance, Ending, Replay
 from gossip.certificate import heavier
+from gossip.claims import Claims, LeftAlone, Prove
 from gossip.gathering import Held
 from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
 from gossip.wiring import Wiring
-from protocols.errors import RemoteProtocolError, TransportError
+from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Outcome
 
 MOST_ASKED = 8  # peers at a time
-PROOF_S = 20.0  # for a proof: hundreds of changes of the roster, on a slow link
-LEFT_S = 5.0  # whoever did not prove what it says is left alone for so long,
-LONGEST_LEFT_S = 3600.0  # twice as long each time, and at most so long
 BETWEEN_S = 10.0  # from a download in vain to the next one: two calls that time out
 
 
@@ -56,7 +51,7 @@ class Following:
     busy: Callable[[], bool]  # whether one is
     held: Held
     advance: Advance
-    prove: Callable[[Announce], Awaitable[None]]  # raises RemoteProtocolError, TransportError
+    prove: Prove
     rejected: Callable[[PeerId, RemoteProtocolError], None]
     behind: Callable[[Ending], None]
     approach: Approach
@@ -68,15 +63,17 @@ class Following:
     _replay: Replay = field(init=False)
     _news: bool = False  # while it was under way
     _named: dict[PeerId, None] = field(default_factory=dict)  # peers that were, meanwhile
-    _left: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # until when; how long
+    _left: LeftAlone = field(default_factory=LeftAlone)
+    _claims: Claims = field(init=False)
 
     def __post_init__(self) -> None:
         self.approach.link = self.link
         self._replay = Replay(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
-            self._silent, self._is_far, self.approach.replays, self.approach.replayed,
-            self._upload, self.link,
+            self._silent, self._left.forgive, self._is_far, self.approach.replays,
+            self.approach.replayed, self._upload, self.link,
         )  # fmt: skip
+        self._claims = Claims(self.prove, self._unproven, self.wiring.now)
 
     def compare(self, announce: Announce) -> None:
         """Notice that somebody is ahead, on a heavier chain, or at our place with another state."""
@@ -90,16 +87,25 @@ class Following:
         elif announce.head == here.previous and announce.state != here.state:
             self._vote_on_state(here, roster)
 
-    def begin(self, peers: tuple[PeerId, ...]) -> None:
-        """Catch up with ``peers`` and whoever else is ahead: after what is being done, if it is."""
+    def begin(self, peers: tuple[PeerId, ...], *, vouched: bool = False) -> None:
+        """Catch up with ``peers`` and whoever else is ahead: after what is being done, if it is.
+
+        ``vouched``: a certificate shows that they have what is missed. Of others those that are not
+        in office may be left alone.
+        """
+        _, roster = self.place()
         if self._catching_up:
             self._news = True
-            self._named |= dict.fromkeys(peers[:MOST_ASKED])
+            named = [peer for peer in peers if vouched or peer in roster]
+            self._named |= dict.fromkeys(named[:MOST_ASKED])
             while len(self._named) > MOST_ASKED:
                 del self._named[next(iter(self._named))]
             return
-        self.under_way, self._news, self._named = True, False, {}
-        self.wiring.spawn(self._catch_up(peers))
+        if not vouched:
+            peers = tuple(peer for peer in peers if peer in roster or not self._is_left(peer))
+        if peers:
+            self.under_way, self._news, self._named = True, False, {}
+            self.wiring.spawn(self._catch_up(peers, vouched=vouched))
 
     @property
     def _catching_up(self) -> bool:
@@ -171,22 +177,22 @@ class Following:
     def _go_on(self) -> None:
         """What was said meanwhile may be of a later round."""
         if self._news and not self._catching_up and (peers := (*self._named, *self._ahead())):
-            self.begin(tuple(dict.fromkeys(peers))[:MOST_ASKED])
+            self.begin(tuple(dict.fromkeys(peers))[:MOST_ASKED], vouched=True)
 
-    async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
+    async def _catch_up(self, peers: tuple[PeerId, ...], *, vouched: bool) -> None:
         """Replay what ``peers`` and all who are ahead have; report it where that is not enough."""
         try:
-            await self._replay_from(peers)
+            await self._replay_from(peers, vouched=vouched)
         finally:
             self.under_way = False
         self._go_on()
 
-    async def _replay_from(self, peers: tuple[PeerId, ...]) -> None:
+    async def _replay_from(self, peers: tuple[PeerId, ...], *, vouched: bool) -> None:
         asked = {self.wiring.identity.peer_id}
         endings = {Ending.LEVEL}
         await self.settled()  # what is being applied right now may be all we miss
         first = self.place()[0].round
-        while sources := self._sources(peers, asked):
+        while sources := self._sources(peers, asked, vouched=vouched):
             asked.update(sources)
             ending = await self._replay.follow(sources, first)
             if ending is Ending.LEVEL:
@@ -201,37 +207,32 @@ class Following:
         elif endings & {Ending.FAR, Ending.GONE, Ending.FORKED}:
             await self._judge(endings)
 
-    def _sources(self, peers: Iterable[PeerId], but: Container[PeerId]) -> list[PeerId]:
-        """These, and whoever else is ahead by now."""
-        found = dict.fromkeys((*peers, *self._ahead()))
-        return [peer for peer in found if peer not in but][:MOST_ASKED]
+    def _sources(
+        self, peers: Iterable[PeerId], but: Container[PeerId], *, vouched: bool
+    ) -> list[PeerId]:
+        """These, and whoever else is ahead by now; first those that are vouched or in office."""
+        _, roster = self.place()
+        found = [one for one in dict.fromkeys((*peers, *self._ahead())) if one not in but]
+        if not vouched:
+            found.sort(key=lambda peer: peer not in roster)
+        return found[:MOST_ASKED]
 
     async def _judge(self, endings: set[Ending]) -> None:
         """Replaying leads nowhere: report it if somebody really is on a heavier chain."""
         judged: set[PeerId] = set()
-        while some := [peer for peer in self._ahead() if peer not in judged][:MOST_ASKED]:
-            judged.update(some)
-            claims = (claim for peer in some if (claim := self.membership.announcement(peer)))
-            if (claim := await self._first_proven(list(claims))) is not None:
-                self._report(claim, endings)
-                return
-            if self._named:  # somebody has what is missed: rather that than more claims
-                return
 
-    async def _first_proven(self, claims: Sequence[Announce]) -> Announce | None:
-        """The first of these to be shown that is ahead, without waiting for the others."""
-        found: list[Announce] = []
+        def claims() -> Announce | None:
+            # where somebody has what is missed: rather that than more claims
+            left = () if judged and self._named else self._ahead()
+            peer = next((one for one in left if one not in judged), None)
+            if peer is None:
+                return None
+            judged.add(peer)
+            return self.membership.announcement(peer) or claims()
 
-        async def judge(claim: Announce) -> None:
-            if await self._proves(claim) and self.is_ahead(claim):
-                found.append(claim)
-                for other in proofs:
-                    if other is not asyncio.current_task():
-                        other.cancel()
-
-        async with asyncio.TaskGroup() as group:
-            proofs = [group.create_task(judge(claim)) for claim in claims]
-        return found[0] if found else None
+        if (claim := await self._claims.first_proven(claims, self.is_ahead)) is not None:
+            self._left.forgive(claim.peer)
+            self._report(claim, endings)
 
     def _report(self, claim: Announce, endings: set[Ending]) -> None:
         """Say that the state of a proven place is needed, and why."""
@@ -243,20 +244,12 @@ class Following:
             self._left_at = self.wiring.now()
         self.behind(found[0])
 
-    async def _proves(self, claim: Announce) -> bool:
-        """Whether a peer can show how the swarm came to the place it says it stands at."""
-        try:
-            async with asyncio.timeout(PROOF_S):
-                await self.prove(claim)
-        except RemoteProtocolError as error:
-            self.rejected(claim.peer, error)
-        except (TransportError, TimeoutError):
-            pass
+    def _unproven(self, peer: PeerId, error: RemoteProtocolError | None) -> None:
+        if error is None:
+            self._silent(peer)
         else:
-            self._left.pop(claim.peer, None)
-            return True
-        self._leave(claim.peer)
-        return False
+            self.rejected(peer, error)
+            self._leave(peer)
 
     def _silent(self, peer: PeerId) -> None:
         """Whoever is in office is asked again at once: others may say anything, and be nobody."""
@@ -264,15 +257,11 @@ class Following:
             self._leave(peer)
 
     def _leave(self, peer: PeerId) -> None:
-        """Do nothing about what this peer says, for a while."""
         now = self.wiring.now()
-        _, before = self._left.get(peer, (0.0, LEFT_S / 2))
-        alive = {one.peer for one in self.membership.islands_alive(now)}
-        self._left = {one: left for one, left in self._left.items() if one in alive}
-        self._left[peer] = (now + (wait := min(2 * before, LONGEST_LEFT_S)), wait)
+        self._left.leave(peer, now, (one.peer for one in self.membership.islands_alive(now)))
 
     def _is_left(self, peer: PeerId) -> bool:
-        return self.wiring.now() < self._left.get(peer, (0.0, 0.0))[0]
+        return self._left.has(peer, self.wiring.now())
 
     def _ahead(self) -> list[PeerId]:
         """Live islands that are further than we are, or on a heavier chain: first those in office.

@@ -11,7 +11,8 @@ Beyond :data:`MAX_BYTES` nothing more is kept: members go on, and strangers stay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from gossip.certificate import (
@@ -22,7 +23,7 @@ from gossip.certificate import (
     outcome_hash,
 )
 from protocols.asking import ask
-from protocols.errors import BadSignature, Malformed, Stale
+from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
     MAX_HANDOVERS_AT_ONCE,
@@ -38,7 +39,7 @@ from protocols.transport import Transport
 
 MAX_BYTES = 64 * 1024 * 1024  # of one lineage at most: 80,000 changes among four islands
 CALL_TIMEOUT_S = 5.0
-ANSWER_BYTES = 512 * 1024
+ANSWER_BYTES = 128 * 1024  # comes in that time also by a slow link that others use
 
 
 class Lineage:
@@ -48,17 +49,24 @@ class Lineage:
         self.run, self.founders, self.fragment = run, tuple(founders), fragment
         self.roster = self.founders  # in office after the last handover
         self._encoded: list[bytes] = []
-        self._bytes = 0
+        self.bytes = 0
         self._round = -1
         self._work = 0
 
     def __len__(self) -> int:
         return len(self._encoded)
 
+    def copy(self) -> Lineage:
+        """One that can be followed further by itself."""
+        other = Lineage(self.run, self.founders, self.fragment)
+        other.roster, other._encoded, other.bytes = self.roster, [*self._encoded], self.bytes
+        other._round, other._work = self._round, self._work
+        return other
+
     @property
     def full(self) -> bool:
         """There is no room for just any further handover: the same at whoever follows it."""
-        return self._bytes > MAX_BYTES - Handover.MAX_BYTES
+        return self.bytes > MAX_BYTES - Handover.MAX_BYTES
 
     def add(self, certificate: Certificate) -> None:
         """Note a round that was committed and verified here; one that is :attr:`full` stays."""
@@ -132,7 +140,7 @@ class Lineage:
 
     def _keep(self, handover: Handover) -> None:
         encoded = handover.encode()
-        self._bytes += len(encoded)
+        self.bytes += len(encoded)
         self._encoded.append(encoded)
         self._round, self._work = handover.round, handover.work
         self.roster = handover.next_roster
@@ -147,22 +155,26 @@ async def prove(
     offload: Offload,
     *,
     fragment: int = 0,
+    known: Lineage | None = None,
+    shown: Callable[[int], None] = lambda count: None,
 ) -> tuple[Certificate, Lineage]:
     """Have a peer show that a fragment came to ``claim`` = (round, head, work), round > 0.
 
-    Without a head, to any place of that round, with as much work at least.
+    Without a head, to any place of that round, with as much work at least. What follows on
+    ``known`` is asked for first: all from the founders on only where that does not lead there.
+    ``shown`` is told of each page of handovers that holds, in bytes.
     Returns the newest certificate and the way to it. Raises RemoteProtocolError where what it
     shows does not lead there, and what :meth:`Transport.call` raises.
     """
     if claim[0] < 1:
         raise Stale("nothing comes before the first round")
     request = CertificateRequest(run, fragment, claim[0] - 1, 1)
-    shown = await ask(
+    answer = await ask(
         transport, peer, "certificates", request, Certificates, timeout=CALL_TIMEOUT_S
     )
-    if not shown.certificates:
+    if not answer.certificates:
         raise Stale("it does not show the certificate it stands on")
-    newest = shown.certificates[0]
+    newest = answer.certificates[0]
     outcome = newest.outcome
     round_, head, work = claim
     right = (
@@ -172,20 +184,29 @@ async def prove(
     )
     if outcome.round + 1 != round_ or not right:
         raise Stale("its certificate is of another place than it announces")
-    lineage = Lineage(run, founders, fragment)
-    first, total = 0, 1
-    while first < total:
-        wanted_page = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE, fragment)
-        page = await ask(
-            transport, peer, "handovers", wanted_page, Handovers, timeout=CALL_TIMEOUT_S
-        )
-        first, total = first + len(page.handovers), page.total
-        if not page.handovers and first < total:
-            raise Malformed("fewer handovers than it says")
-        # it may have moved on since it showed the certificate
-        wanted = [one for one in page.handovers if one.round <= outcome.round]
-        await offload(partial(lineage.follow, wanted))
-        if len(wanted) < len(page.handovers):
-            break
-    await offload(partial(lineage.check, newest))
-    return newest, lineage
+
+    async def led(lineage: Lineage) -> Lineage:
+        first, total = len(lineage), len(lineage) + 1
+        while first < total:
+            wanted_page = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE, fragment)
+            page = await ask(
+                transport, peer, "handovers", wanted_page, Handovers, timeout=CALL_TIMEOUT_S
+            )
+            first, total = first + len(page.handovers), page.total
+            if not page.handovers and first < total:
+                raise Malformed("fewer handovers than it says")
+            # it may have moved on since it showed the certificate
+            wanted = [one for one in page.handovers if one.round <= outcome.round]
+            before = lineage.bytes
+            await offload(partial(lineage.follow, wanted))
+            shown(lineage.bytes - before)
+            if len(wanted) < len(page.handovers):
+                break
+        await offload(partial(lineage.check, newest))
+        return lineage
+
+    if known:
+        # it may be on another side of a fork, that went its own way before the last of these
+        with suppress(RemoteProtocolError):
+            return newest, await led(known.copy())
+    return newest, await led(Lineage(run, founders, fragment))

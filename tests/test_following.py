@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from exchange_kit import run, until
 from toy_replica import RUN
 
-from gossip import following
+from gossip import claims, following
 from gossip.catchup import Ending
 from gossip.certificate import genesis
 from gossip.following import Following
@@ -29,7 +29,7 @@ ME = Identity.from_seed(b"m" * 32)
 HONEST, *LIARS = (Identity.from_seed(bytes([i, 7]) * 16).peer_id for i in range(30))
 SHOWS_S = 0.5  # until an honest peer has shown how it came to its place
 
-Shows = Callable[[], Awaitable[None]]
+Shows = Callable[[claims.Shown], Awaitable[None]]
 
 
 class Far:
@@ -82,9 +82,9 @@ class Scene:
     def announcement(self, peer: PeerId) -> Announce | None:
         return self.claims.get(peer)
 
-    async def _prove(self, claim: Announce) -> None:
+    async def _prove(self, claim: Announce, shown: claims.Shown) -> None:
         self.asked.append(claim.peer)
-        await self.shows[claim.peer]()
+        await self.shows[claim.peer](shown)
 
     def says(self, peer: PeerId, shows: Shows) -> None:
         """``peer`` announces that it is far ahead, and was heard."""
@@ -103,19 +103,19 @@ async def scene(roster: Sequence[PeerId] = ()) -> AsyncIterator[Scene]:
         yield Scene(Wiring(transport, ME, RUN, unused, spawn, inline, loop.time), roster)
 
 
-async def true() -> None:
+async def true(shown: claims.Shown) -> None:
     await asyncio.sleep(SHOWS_S)
 
 
-async def never() -> None:
+async def never(shown: claims.Shown) -> None:
     await asyncio.sleep(1e6)
 
 
-async def false() -> None:
+async def false(shown: claims.Shown) -> None:
     raise Stale("it does not show the certificate it stands on")
 
 
-async def gone() -> None:
+async def gone(shown: claims.Shown) -> None:
     raise Unreachable("peer", Why.REFUSED)
 
 
@@ -126,9 +126,9 @@ def test_who_never_ends_its_proof_hides_nobody() -> None:
                 here.says(liar, never)
             here.says(HONEST, true)
             batches = 1 + 20 // following.MOST_ASKED
-            took = await until(lambda: here.behind != [], batches * following.PROOF_S + 1.0)
+            took = await until(lambda: here.behind != [], batches * claims.PROOF_S + 1.0)
             assert here.behind == [Ending.FAR]
-            assert took >= following.PROOF_S  # those before it had their time
+            assert took >= claims.PROOF_S  # those before it had their time
 
     run(story)
 
@@ -139,7 +139,7 @@ def test_those_in_office_are_asked_first_and_nobody_waits_for_others() -> None:
             for liar in LIARS:
                 here.says(liar, never)
             here.says(HONEST, true)
-            await until(lambda: here.behind != [], following.PROOF_S + 2.0)
+            await until(lambda: here.behind != [], claims.PROOF_S + 2.0)
             first = here.asked.index(HONEST)
             assert first <= 1  # behind the one that was heard of first, and is asked alone
 
@@ -169,7 +169,7 @@ def test_who_has_shown_it_in_the_end_is_believed_at_once() -> None:
         async with scene() as here:
             here.says(HONEST, gone)
             await until(lambda: here.asked != [], 5.0)
-            await asyncio.sleep(following.LEFT_S + 0.1)
+            await asyncio.sleep(claims.LEFT_S + 0.1)
             here.says(HONEST, true)
             await until(lambda: here.behind != [], SHOWS_S + 0.1)
             here.says(HONEST, true)  # as if its state had not come
@@ -217,8 +217,111 @@ def test_what_a_round_asks_for_does_not_wait_for_all_claims() -> None:
                 return Ending.LEVEL
 
             replay.follow = follow  # type: ignore[method-assign]
-            here.following.begin((HONEST,))
-            await until(lambda: told != [], following.PROOF_S + 1.0)
+            here.following.begin((HONEST,), vouched=True)
+            await until(lambda: told != [], claims.PROOF_S + 1.0)
             assert told[0][0] == HONEST
 
     run(story)
+
+
+PAGE = 128 * 1024
+
+
+def test_long_proofs_do_not_crowd_each_other_out_on_a_slow_link() -> None:
+    """Each would come in time by itself, and none would if all came at once."""
+
+    async def story() -> None:
+        async with scene() as here:
+            link = asyncio.Lock()
+
+            async def pages(shown: claims.Shown) -> None:
+                for _ in range(16):
+                    async with link:
+                        await asyncio.sleep(PAGE / (100 * 1024))
+                    shown(PAGE)
+
+            for peer in LIARS:
+                here.says(peer, pages)
+            took = await until(lambda: here.behind != [], 60.0)
+            assert here.behind == [Ending.FAR]
+            assert took > claims.PROOF_S  # it was given more by what it had shown
+            assert len(set(here.asked)) <= 2
+
+    run(story)
+
+
+def test_who_shows_a_little_at_a_time_is_given_little_more() -> None:
+    async def story() -> None:
+        async with scene() as here:
+
+            async def trickle(shown: claims.Shown) -> None:
+                while True:
+                    await asyncio.sleep(1.0)
+                    shown(100)
+
+            here.says(LIARS[0], trickle)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], 2 * claims.NEXT_S)
+            assert here.asked[:2] == [LIARS[0], HONEST]
+            here.claims.clear()
+            await until(lambda: not here.following.under_way, 2 * claims.PROOF_S)
+            here.says(LIARS[1], trickle)
+            await asyncio.sleep(claims.PROOF_S + 1.0)
+            here.says(LIARS[1], trickle)
+            assert here.asked.count(LIARS[1]) == 1
+            assert not here.following.under_way  # it was given up
+
+    run(story)
+
+
+def test_who_is_in_office_and_cannot_be_reached_is_asked_again_at_once() -> None:
+    async def story() -> None:
+        async with scene([HONEST]) as here:
+            for _ in range(10):  # as if its link were dark
+                here.says(HONEST, gone)
+                await asyncio.sleep(1.0)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], SHOWS_S + 0.1)
+
+    run(story)
+
+
+def test_who_is_left_alone_is_so_also_where_it_sends_something() -> None:
+    """What comes from a round that this node has not come to names its sender."""
+
+    async def story() -> None:
+        async with scene() as here:
+            asked: list[tuple[PeerId, ...]] = []
+            replay = here.following._replay
+            follow = replay.follow
+
+            async def noted(sources: Sequence[PeerId], first: int) -> Ending | None:
+                asked.append(tuple(sources))
+                return await follow(sources, first)
+
+            replay.follow = noted  # type: ignore[method-assign]
+            here.says(LIARS[0], false)
+            await until(lambda: asked != [] and not here.following.under_way, 5.0)
+            for _ in range(20):
+                here.following.begin((LIARS[0],))
+                await asyncio.sleep(0.1)
+            assert len(asked) == 1
+            here.following.begin((LIARS[0],), vouched=True)
+            await until(lambda: len(asked) == 2, 1.0)
+
+    run(story)
+
+
+def test_a_peer_that_was_left_alone_is_forgiven_in_time() -> None:
+    left, peers = claims.LeftAlone(), LIARS[:2]
+    now = 0.0
+    for wait in (5.0, 10.0, 20.0):
+        left.leave(LIARS[0], now, peers)
+        assert left.has(LIARS[0], now + wait - 0.1)
+        assert not left.has(LIARS[0], now + wait)
+        now += wait
+    left.leave(LIARS[0], now + 20.0 * claims.FORGOTTEN + 1.0, peers)
+    assert not left.has(LIARS[0], now + 20.0 * claims.FORGOTTEN + 1.0 + claims.LEFT_S)
+    left.leave(LIARS[1], now, peers)
+    left.forgive(LIARS[1])
+    assert not left.has(LIARS[1], now)

@@ -35,6 +35,7 @@ class Shows:
     def __init__(self, newest: Certificate, kept: Lineage) -> None:
         self.newest, self.kept = newest, kept
         self.calls = 0
+        self.given = 0  # handovers
 
     async def call(self, peer: PeerId, name: str, body: bytes, **_: Any) -> bytes:
         self.calls += 1
@@ -42,12 +43,14 @@ class Shows:
             CertificateRequest.decode(body)
             return Certificates((self.newest,)).encode()
         request = HandoverRequest.decode(body)
-        return self.kept.page(request.first, request.count).encode()
+        page = self.kept.page(request.first, request.count)
+        self.given += len(page.handovers)
+        return page.encode()
 
 
-def proven(shows: Shows, claim: tuple[int, bytes, int]) -> Lineage:
+def proven(shows: Any, claim: tuple[int, bytes, int], known: Lineage | None = None) -> Lineage:
     peer = OTHERS[0].peer_id
-    _, found = asyncio.run(prove(shows, peer, RUN, FOUNDERS, claim, inline))  # type: ignore[arg-type]
+    _, found = asyncio.run(prove(shows, peer, RUN, FOUNDERS, claim, inline, known=known))
     return found
 
 
@@ -75,6 +78,31 @@ def test_fifty_changes_of_the_roster_lead_to_now(monkeypatch: pytest.MonkeyPatch
     again.add(chain.add([CREATOR]))
     again.check(chain.certificates[-1])
     assert len(again) == 51
+
+
+def test_who_was_there_before_is_shown_what_has_come_since() -> None:
+    chain = changing(20)
+    known = chain.lineage()
+    before = known.encode()
+    for roster in (OTHERS[:2], [CREATOR, OTHERS[3]], OTHERS[2:4]):
+        chain.add(roster)
+    shows = Shows(chain.certificates[-1], chain.lineage())
+    assert proven(shows, chain.claim, known).encode() == chain.lineage().encode()
+    assert shows.given == 3
+    assert known.encode() == before
+
+
+def test_the_other_side_of_a_fork_is_shown_from_the_founders_on() -> None:
+    ours, theirs = Chain(), Chain()
+    for chain in (ours, theirs):
+        chain.add([CREATOR, OTHERS[0]])
+    ours.add(OTHERS[2:4])
+    ours.add()
+    for roster in ([CREATOR, OTHERS[1]], OTHERS[:2], OTHERS[1:4]):
+        theirs.add(roster)
+    shows = Shows(theirs.certificates[-1], theirs.lineage())
+    found = proven(shows, theirs.claim, ours.lineage())
+    assert found.encode() == theirs.lineage().encode()
 
 
 def test_every_place_of_a_chain_is_proven_by_who_has_moved_on() -> None:
