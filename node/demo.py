@@ -115,6 +115,12 @@ class IslandProcess:
         return "\n".join(text.splitlines()[-15:])
 
 
+class DemoIsland(IslandProcess):
+    """One that ends with this process, however that ends; it is this thread's."""
+
+    program = ("-m", "node.demo_island", str(os.getpid()))
+
+
 class Demo:
     """The script of the demonstration."""
 
@@ -167,7 +173,7 @@ class Demo:
         return summary_of(self, time.monotonic() - self.began)
 
     def _new(self, *arguments: str) -> IslandProcess:
-        island = IslandProcess(f"island-{len(self.islands) + 1}", self.root, self.threads)
+        island = DemoIsland(f"island-{len(self.islands) + 1}", self.root, self.threads)
         self.islands.append(island)
         island.start(*arguments)
         return island

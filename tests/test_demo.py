@@ -80,7 +80,8 @@ from node.interrupts import clean_up_at_any_end
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
 clean_up_at_any_end()
 demo.step_seconds = lambda: 0.02
-demo.IslandProcess.program = ("-c", "import time; time.sleep(300)")
+if {idle}:
+    demo.DemoIsland.program = ("-c", "import time; time.sleep(300)")
 with demo._directory() as root:
     print(root, flush=True)
     demo.Demo(90, 3, 0, root, time.monotonic(), quiet=True).run()
@@ -103,7 +104,10 @@ def test_no_island_outlives_it(end: signal.Signals) -> None:
     """They have sessions of their own, and would train on for all of their rounds."""
     packages = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     with subprocess.Popen(
-        [sys.executable, "-c", DEMONSTRATION], stdout=subprocess.PIPE, text=True, env=packages
+        [sys.executable, "-c", DEMONSTRATION.format(idle=True)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=packages,
     ) as process:
         assert process.stdout is not None
         root = Path(process.stdout.readline().strip())
@@ -112,6 +116,23 @@ def test_no_island_outlives_it(end: signal.Signals) -> None:
         assert process.wait(60) != 0
     assert not running_in(root)
     assert not root.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+def test_no_island_outlives_it_where_it_is_killed() -> None:
+    packages = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", DEMONSTRATION.format(idle=False)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=packages,
+    ) as process:
+        assert process.stdout is not None
+        root = Path(process.stdout.readline().strip())
+        wait_until(lambda: list(root.glob("*/events.jsonl")), "the first island to run")
+        process.kill()
+    wait_until(lambda: not running_in(root), "the island to leave")
+    shutil.rmtree(root)
 
 
 class Played:
