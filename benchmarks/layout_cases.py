@@ -204,6 +204,8 @@ CASES = (
     Case("mixtral, FSDP", _dims(dp_shard=2), "mixtral"),
     Case("mixtral, FSDP x EP", _dims(dp_shard=4, ep=2), "mixtral"),
     Case("mixtral, FSDP x EP, ZeRO 1", _dims(dp_shard=4, ep=2, zero=1), "mixtral", ACCUMULATED),
+    Case("qwen3_moe, three uneven ranks", _dims(dp_shard=3), "qwen3_moe"),
+    Case("qwen3_moe, uneven, accumulated", _dims(dp_shard=3), "qwen3_moe", ACCUMULATED),
     Case("qwen3_moe, HSDP x EP", _dims(dp_replicate=2, dp_shard=2, ep=2), "qwen3_moe"),
     Case("qwen3_moe, PP x EP", _dims(pp=2, dp_shard=2, ep=2), "qwen3_moe"),
     Case("mixtral, EP x CP", _dims(dp_shard=2, ep=2, cp=2), "mixtral"),
