@@ -178,7 +178,12 @@ class CheckpointStore:
                 path.mkdir()
                 yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            # whoever still writes, beside a call that was cancelled, finds no folder of that name
+            gone = path.with_name(f"{path.name}-gone")
+            with suppress(OSError):  # taken, or never made
+                path.rename(gone)
+            for left in (gone, path):
+                shutil.rmtree(left, ignore_errors=True)
 
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.

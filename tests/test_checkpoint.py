@@ -4,8 +4,10 @@ import errno
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +165,28 @@ def test_the_same_round_again_replaces(tmp_path: Path) -> None:
     found = store.latest().checkpoint
     assert found is not None
     assert found.facts.step == 77
+
+
+def test_a_draft_disappears_though_somebody_still_writes_into_it(tmp_path: Path) -> None:
+    """A thread cannot be stopped where the call that began it is cancelled."""
+    store, begun = CheckpointStore(tmp_path, 2), threading.Event()
+
+    def write(draft: Path) -> int:
+        for number in range(100_000):
+            try:
+                (draft / str(number)).write_bytes(b"x")
+            except FileNotFoundError:
+                return number
+            if number == 100:
+                begun.set()
+        return -1
+
+    with ThreadPoolExecutor() as pool:
+        with store.draft() as draft:
+            writing = pool.submit(write, draft)
+            assert begun.wait(30)
+        assert writing.result(30) > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_abandoned_draft_disappears(tmp_path: Path) -> None:

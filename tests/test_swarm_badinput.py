@@ -308,7 +308,7 @@ PHASES: dict[str, tuple[tuple[str, ...], Callable[[NodeProcess], object]]] = {
         ("--peers", "127.0.0.1:1"),
         lambda node: node.events("problem"),
     ),
-    "text is read": ((), lambda node: list((node.dir.parent / "cache").rglob(".documents*"))),
+    "text is read": ((), lambda node: list((node.dir.parent / "cache").rglob(".draft-*"))),
     "the trainer starts": (RUN, lambda node: node.left_over()),
     "the node is up": (RUN, lambda node: node.events("started")),
     "it trains": (RUN, lambda node: node.events("step")),
