@@ -15,6 +15,7 @@ COMPARED: dict[str, tuple[str, str, int, int]] = {
     "gossip_vs_diloco_same_codec_loss": ("NoLoCo pairs, int8", "DiLoCo, int8", 4, 4),
     "muon_vs_dp_loss": ("Muon inside, int4", BASE, 4, 4),
     "muon_h10_vs_dp_loss": ("Muon inside, H 10, int4", BASE, 4, 4),
+    "muon_h5_vs_dp_loss": ("Muon inside, H 5, int4", BASE, 4, 4),
     "churn_loss_pct": ("8 islands, 30 % replaced", "8 islands", 8, 8),
     "byzantine_loss_pct": ("8 islands, 2 attack, open trust", "8 islands", 8, 8),
     "byzantine_equal_tokens_loss_pct": (

@@ -212,6 +212,7 @@ TARGETS = {
     "gossip_vs_diloco_same_codec_loss": "-",
     "muon_vs_dp_loss": "at most 0",
     "muon_h10_vs_dp_loss": "the same with H 10",
+    "muon_h5_vs_dp_loss": "the same with H 5",
     "straggler_speedup": "at least 2",
     "churn_loss_pct": "at most 1",
     "byzantine_loss_pct": "at most 2",

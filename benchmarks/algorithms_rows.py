@@ -93,6 +93,7 @@ MAIN: dict[str, dict[str, Any]] = {
     "SPARTA, 0.5 %, bf16": {"mode": "sparta", "codec": "bf16"},
     "data parallel, PowerSGD": {"mode": "powersgd", "codec": "bf16"},
     "data parallel, 1-bit Adam": {"mode": "onebit-adam"},
+    "Muon inside, H 5, int4": MUON | every(5),
 }
 # targets lie within 1 % of data parallelism, whose seeds alone are further apart
 DECISIVE = (
@@ -101,6 +102,7 @@ DECISIVE = (
     "NoLoCo pairs, H 25, int8",
     "Muon inside, int4",
     "Muon inside, H 10, int4",
+    "Muon inside, H 5, int4",
     "Muon inside, H 40, int2",
     "Muon inside, H 150, int2",
 )
