@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 64 * 1024
 _LANES = 2  # times what a peer opens: some that it has cut may still seem to be there
+_Lanes = dict[Link, asyncio.Task[None]]  # and who serves each; the longest idle comes first
 
 
 class LaneServer:
@@ -58,7 +59,7 @@ class LaneServer:
         self._context = context
         self._stats = stats
         self._limits = limits
-        self._by_peer: dict[PeerId, set[Link]] = {}
+        self._by_peer: dict[PeerId, _Lanes] = {}
         self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
 
     async def serve(
@@ -84,19 +85,31 @@ class LaneServer:
             link.abort()
 
     async def _serve_peer(self, link: Link, peer: PeerId) -> None:
-        """Exchange after exchange, unless the peer has too many lanes."""
-        lanes = self._by_peer.setdefault(peer, set())
+        """Exchange after exchange, unless the peer has too many lanes that are all serving."""
+        task = asyncio.current_task()
+        assert task is not None
+        lanes = self._by_peer.setdefault(peer, {})
         if len(lanes) >= _LANES * self._limits.per_peer:
             self._stats.capped_connections += 1
-            return
-        lanes.add(link)
+            if not self._cut_idle(lanes):
+                return
+        lanes[link] = task
         try:
-            while await self._exchange(link, peer):
-                pass
+            while await self._exchange(link, peer) and link in lanes:
+                lanes[link] = lanes.pop(link)  # behind those that have been idle for longer
         finally:
-            lanes.discard(link)
-            if not lanes:
+            lanes.pop(link, None)
+            if not lanes and self._by_peer.get(peer) is lanes:
                 del self._by_peer[peer]
+
+    def _cut_idle(self, lanes: _Lanes) -> bool:
+        """Cut the lane that has been idle the longest; whether there was one."""
+        for link, task in lanes.items():
+            if task not in self.serving:
+                del lanes[link]
+                link.abort()
+                return True
+        return False
 
     async def _exchange(self, link: Link, peer: PeerId) -> bool:
         """One request and its answer; whether another may follow."""

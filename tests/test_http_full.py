@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from http_kit import A, B, C, raw, take, two, wait_for
-from lane_kit import lane
+from http_kit import A, B, C, Hold, raw, take, two, wait_for
+from lane_kit import lane, push, reply
 
 from protocols.bodies import BufferFeed
 from protocols.limits import Limits
@@ -39,14 +39,46 @@ async def test_who_is_not_admitted_makes_way_and_who_is_does_not() -> None:
         assert a.stats.connections == 3
 
 
-async def test_lanes_of_one_peer_are_bounded() -> None:
-    async with two(Limits(grace=0.1, per_peer=1)) as (a, b), lane(a):
+async def test_the_lane_of_a_peer_that_is_idle_the_longest_makes_way() -> None:
+    """Who comes again, from another address or after a power cut, has lanes here that are dead."""
+    async with (
+        two(Limits(grace=0.1, per_peer=1)) as (a, b),
+        lane(a) as (first, user),
+        lane(a) as (second, _),
+    ):
         a.on_push("take", take, max_length=9)
-        async with lane(a), lane(a) as (reader, _):
+        lanes = a._server._lanes._by_peer
+        await wait_for(lambda: len(lanes.get(C.peer_id, ())) == 2)
+        user.write(push("take", 9, bytes(9)))
+        assert (await reply(first)).detail == b"9"
+        async with lane(a) as (third, newcomer):
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(second.read(), 5) == b""
+            for reader, writer in ((first, user), (third, newcomer)):
+                writer.write(push("take", 9, bytes(9)))
+                assert (await reply(reader)).detail == b"9"
+            assert a.stats.capped_connections == 1
+            assert len(lanes[C.peer_id]) == 2
+            assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
+        await wait_for(lambda: len(lanes[C.peer_id]) == 1)
+
+
+async def test_lanes_of_one_peer_that_serve_are_not_cut_for_more() -> None:
+    hold, more = Hold(), Hold()
+    async with (
+        two(Limits(grace=0.1, per_peer=1)) as (a, b),
+        lane(a) as (_, one),
+        lane(a) as (_, other),
+    ):
+        a.on_push("take", take, max_length=9)
+        for writer, name, held in ((one, "hold", hold), (other, "more", more)):
+            a.on_push(name, held.push, max_length=9)
+            writer.write(push(name, 0))
+            await asyncio.wait_for(held.begun.wait(), 5)
+        async with lane(a) as (reader, _):
             with contextlib.suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), 5) == b""
-            assert a.stats.capped_connections == 1
-            assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
-        await wait_for(lambda: len(a._server._lanes._by_peer[C.peer_id]) == 1)
-        async with lane(a):
-            await wait_for(lambda: len(a._server._lanes._by_peer[C.peer_id]) == 2)
+        assert a.stats.capped_connections == 1
+        assert not hold.ended.is_set()
+        assert not more.ended.is_set()
+        assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
