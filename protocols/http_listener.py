@@ -5,9 +5,8 @@ The first byte tells HTTP from a lane (:mod:`protocols.lane_wire`), a call by a 
 none in time is cut.
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
-and each has a task of its own from its first byte to its last. Where there are too many of all, the
-oldest that is no admitted peer's goes for the new one: silent strangers keep nobody out. Without an
-invitation everybody is admitted who has proven a key.
+and each has a task of its own from its first byte to its last. Where there are too many of all,
+:mod:`protocols.connections` says which goes for the new one.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from protocols.addresses import hostport, source_of
+from protocols.connections import Connection, Connections
 from protocols.errors import Malformed
 from protocols.http_body import PROTOCOL, VERSION_HEADER
 from protocols.http_stats import TransportStats
@@ -55,12 +54,15 @@ _REFUSED_REASONS = frozenset(
 )
 
 
-class _Connection(web.RequestHandler):
-    """One accepted connection. Bytes that are not HTTP are counted and answered with 400."""
+class _Http(web.RequestHandler):
+    """HTTP on one connection. Bytes that are not HTTP are counted and answered with 400."""
 
-    def __init__(self, manager: web.Server, stats: TransportStats, **kwargs: Any) -> None:
+    def __init__(
+        self, manager: web.Server, connection: Connection, stats: TransportStats, **kwargs: Any
+    ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(manager, loop=loop, **kwargs)
+        self.connection = connection
         self._stats = stats
         self.lost: asyncio.Future[None] = loop.create_future()
 
@@ -83,7 +85,7 @@ class _Connection(web.RequestHandler):
 
 
 class Listener:
-    """Accepts on one socket; ``links`` maps the open connections to their proven peers."""
+    """Accepts on one socket; ``links`` has the open connections that speak HTTP."""
 
     def __init__(
         self,
@@ -95,22 +97,19 @@ class Listener:
         admitted: Callable[[PeerId], bool],
     ) -> None:
         self._expected = expected
-        self._admitted = admitted
         self._group: asyncio.TaskGroup | None = None
-        self.links: dict[asyncio.Transport, PeerId | None] = {}
+        self.links: dict[asyncio.Transport, Connection] = {}
         self._lanes = lanes
         self._context = context
         self._stats = stats
         self._limits = limits
-        self._per_source: Counter[str] = Counter()
-        self._strangers: dict[asyncio.Task[None], PeerId | None] = {}  # oldest first; who proved it
-        self._dropped = 0  # that have yet to end
+        self._connections = Connections(limits, stats, admitted)
         self._server: web.Server | None = None
 
     def observed(self, peer: PeerId) -> str:
         """The address from which ``peer`` holds its newest connection; empty where it has none."""
-        for link, owner in reversed(self.links.items()):
-            if owner != peer or link.is_closing():  # one that was closed tells nothing any more
+        for link, connection in reversed(self.links.items()):
+            if connection.peer != peer or link.is_closing():  # a closed one tells nothing any more
                 continue
             if address := link.get_extra_info("peername"):
                 return hostport(*address[:2])
@@ -161,58 +160,31 @@ class Listener:
         self, group: asyncio.TaskGroup, sock: socket.socket, source: str, server: web.Server
     ) -> None:
         """Serve a connection, unless there are too many, of all or of its source."""
-        counts, limits = self._per_source, self._limits
-        full = counts.total() - self._dropped >= limits.total
-        if counts[source] >= limits.per_ip or (full and not self._drop_stranger()):
-            self._stats.capped_connections += 1
+        connection = self._connections.open(source)
+        if connection is None:
             sock.close()
         else:
-            counts[source] += 1
-            group.create_task(self._serve(sock, source, server))
+            connection.cut = sock.close  # a task that is cancelled before it begins would not
+            group.create_task(self._serve(sock, connection, server))
 
-    def _drop_stranger(self) -> bool:
-        """Cut the oldest connection of nobody who was admitted; whether there was one."""
-        while self._strangers:
-            task = next(iter(self._strangers))
-            peer = self._strangers.pop(task)
-            if peer is None or not self._admitted(peer):  # it may have greeted us meanwhile
-                self._stats.capped_connections += 1
-                self._dropped += 1
-                task.add_done_callback(self._gone)
-                task.cancel()
-                return True
-        return False
-
-    def _gone(self, task: asyncio.Task[None]) -> None:
-        self._dropped -= 1
-
-    def _proven(self, peer: PeerId | None) -> None:
-        """The running connection has shown whose it is; None: where there is no TLS."""
-        task = asyncio.current_task()
-        if task is not None and task in self._strangers:
-            if peer is not None and self._admitted(peer):
-                del self._strangers[task]
-            else:
-                self._strangers[task] = peer
-
-    async def _serve(self, sock: socket.socket, source: str, server: web.Server) -> None:
+    async def _serve(self, sock: socket.socket, connection: Connection, server: web.Server) -> None:
         """One connection from accept to end."""
-        task = asyncio.current_task()
+        source, task = connection.source, asyncio.current_task()
         assert task is not None
-        self._strangers[task] = None
+        connection.cut = task.cancel
         try:
             mark = await self._mark(sock)
             if mark == MARK:
-                await self._lanes.serve(sock, source, self._proven)
+                await self._lanes.serve(sock, connection)
             elif not mark or is_near(sock):  # nothing but lanes comes past TCP
                 sock.close()
                 self._stats.garbage_connections += 1
             elif mark == CALL_MARK:
-                await self._bring(sock)
+                await self._bring(sock, connection)
             elif mark == SEEN_MARK:
                 await tell(sock)
             else:
-                await self._serve_http(sock, server)
+                await self._serve_http(sock, connection, server)
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _REFUSED_REASONS:
                 self._stats.refused_handshakes += 1
@@ -225,19 +197,15 @@ class Listener:
         except Exception:  # whatever one stranger's connection does must not end the server
             logger.exception("the connection of %s failed", source)
         finally:
-            self._strangers.pop(task, None)
-            self._per_source[source] -= 1
-            if not self._per_source[source]:
-                del self._per_source[source]
+            connection.ended()
 
-    async def _bring(self, sock: socket.socket) -> None:
+    async def _bring(self, sock: socket.socket, connection: Connection) -> None:
         """A connection that somebody waits for, here or at the other end of the relay."""
         handed_on = False
         try:
             async with asyncio.timeout(self._limits.handshake):
                 token = await introduced(sock)
-            if (task := asyncio.current_task()) is not None:
-                self._strangers.pop(task, None)  # the token is looked at now
+            connection.expected()  # the token is looked at now
             handed_on = await self._expected(sock, token)
             if not handed_on:
                 raise Malformed("nobody waits for this call")
@@ -256,28 +224,32 @@ class Listener:
                 sock.close()
         return mark
 
-    async def _serve_http(self, sock: socket.socket, server: web.Server) -> None:
+    async def _serve_http(
+        self, sock: socket.socket, connection: Connection, server: web.Server
+    ) -> None:
         loop = asyncio.get_running_loop()
-        transport, connection = await loop.connect_accepted_socket(
-            lambda: self._connection(server),
+        transport, protocol = await loop.connect_accepted_socket(
+            lambda: self._http(server, connection),
             sock,
             ssl=self._context,
             ssl_handshake_timeout=self._limits.handshake if self._context else None,
             ssl_shutdown_timeout=self._limits.grace if self._context else None,
         )
         self._stats.connections += 1
-        self.links[transport] = peer = proven_peer(transport)
-        self._proven(peer)
+        self.links[transport] = connection
+        if (peer := proven_peer(transport)) is not None:
+            connection.proven(peer)
         prefer_small_queue(transport)
         try:
-            await asyncio.shield(connection.lost)
+            await asyncio.shield(protocol.lost)
         finally:
             transport.abort()
             del self.links[transport]
 
-    def _connection(self, server: web.Server) -> _Connection:
-        return _Connection(
+    def _http(self, server: web.Server, connection: Connection) -> _Http:
+        return _Http(
             server,
+            connection,
             self._stats,
             keepalive_timeout=self._limits.idle_server,
             max_line_size=_MAX_LINE,
@@ -301,6 +273,12 @@ async def _first_byte(sock: socket.socket) -> bytes:
             await readable
         finally:
             loop.remove_reader(sock)
+
+
+def connection_of(request: web.BaseRequest) -> Connection:
+    """The connection that a request has come on."""
+    assert isinstance(request.protocol, _Http)
+    return request.protocol.connection
 
 
 def proven_peer(transport: asyncio.BaseTransport) -> PeerId | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from protocols.connections import Connection
 from protocols.errors import (
     LocalProtocolError,
     Malformed,
@@ -32,7 +33,7 @@ from protocols.http_body import (
     VERSION_HEADER,
     read_body,
 )
-from protocols.http_listener import Listener, proven_peer
+from protocols.http_listener import Listener, connection_of, proven_peer
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId, public_key
 from protocols.lane_server import LaneServer
@@ -112,7 +113,8 @@ class HttpServer:
         assert task is not None
         self._serving.add(task)
         try:
-            return await self._answer(request)
+            with connection_of(request).serving():
+                return await self._answer(request)
         except Exception as error:  # a handler may raise anything; the caller gets a code
             left = request.transport is None or request.transport.is_closing()
             if left and isinstance(error, ConnectionError | TransportError):
@@ -163,13 +165,11 @@ class HttpServer:
                 raise LocalProtocolError("a request came in without a proven identity")
             return proven
         claimed = PeerId(request.headers.get(PEER_HEADER, ""))
-        links = self._listener.links
-        known = links.get(request.transport)
-        if known is None:
+        connection = connection_of(request)
+        if connection.peer is None:
             public_key(claimed)  # raises Malformed
-            if request.transport in links:
-                links[request.transport] = claimed
-        elif known != claimed:
+            connection.proven(claimed)
+        elif connection.peer != claimed:
             raise Malformed("the identity changed within a connection")
         return claimed
 
@@ -197,7 +197,8 @@ class HttpServer:
     ) -> web.Response:
         seconds = max(self._limits.stall, len(body) / self._limits.min_rate)
         give_up = partial(self._give_up, request.transport)
-        return _Response(seconds, give_up, status=status, body=body, headers=headers)
+        connection = connection_of(request)
+        return _Response(seconds, give_up, connection, status=status, body=body, headers=headers)
 
     def _give_up(self, transport: asyncio.Transport | None) -> None:
         self._stats.stalled_bodies += 1
@@ -208,15 +209,19 @@ class HttpServer:
 class _Response(web.Response):
     """An answer that the caller has to take within so many seconds: aiohttp would wait for ever."""
 
-    def __init__(self, seconds: float, give_up: Callable[[], None], **parts: Any) -> None:
+    def __init__(
+        self, seconds: float, give_up: Callable[[], None], connection: Connection, **parts: Any
+    ) -> None:
         super().__init__(**parts)
         self._seconds = seconds
         self._give_up = give_up
+        self._connection = connection
 
     async def write_eof(self, data: bytes = b"") -> None:
         try:
-            async with asyncio.timeout(self._seconds):
-                await super().write_eof(data)
+            with self._connection.serving():
+                async with asyncio.timeout(self._seconds):
+                    await super().write_eof(data)
         except TimeoutError as error:
             self._give_up()
             raise ConnectionResetError("the caller does not take its answer") from error

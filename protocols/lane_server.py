@@ -12,10 +12,10 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from protocols.connections import Connection
 from protocols.errors import (
     Malformed,
     RemoteRefused,
@@ -62,15 +62,13 @@ class LaneServer:
         self._by_peer: dict[PeerId, _Lanes] = {}
         self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
 
-    async def serve(
-        self, sock: socket.socket, source: str, proven: Callable[[PeerId], None]
-    ) -> None:
-        """One lane to its end; ``proven`` is told whose it is.
+    async def serve(self, sock: socket.socket, connection: Connection) -> None:
+        """One lane to its end.
 
         Raises ``OSError`` or Malformed if the stranger is not a peer.
         """
         prepare_lane(sock)
-        link = Link(self._reactor, sock, source, min_rate=self._limits.min_rate)
+        link = Link(self._reactor, sock, connection.source, min_rate=self._limits.min_rate)
         try:
             async with asyncio.timeout(self._limits.handshake):
                 try:
@@ -78,13 +76,13 @@ class LaneServer:
                 except TransportError as error:
                     raise ConnectionResetError("left in the handshake") from error
             self._stats.connections += 1
-            proven(peer)
+            connection.proven(peer)
             link.name(peer)
-            await self._serve_peer(link, peer)
+            await self._serve_peer(link, peer, connection)
         finally:
             link.abort()
 
-    async def _serve_peer(self, link: Link, peer: PeerId) -> None:
+    async def _serve_peer(self, link: Link, peer: PeerId, connection: Connection) -> None:
         """Exchange after exchange, unless the peer has too many lanes that are all serving."""
         task = asyncio.current_task()
         assert task is not None
@@ -95,7 +93,7 @@ class LaneServer:
                 return
         lanes[link] = task
         try:
-            while await self._exchange(link, peer) and link in lanes:
+            while await self._exchange(link, peer, connection) and link in lanes:
                 lanes[link] = lanes.pop(link)  # behind those that have been idle for longer
         finally:
             lanes.pop(link, None)
@@ -111,7 +109,7 @@ class LaneServer:
                 return True
         return False
 
-    async def _exchange(self, link: Link, peer: PeerId) -> bool:
+    async def _exchange(self, link: Link, peer: PeerId, connection: Connection) -> bool:
         """One request and its answer; whether another may follow."""
         try:
             message = await link.message(request_frame(), stall=self._limits.idle_server)
@@ -129,9 +127,10 @@ class LaneServer:
         self.serving.add(task)
         try:
             self._stats.received(peer, request.name, len(request.header))
-            if request.verb == PUSH:
-                return await self._push(link, peer, request)
-            return await self._pull(link, peer, request)
+            with connection.serving():
+                if request.verb == PUSH:
+                    return await self._push(link, peer, request)
+                return await self._pull(link, peer, request)
         finally:
             link.on_lost = _nothing
             self.serving.discard(task)

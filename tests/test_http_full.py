@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextlib import AsyncExitStack
 
-from http_kit import A, B, C, Hold, raw, take, two, wait_for
+import pytest
+from http_kit import A, B, C, Hold, post, raw, take, two, wait_for
 from lane_kit import lane, push, reply
 
 from protocols.bodies import BufferFeed
+from protocols.errors import Unreachable
+from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
+
+FULL = Limits(grace=0.1, total=16)  # one place is for strangers
+MANY = [Identity.from_seed(bytes([n]) * 32) for n in range(10, 24)]
 
 
 async def test_connections_that_say_nothing_make_way() -> None:
@@ -37,6 +44,56 @@ async def test_who_is_not_admitted_makes_way_and_who_is_does_not() -> None:
         assert a.stats.capped_connections == 2
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
         assert a.stats.connections == 3
+
+
+async def test_idle_connections_of_made_up_keys_make_way_for_a_newcomer() -> None:
+    """Without an invitation whoever proves a key is admitted."""
+    async with two(FULL) as (a, b), AsyncExitStack() as stack:
+        a.on_push("take", take, max_length=9)
+        first, _ = await stack.enter_async_context(lane(a))
+        await wait_for(lambda: a.stats.connections == 1)
+        held = [await stack.enter_async_context(raw(a, one)) for one in MANY]
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(first.read(), 5) == b""
+        reader, writer = await stack.enter_async_context(lane(a))
+        writer.write(push("take", 9, bytes(9)))
+        assert (await reply(reader)).detail == b"9"
+        assert await asyncio.wait_for(held[0][0].read(), 5) == b""
+        assert a.stats.capped_connections == 2
+
+
+async def test_who_is_served_makes_no_way() -> None:
+    size = 32 << 20  # more than the system keeps of an answer
+    call, held = Hold(), Hold()
+
+    async def tell(peer: PeerId, body: bytes) -> bytes:
+        return bytes(size)
+
+    async with two(FULL) as (a, b), lane(a) as (_, user), AsyncExitStack() as stack:
+        a.on_push("hold", held.push, max_length=9)
+        a.on_call("hold", call.call)
+        a.on_call("tell", tell)
+        user.write(push("hold", 0))
+        links = [await stack.enter_async_context(raw(a, one)) for one in MANY]
+        for number, (_, writer) in enumerate(links[1:]):
+            writer.write(post("/call/hold") if number % 2 else 2 * post("/call/tell"))
+        tellers = (len(links)) // 2  # TLS takes the first answer whole
+        await wait_for(lambda: a.stats.requests_by_name["tell"] == 2 * tellers)
+        await asyncio.wait_for(call.begun.wait(), 5)
+        await asyncio.wait_for(held.begun.wait(), 5)
+        links[0][1].write(post("/call/hold"))
+        await wait_for(lambda: len(a._server._serving) == len(links) - tellers)
+        with pytest.raises(Unreachable):
+            await b.call(A.peer_id, "echo", b"x", timeout=5)
+        assert not call.ended.is_set()
+        assert not held.ended.is_set()
+        for reader, _ in links[1::2]:
+            for _ in range(2):
+                await reader.readuntil(b"\r\n\r\n")
+                assert len(await reader.readexactly(size)) == size
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert not held.ended.is_set()
 
 
 async def test_the_lane_of_a_peer_that_is_idle_the_longest_makes_way() -> None:
