@@ -5,7 +5,10 @@ They always have some places, so that who comes has the time to shake hands, and
 those who are admitted: without an invitation everybody is who has proven a key. Where more are
 admitted than there are places, a connection without a request goes, of whoever has most of them, by
 its key or by its address: keys cost nothing, addresses do. That may be the new one. One that serves
-a request never goes.
+a request never goes for another connection.
+
+It does where the bodies of calls that are here take too much together: the newest from the address
+that has brought most. None waits for room: who draws its body out would hold the others up.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class Connection:
         self.cut: Callable[[], object] = lambda: None  # ends it where it has to make way
         self.peer: PeerId | None = None
         self.requests = 0  # under way
+        self.held = 0  # bytes of their bodies
         self._among = among
 
     def proven(self, peer: PeerId) -> None:
@@ -52,6 +56,10 @@ class Connection:
             self.requests -= 1
             self._among.changed(self)
 
+    def holds(self, count: int) -> None:
+        """So many bytes of a body have come, and are kept until its request is served."""
+        self._among.holds(self, count)
+
     def ended(self) -> None:
         """It is closed."""
         self._among.ended(self)
@@ -70,6 +78,8 @@ class Connections:
         self._of_source: Counter[str] = Counter()
         self._of_peer: Counter[PeerId] = Counter()
         self._strangers: dict[Connection, None] = {}  # the oldest first
+        self._holding: dict[Connection, None] = {}  # bytes of bodies, the oldest first
+        self._held = 0  # by all of them
         self._idle: dict[Connection, None] = {}  # of the others, without a request; longest first
 
     def open(self, source: str) -> Connection | None:
@@ -98,6 +108,8 @@ class Connections:
     def changed(self, connection: Connection) -> None:
         """It has another peer, or another number of requests."""
         self._idle.pop(connection, None)
+        if not connection.requests:
+            self._release(connection)
         if connection not in self._open or connection.peer is None:
             return
         if connection in self._strangers:
@@ -106,11 +118,32 @@ class Connections:
         elif not connection.requests:
             self._idle[connection] = None
 
+    def holds(self, connection: Connection, count: int) -> None:
+        """See :meth:`Connection.holds`."""
+        if connection not in self._open:
+            return
+        connection.held += count
+        self._holding[connection] = None
+        self._held += count
+        while self._held > self._limits.bodies:
+            by_source: Counter[str] = Counter()
+            for one in self._holding:
+                by_source[one.source] += one.held
+            self._cut(max(reversed(self._holding), key=lambda one: by_source[one.source]))
+
+    def _release(self, connection: Connection) -> None:
+        """What it holds is wanted no more."""
+        if connection.held:
+            self._held -= connection.held
+            connection.held = 0
+            del self._holding[connection]
+
     def ended(self, connection: Connection) -> None:
         """See :meth:`Connection.ended`."""
         if connection not in self._open:
             return
         self._open.remove(connection)
+        self._release(connection)
         self._strangers.pop(connection, None)
         self._idle.pop(connection, None)
         _less(self._of_source, connection.source)

@@ -147,7 +147,7 @@ class HttpServer:
             peer,
             stall=self._limits.stall,
             min_rate=self._limits.min_rate,
-            on_bytes=partial(self._stats.received, peer, name),
+            on_bytes=partial(self._came, connection_of(request), peer, name),
         )
         started = time.perf_counter()
         reply = await handler(peer, body)
@@ -155,6 +155,10 @@ class HttpServer:
         self._stats.sent(peer, name, len(reply))
         self._on_sent(len(reply))
         return self._reply(request, reply, time.perf_counter() - started)
+
+    def _came(self, connection: Connection, peer: PeerId, name: str, count: int) -> None:
+        self._stats.received(peer, name, count)
+        connection.holds(count)
 
     def _peer(self, request: web.BaseRequest) -> PeerId:
         if request.transport is None:

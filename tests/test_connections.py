@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from protocols.connections import Connection, Connections
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
@@ -11,10 +13,10 @@ from protocols.limits import Limits
 class Table:
     """Connections, and which of them were cut."""
 
-    def __init__(self, total: int, *, per_ip: int = 100) -> None:
+    def __init__(self, total: int, *, per_ip: int = 100, bodies: int = 0) -> None:
         self.stats = TransportStats()
         self.known: set[str] | None = None  # None: everybody is admitted
-        limits = Limits(total=total, per_ip=per_ip)
+        limits = Limits(total=total, per_ip=per_ip, bodies=bodies)
         self.all = Connections(limits, self.stats, self.admits)
         self.cut: list[Connection] = []
 
@@ -174,6 +176,29 @@ def test_what_somebody_waits_for_makes_no_way() -> None:
     table.open("d", "three")
     assert table.cut == [held[14], table.cut[1]]
     assert table.cut[1].source == "c"
+
+
+def test_bodies_of_calls_are_bounded_all_together() -> None:
+    """The newest from the address that has brought most is given up."""
+    table = Table(16, bodies=100)
+    here, *evil = table.fill(("a", "one"), *(("evil", f"key{n}") for n in range(4)))
+    with ExitStack() as stack:
+        for one in (here, *evil):
+            stack.enter_context(one.serving())
+        here.holds(30)
+        for one in evil:
+            one.holds(20)
+        assert table.cut == [evil[3]]
+        evil[3].holds(50)  # its task has not ended yet
+        evil[0].holds(10)
+        here.holds(10)
+        assert table.cut == [evil[3], evil[2]]
+    assert table.all._held == 0
+    assert not table.all._holding
+    for one in (here, evil[0]):
+        with one.serving():
+            one.holds(100)
+    assert len(table.cut) == 2
 
 
 def test_nothing_is_kept_of_what_has_ended() -> None:

@@ -7,7 +7,7 @@ import contextlib
 from contextlib import AsyncExitStack
 
 import pytest
-from http_kit import A, B, C, Hold, post, raw, take, two, wait_for
+from http_kit import A, B, C, Hold, echo, post, raw, take, two, wait_for
 from lane_kit import lane, push, reply
 
 from protocols.bodies import BufferFeed
@@ -94,6 +94,24 @@ async def test_who_is_served_makes_no_way() -> None:
                 assert len(await reader.readexactly(size)) == size
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
         assert not held.ended.is_set()
+
+
+async def test_bodies_of_calls_are_bounded_all_together() -> None:
+    async with two(Limits(grace=0.1, bodies=1_000_000)) as (a, b), AsyncExitStack() as stack:
+        a.on_call("large", echo, max_body=10**6)
+        links = [await stack.enter_async_context(raw(a, one)) for one in MANY[:3]]
+        for number, (_, writer) in enumerate(links):
+            writer.write(post("/call/large", length=10**6, body=bytes(400_000)))
+            await wait_for(lambda so=number: a.stats.in_by_name["large"] >= (so + 1) * 400_000)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(links[2][0].read(), 5) == b""
+        assert await b.call(A.peer_id, "large", bytes(60_000), timeout=5) == bytes(60_000)
+        links[1][1].transport.abort()
+        await wait_for(lambda: len(a._server._serving) == 1)
+        reader, writer = links[0]
+        writer.write(bytes(600_000))
+        assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert a.stats.capped_connections == 1
 
 
 async def test_the_lane_of_a_peer_that_is_idle_the_longest_makes_way() -> None:
