@@ -1,8 +1,12 @@
-"""A script of several ranks that is killed and started again: it repeats its steps bit for bit."""
+"""A script of several ranks that is killed and started again: it repeats its steps bit for bit.
+
+That is, from a checkpoint that it had a part in: its node makes another one of the last merge.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,6 +145,11 @@ def test_all_ranks_go_on_where_the_checkpoint_was(
         rank.send(signal.SIGKILL)
         rank.wait()
     wait_until(lambda: not first[0].left_over(), "the node of a script that is gone to leave")
+    # the disk as it was when the script had a part in a checkpoint: the one after it is of the last
+    # merge with moments of before, and rounds in which the node had promised begin anew
+    for made in sorted((first[0].dir / "checkpoints").glob("ckpt-*"))[1:]:
+        shutil.rmtree(made)
+    (first[0].dir / "promised-0").unlink()
     before = [records(tmp_path, rank) for rank in range(2)]
     check_alike(before)
     second = life(END, "yes")
