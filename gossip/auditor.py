@@ -5,8 +5,9 @@ member looks at one chunk that it has drawn, and nobody can know beforehand whic
 merged something else is expelled by it, and by all others, who are told where to look
 (:class:`~protocols.messages.Accusation`) and judge for themselves. An owner that shows nothing is
 not convicted: it may have restarted, or its link may be dark. But once it has refused, or has not
-answered some times in a row, this member gives it no parts for some rounds. No round waits for any
-of this.
+answered some times in a row, this member gives it no parts for some rounds. Whose part was handed
+over since it has weighed it was in trouble then, and may have nothing left: that it says so is
+like no answer. No round waits for any of this.
 """
 
 from __future__ import annotations
@@ -79,17 +80,28 @@ class Auditor:
     _unanswered: Counter[PeerId] = field(default_factory=Counter)  # questions in a row
     _accusers: set[PeerId] = field(default_factory=set)  # whose accusations are being judged
 
-    def ended(self, certificate: Certificate, exchange: Exchange) -> None:
-        """A round is over that this member took part in: look at something of it."""
+    def ending(self, certificate: Certificate, exchange: Exchange) -> None:
+        """A round is decided: keep what I have weighed for it before it is let go of."""
+        if self.mix.weigh is not None:
+            outcome = certificate.outcome
+            basis = draft_basis(outcome.codec, outcome.contributors)
+            exchange.inbox.owning.answer_as_decided(basis)
+
+    def ended(self, certificate: Certificate, exchange: Exchange, *, replayed: bool) -> None:
+        """A round is over: look at something of it, if this member took part in it.
+
+        What was weighed here is shown also where the round was ``replayed``.
+        """
         plan, round_ = exchange.plan, certificate.outcome.round
         # whoever was out of office for a round is suspended still
         self._suspended = {p: until for p, until in self._suspended.items() if round_ < until}
         for peer in self._unanswered.keys() - set(certificate.outcome.next_roster):
             del self._unanswered[peer]
-        if self.mix.weigh is None or plan is None or not plan.grams:
+        said = plan.grams if plan is not None and not replayed else ()
+        grams, shown = {(gram.start, gram.stop): gram for gram in said}, exchange.inbox.owning.shown
+        if self.mix.weigh is None or not (grams or shown):
             return
-        grams = {(gram.start, gram.stop): gram for gram in plan.grams}
-        self._rounds[round_] = _Weighed(certificate, grams, exchange.inbox.owning.shown)
+        self._rounds[round_] = _Weighed(certificate, grams, shown)
         while len(self._rounds) > KEPT:
             self._rounds.popitem(last=False)
         case = self._drawn(self._rounds[round_], exchange.bytes_received)
@@ -120,6 +132,8 @@ class Auditor:
         and RemoteRefused ``busy``.
         """
         found = self._of(sender, accusation.round)
+        if not found.grams:
+            raise RemoteRefused(NOT_KEPT, "what was stated in this round is not known here")
         case = self._case(found, accusation.start, accusation.stop, accusation.chunk)
         if case is None:
             raise Malformed("an accusation about what nobody has weighed")
@@ -191,6 +205,7 @@ class Auditor:
             why = await self._judged_in_time(found, case, owner)
         except (TransportError, RemoteProtocolError) as error:
             said = isinstance(error, RemoteRefused | RemoteProtocolError)
+            said = said and not _excused(case, error)
             self._unanswered[owner] += 1
             if said or self._unanswered[owner] == UNANSWERED:
                 self._suspended[owner] = case.outcome.round + SUSPENDED
@@ -259,3 +274,9 @@ class Auditor:
             await self.wiring.transport.call(peer, "accuse", said.encode(), timeout=WHOLE_S)
         except (TransportError, RemoteProtocolError):
             return  # it looks at something of its own in every round
+
+
+def _excused(case: Case, error: Exception) -> bool:
+    """Whether an owner that shows nothing may have lost it with the part, which another merged."""
+    lost = isinstance(error, RemoteRefused) and error.code in (NOT_KEPT, "behind")
+    return lost and case.merged is None

@@ -319,7 +319,9 @@ class Chain(Reports, OwnStatus):
             if certificate.outcome.previous != self.replica.place.previous:
                 return  # somebody was quicker
             self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
-            await self.exchange.stop()
+            ended = self.exchange
+            self.auditor.ending(certificate, ended)
+            await ended.stop()
             self._stepping_since = self.now()
             await self.replica.apply(certificate, parts)
             self._stepping_since = None
@@ -333,8 +335,7 @@ class Chain(Reports, OwnStatus):
             self._open_round()
             self._take_office()
             self.hooks.applied(certificate, exchange)
-            if exchange is not None:
-                self.auditor.ended(certificate, exchange)
+            self.auditor.ended(certificate, ended, replayed=exchange is None)
         await self._announce_move()
         await self.ledger.make_room(self.wiring.offload)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -118,10 +118,24 @@ class Owning(Collecting):
         A plan has given the part to somebody else since, and the scales follow from them still.
         """
         mine = {gram.signature for gram in grams if gram.owner == self.me}
-        for part in self._parts.values():
-            merge, gram = part.merge, part.gram
-            if gram is not None and gram.signature in mine and isinstance(merge, WeighedMerge):
+        for gram, merge in self._stated():
+            if gram.signature in mine:
                 self.shown[gram.start, gram.stop] = merge.shown()
+
+    def answer_as_decided(self, basis: bytes) -> None:
+        """Keep what was weighed under this, a round's :func:`~gossip.weighing.draft_basis`.
+
+        The plan that its products became may not have come here before the round was decided.
+        """
+        for gram, merge in self._stated():
+            if gram.basis == basis:
+                self.shown.setdefault((gram.start, gram.stop), merge.shown())
+
+    def _stated(self) -> Iterator[tuple[Gram, WeighedMerge]]:
+        """What I have said of parts that are still here, and what they are merged with."""
+        for part in self._parts.values():
+            if part.gram is not None and isinstance(part.merge, WeighedMerge):
+                yield part.gram, part.merge
 
     # --- how a part is merged --------------------------------------------------------------------
 

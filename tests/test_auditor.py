@@ -15,15 +15,16 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
 from diloco import robust
-from gossip.auditor import SUSPENDED, Auditor
+from gossip.auditor import SUSPENDED, UNANSWERED, Auditor
 from gossip.chain import Chain
+from gossip.exchange import Exchange
 from gossip.judging import WeighedMerge
 from gossip.mixing import Mix
 from protocols import virtual_time
 from protocols.bodies import read_into
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.messages import Accusation, EvidenceRequest
+from protocols.messages import Accusation, Certificate, EvidenceRequest, Plan
 from protocols.transport import Feed
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -208,6 +209,93 @@ def test_who_has_stated_products_is_asked_for_them_whoever_has_merged(made_up: b
             await auditor._look_at(changed, case)
             assert auditor.suspended(outcome.round) == ({gram.owner} if made_up else set())
             assert not expelled(member)
+
+    virtual_time.run(main())
+
+
+@contextmanager
+def not_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[PeerId, int]]:
+    """Members that weigh a part and hear of no plan that says so: in this round, 0 for the next."""
+    unheard: dict[PeerId, int] = {}
+    work = Exchange.work
+
+    def but_not(self: Exchange, plan: Plan) -> None:
+        if unheard.get(self.me) == 0 and self.me in {gram.owner for gram in plan.grams}:
+            unheard[self.me] = plan.round
+        if not plan.grams or unheard.get(self.me) != plan.round:
+            work(self, plan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Exchange, "work", but_not)
+        yield unheard
+
+
+def test_whose_part_was_handed_over_shows_what_it_weighed_though_it_replays_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It owns no part of what was certified, and answers for the products alone."""
+    replayed, shown = list[int](), list[int]()
+
+    async def main() -> None:
+        with not_told(monkeypatch) as unheard:
+            async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+                await until(lambda: rounds(swarm.living()) >= 3, 30.0)
+                outcome = swarm.living()[0].replica.certificates[-1].outcome
+                owner = swarm.members[outcome.parts[0].owner]
+                auditor = owner.swarm.chains[0].auditor
+                ended, show = auditor.ended, auditor.show
+
+                def over(certificate: Certificate, *args: Any, **how: Any) -> None:
+                    replayed.extend([certificate.outcome.round] if how["replayed"] else [])
+                    ended(certificate, *args, **how)
+
+                async def seen(sender: PeerId, request: EvidenceRequest) -> Feed:
+                    feed = await show(sender, request)
+                    shown.append(request.round)
+                    return feed
+
+                auditor.ended, auditor.show = over, seen  # type: ignore[method-assign]
+                unheard[owner.peer] = 0
+                await until(lambda: 0 < unheard[owner.peer] < rounds([owner]) - 2, 120.0)
+                outcome = owner.replica.certificates[unheard[owner.peer]].outcome
+                assert owner.peer not in {part.owner for part in outcome.parts}
+                assert replayed == [outcome.round]
+                assert outcome.round in shown
+                for member in swarm.living():
+                    assert not member.swarm.chains[0].auditor._suspended
+                    assert not expelled(member)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("code", ["gone", "behind"])
+def test_whose_part_was_handed_over_may_have_lost_what_it_weighed(code: str) -> None:
+    """That it says so is like no answer: it takes some in a row."""
+
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+            member = swarm.living()[0]
+            auditor = member.swarm.chains[0].auditor
+            found = list(auditor._rounds.values())[-1]
+            owners = {part.owner for part in found.certificate.outcome.parts}
+            where = next(key for key, gram in found.grams.items() if gram.owner != member.peer)
+            case = auditor._case(found, *where, 0)
+            assert case is not None
+            assert case.owner in owners
+
+            async def lost(*_: object) -> str:
+                raise RemoteRefused(code, "nothing is here of it")
+
+            auditor._judged = lost  # type: ignore[assignment, method-assign]
+            handed_over = dataclasses.replace(case, merged=None)
+            for _ in range(UNANSWERED):
+                assert not auditor._suspended
+                await auditor._look_at(found, handed_over)
+            assert auditor._suspended.keys() == {case.owner}
+            auditor._suspended.clear()
+            await auditor._look_at(found, case)
+            assert auditor._suspended.keys() == {case.owner}, "it has merged the part as well"
 
     virtual_time.run(main())
 
