@@ -337,6 +337,8 @@ class Island:
             return
         if isinstance(report, Ready):
             self._ready = True
+            if self.crew is not None:
+                self.crew.met()
         if isinstance(report, StepDone) and self._events.qsize() >= MAX_QUEUED:
             return
         self._events.put_nowait(report)

@@ -22,6 +22,7 @@ from node.hosts.wire import (
     Prepared,
     RankEnded,
     Welcome,
+    farewell,
     fitting,
 )
 from protocols.errors import OperatorError
@@ -126,12 +127,32 @@ async def test_what_ends_a_host_that_has_trained_may_pass() -> None:
         first = await ready(made)
         async with alive(first):
             await made.muster(again=False)
+            made.met()
             full = operator_error("E402", "the disk is full")
-            first.link.send(Farewell(full.code, full.what, full.why, full.fix))
+            first.link.send(farewell(full))
             await until(lambda: any("lost: the disk is full" in line for line in said))
         waiting = asyncio.ensure_future(made.muster(again=False))
+        again = await Other.dial(made)  # it still is, when tokens are to be made
+        await again.greet()
+        again.link.send(farewell(full))
+        await until(lambda: 1 not in made.hosts and len(said) > 2)
         async with alive(await ready(made)):
             assert [host.number for host in await asyncio.wait_for(waiting, WAIT_S)] == [1]
+
+
+@pytest.mark.parametrize("code", ["E402", "E105", "E999"])
+async def test_a_host_that_cannot_start_ranks_at_all_is_not_waited_for(code: str) -> None:
+    """It has its tokens, and ends as soon as it is to train: it would do so each time."""
+    async with hub(wait_s=WAIT_S) as (made, _):
+        made.offer(JOB)
+        other = await ready(made)
+        async with alive(other):
+            (host,) = await made.muster(again=False)
+            (rank,) = made.launch(host, 1, "{}", range(2, 3), "")
+            other.link.send(farewell(operator_error(code, "no log can be written")))
+            assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
+        with pytest.raises(OperatorError, match="cannot take part: no log can be written"):
+            await asyncio.wait_for(made.muster(again=True), WAIT_S / 4)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +318,8 @@ async def test_why_the_island_ended_is_told_to_all() -> None:
         assert isinstance(await other.greet(), Welcome)
         made.say_why(operator_error("E501", "nobody there"))
         closing = asyncio.ensure_future(made.aclose())
-        farewell = await other.receive(Farewell)
-        assert (farewell.code, farewell.what) == ("E501", "nobody there")
+        last = await other.receive(Farewell)
+        assert (last.code, last.what) == ("E501", "nobody there")
         other.link.close()
         await closing
 

@@ -257,6 +257,23 @@ async def test_beside_other_hosts_whatever_keeps_ranks_from_starting_is_told(
         assert os.strerror(lacking) in died.text
 
 
+async def test_other_hosts_are_known_to_train_once_all_ranks_have_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = list[int]()
+
+    class Alone:
+        def met(self) -> None:
+            met.append(1)
+
+    async with standing_in(tmp_path, "exec sleep 60") as running:
+        with monkeypatch.context() as patched:
+            patched.setattr(running, "crew", Alone())
+            assert not met
+            running._take(Ready(1, b"", "cpu", "float32", 2))
+        assert met == [1]
+
+
 async def test_a_rank_that_does_not_listen_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,10 @@ class Crew:
         """Have a host start its ranks, which meet at ``store``."""
         return self.hub.launch(host, life, settings.model_dump_json(), ranks, store)
 
+    def met(self) -> None:
+        """All ranks have come together."""
+        self.hub.met()
+
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it."""
         return self.hub.reached_at(hosts)

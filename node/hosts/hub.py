@@ -49,6 +49,7 @@ RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
 FAREWELL_S = 3.0
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
+PASSING = ("E401", "E402")  # memory or disk, which a host may lack for a while
 GONE_BEATS = 2  # in a row without a word, and another machine may come with a host's number
 
 
@@ -111,6 +112,7 @@ class Hub:
         self._turned_away: dict[str, str] = {}  # why, by who they say they are
         self._job: Job | None = None
         self._used: frozenset[int] = frozenset()  # hosts that the present life was offered to
+        self._trained: frozenset[int] = frozenset()  # hosts whose ranks have run in some life
         self._news = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
         self._strangers = 0
@@ -264,6 +266,10 @@ class Hub:
         host.link.send(Launch(life, settings.encode(), ranks.start, len(ranks), store))
         return started
 
+    def met(self) -> None:
+        """All ranks of the present life have come together: each of its hosts can run them."""
+        self._trained |= self._used
+
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it."""
         return hosts[0].link.own_address
@@ -389,7 +395,7 @@ class Hub:
                         status = -ended.signal or ended.status
                         rank.ended(status, ended.log, ended.tail)
                 case Farewell() as last:
-                    if last.code and not host.prepared:  # who has trained may be back in a while
+                    if last.code and not self._may_be_back(host, last):
                         self._refused[host.number] = operator_error(
                             "E410",
                             f"{host.shown} cannot take part: {last.what}",
@@ -399,3 +405,11 @@ class Hub:
                     raise LinkLostError(last.what)
                 case word:
                     raise LinkLostError(f"it sent a {type(word).__name__}")
+
+    def _may_be_back(self, host: Host, last: Farewell) -> bool:
+        """Whether it is worth waiting for a host that has ended with an error.
+
+        One whose ranks have never run may be unable to run any, and would be waited for in vain; as
+        would one that has trained, and has other tokens by now.
+        """
+        return host.number in self._trained and (host.prepared or last.code in PASSING)
