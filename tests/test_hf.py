@@ -17,7 +17,7 @@ from node.trainer.foreign import cut_stage
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
-from node.trainer.optim import make_optimizer
+from node.trainer.optim import by_muon, make_optimizer
 from protocols.errors import OperatorError
 
 families = pytest.mark.parametrize("plain", [GPT2, QWEN], ids=["gpt2", "qwen2"])
@@ -438,6 +438,35 @@ def test_matrices_of_layers_are_muons_and_layers_make_fragments(plain):
     layout = Layout.of_module(model, fragments=2)
     for fragment, block in enumerate(model.blocks):
         assert {names[id(p)] for p in block.parameters()} <= layout.names(fragment)
+
+
+MAMBA = {
+    "model_type": "mamba", "vocab_size": 300, "hidden_size": 32, "state_size": 4,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+ZAMBA = QWEN | {
+    "model_type": "zamba", "num_key_value_heads": 4, "attention_hidden_size": 64,
+    "attention_head_dim": 16, "mamba_d_state": 4, "n_mamba_heads": 2, "mamba_dt_rank": 4,
+    "num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("plain", [MAMBA, ZAMBA], ids=lambda plain: plain["model_type"])
+def test_how_fast_states_decay_is_no_matrix(plain, optimizer):
+    """It has two dimensions and more; weight decay would draw all states to one pace."""
+    model, inner = build(model_of(plain), 0), Inner(optimizer=optimizer, weight_decay=0.3)
+    groups = make_optimizer(model, inner).param_groups
+    found = {id(p): (g["weight_decay"], g["muon"]) for g in groups for p in g["params"]}
+    named = dict(model.named_parameters())
+    states = {name for name, one in named.items() if name.endswith(("A_log", ".D"))}
+    assert any(named[name].ndim >= 2 for name in states)
+    for name in states:
+        assert found[id(named[name])] == (0.0, False)
+        assert by_muon(inner, name, named[name].ndim) is False
+    maps = [one for name, one in named.items() if name.endswith("out_proj.weight")]
+    assert maps
+    assert all(found[id(one)] == (0.3, optimizer == "muon") for one in maps)
 
 
 def test_layers_that_are_not_known_by_name_are_refused_by_muon():

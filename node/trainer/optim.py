@@ -17,6 +17,7 @@ from node.trainer.parallel import Ranks
 from node.trainer.weights import local
 
 REENTRY_STEPS = 20
+OF_STATES = ("A_log", "D")  # how fast each of Mamba's states decays, and what passes them by
 TINY = 1e-6  # keeps the scale of a gradient of zeros finite
 
 
@@ -29,8 +30,14 @@ def reentry_factor(steps_since_join: int) -> float:
 
 
 def is_matrix(name: str, dims: int) -> bool:
-    """Whether a parameter multiplies what comes in: biases of experts are stacked, [E, n]."""
-    return dims >= 2 and not name.endswith("bias")
+    """Whether a parameter is a map from all of its inputs to all of its outputs.
+
+    Not so are biases of experts, which are stacked, [E, n], and what Mamba's states have, [n, s]:
+    its authors exempt these from weight decay. By their names, which are the same on shards, in all
+    releases of the library, and where the daemon lays out moments.
+    """
+    own_name = name.rpartition(".")[2]
+    return dims >= 2 and not name.endswith("bias") and own_name not in OF_STATES
 
 
 def by_muon(inner: Inner, name: str, dims: int) -> bool:
@@ -43,7 +50,7 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """The run's optimizer over ``model``'s parameters; its learning rate is set before every step.
 
-    Weight decay is for matrices, not for norms and biases. Parameters on
+    Weight decay is for matrices, not for norms, biases and the decay of states. Parameters on
     different meshes are in different groups, since a group is one kernel's call. ``tables`` names
     matrices inside the layers that are not Muon's.
 
