@@ -129,10 +129,37 @@ def test_where_nothing_asks_for_it_there_is_none() -> None:
 
 
 def test_a_family_that_chooses_in_another_way_is_refused() -> None:
+    """When the model is built: in its first step the node would take part already."""
+    plain = EXPERTS | {"model_type": "doge", "is_moe": True, "num_experts": 16}
+    run = Manifest(model=model_of(plain), data=Data(seq_len=16, batch_size=4))
+    with pytest.raises(OperatorError, match="experts of doge equally busy") as caught:
+        Engine(run, ALONE, Computing())
+    assert caught.value.code == "E606"
+
+
+def test_a_family_that_computes_on_a_gpu_alone_is_looked_at_in_its_first_step() -> None:
+    """What is built is on the CPU, where its kernels do not run."""
+
+    def no_kernel(*_: object) -> None:
+        raise RuntimeError("no kernel for this device")
+
     model = made("doge", is_moe=True, num_experts=16)
+    hook = model.blocks[0].register_forward_pre_hook(no_kernel)
     balance = balance_of(model)
     assert balance is not None
+    hook.remove()
     keep_busy(model, balance, ALONE, 1, 16)
-    with pytest.raises(OperatorError, match="experts of doge equally busy") as caught:
+    with pytest.raises(OperatorError, match="experts of doge equally busy"):
         model(tokens(1))
-    assert caught.value.code == "E606"
+
+
+def test_looking_at_what_a_model_returns_leaves_nothing_behind_and_ends_at_the_first_layer() -> (
+    None
+):
+    model, ran = made("qwen3_moe"), list[int]()
+    for number, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+    assert balance_of(model) is not None
+    assert ran == [0]
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -22,8 +22,10 @@ from node.trainer.experts import mean_over
 from node.trainer.hf import ForeignDecoder, family, unfit
 from node.trainer.model_moe import Attach, Whole, balance_loss, here_alone
 from node.trainer.parallel import Ranks
+from protocols.errors import OperatorError
 
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")  # the library's words
+LOOKED_AT = 16  # tokens of the forward that shows what is returned
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,53 @@ class Balance:
 
 
 def balance_of(model: ForeignDecoder) -> Balance | None:
-    """What a whole model asks for; None where it has no such loss, or no experts."""
-    lm = model.lm
+    """What a whole model asks for; None where it has no such loss, or no experts.
+
+    Raises OperatorError E606 where what chooses returns logits in no known form.
+    """
+    lm, choosing = model.lm, _choosing(model)
     coefficient = next((getattr(lm, name) for name in COEFFICIENTS if hasattr(lm, name)), None)
-    layers = len(_choosing(model))
-    if not coefficient or not layers:
+    if not coefficient or not choosing:
         return None
-    return Balance(
-        coefficient * lm.num_experts_per_tok / layers, lm.num_experts_per_tok, lm.num_experts
-    )
+    weight = coefficient * lm.num_experts_per_tok / len(choosing)
+    balance = Balance(weight, lm.num_experts_per_tok, lm.num_experts)
+    _look(model, choosing, balance)
+    return balance
+
+
+class _SeenAllError(Exception):
+    """Ends a forward: nothing more is to be seen in it."""
+
+
+@torch.no_grad()
+def _look(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balance) -> None:
+    """Raise E606 unless the loss can be hung on what one module of each kind returns.
+
+    By a forward of a few tokens, for nothing but that tells what a module returns; it ends at the
+    first layer that has experts.
+    """
+    kinds = {type(module) for module in choosing}
+
+    def look(module: nn.Module, _: object, out: Any) -> None:
+        parts = out if isinstance(out, tuple) else (out,)
+        index = choosing[module] if isinstance(out, tuple) else 0
+        _find(parts, index, balance, family(model.config))
+        kinds.discard(type(module))
+        if not kinds:
+            raise _SeenAllError
+
+    hooks = [module.register_forward_hook(look) for module in choosing]
+    try:
+        model(torch.zeros(1, min(LOOKED_AT, model.config.max_seq_len), dtype=torch.int64))
+    except _SeenAllError:
+        return
+    except OperatorError:
+        raise
+    except Exception:  # noqa: BLE001 - a family's kernels may be for a GPU alone, and this is the
+        return  # CPU: then the first step tells
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def keep_busy(
@@ -53,8 +93,8 @@ def keep_busy(
     """Hang the loss on what chooses among experts, in a model or a stage, in place.
 
     ``batch`` and ``seq_len`` are the island's. Returns what is to be told whether the next
-    sequences are of the batch. A forward raises OperatorError E606 where what is
-    returned is of no known form.
+    sequences are of the batch. A forward raises OperatorError E606 where :func:`balance_of` could
+    not see what is returned.
     """
     dims = ranks.dims
     whole = partial(mean_over, ranks.axis("cp").get_group()) if dims.cp > 1 else here_alone
@@ -89,7 +129,7 @@ class _Hang:
         """``out`` with the loss on what else is in it, the weights of experts, or on the logits."""
         parts = out if isinstance(out, tuple) else (out,)
         index = self.index if isinstance(out, tuple) else 0
-        logits, place = self._find(parts, index)
+        logits, place = _find(parts, index, self.balance, self.family)
         scores = logits.float().softmax(dim=-1).view(-1, self.tokens, self.balance.experts)
         chosen = scores.topk(self.balance.top_k, dim=-1).indices
         weight = self.weight if self.counts else 0.0
@@ -100,22 +140,25 @@ class _Hang:
             return carried
         return tuple(carried if at == place else one for at, one in enumerate(parts))
 
-    def _find(self, parts: tuple[Any, ...], index: int) -> tuple[Tensor, int]:
-        """The logits, and where the loss goes."""
-        logits = parts[index] if index < len(parts) else None
-        others = [
-            at
-            for at, one in enumerate(parts)
-            if at != index and isinstance(one, Tensor) and one.is_floating_point()
-        ]
-        known = isinstance(logits, Tensor) and logits.shape[1:] == (self.balance.experts,)
-        if not known or not (others or len(parts) == 1):
-            raise unfit(
-                f"what keeps the experts of {self.family} equally busy is not known here: set "
-                f"{' or '.join(COEFFICIENTS)} to 0 in its config.json to do without"
-            )
-        assert isinstance(logits, Tensor)
-        return logits, others[0] if others else index
+
+def _find(
+    parts: tuple[Any, ...], index: int, balance: Balance, of_family: str
+) -> tuple[Tensor, int]:
+    """The logits, and where the loss goes. Raises OperatorError E606 for an unknown form."""
+    logits = parts[index] if index < len(parts) else None
+    others = [
+        at
+        for at, one in enumerate(parts)
+        if at != index and isinstance(one, Tensor) and one.is_floating_point()
+    ]
+    known = isinstance(logits, Tensor) and logits.shape[1:] == (balance.experts,)
+    if not known or not (others or len(parts) == 1):
+        raise unfit(
+            f"what keeps the experts of {of_family} equally busy is not known here: set "
+            f"{' or '.join(COEFFICIENTS)} to 0 in its config.json to do without"
+        )
+    assert isinstance(logits, Tensor)
+    return logits, others[0] if others else index
 
 
 def _and_hang(forward: Callable[..., Any], hang: _Hang, *args: Any, **given: Any) -> Any:
