@@ -175,7 +175,8 @@ def _llama(config: Model) -> dict[str, Any]:
             "model_type": "mixtral",
             "num_local_experts": config.experts,
             "num_experts_per_tok": config.top_k,
-            "router_aux_loss_coef": config.expert_balance,
+            # of a mean over layers, in which a token counts once for each of its experts
+            "router_aux_loss_coef": config.expert_balance * config.n_layers / config.top_k,
             "sliding_window": None,
         }
     return {

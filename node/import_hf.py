@@ -171,7 +171,7 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
             experts = {
                 "experts": config["num_local_experts"],
                 "top_k": config["num_experts_per_tok"],
-                "expert_balance": config["router_aux_loss_coef"],
+                "expert_balance": _balance_of(config),
             }
         return Model(
             vocab_size=config["vocab_size"],
@@ -193,6 +193,18 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
     except ValidationError as error:
         why = "; ".join(explain(error, Model))
         raise operator_error("E606", f"cannot use this {CONFIG}", why=why) from error
+
+
+def _balance_of(config: dict[str, Any]) -> float:
+    """The weight of our balance loss, which is 1 in each layer whose experts are used alike.
+
+    The library's is then as large as a token has experts, and a mean over the layers, where ours is
+    a sum. It counts also where ``output_router_logits`` is off, as in all that we export: with that
+    on, :mod:`transformers` returns more than a text is written with.
+    """
+    layers = max(1, config["num_hidden_layers"])
+    weight = (config["router_aux_loss_coef"] or 0.0) * config["num_experts_per_tok"] / layers
+    return float(round(weight, 12))  # what was exported comes back as it was
 
 
 def _weights(folder: Path) -> dict[str, Path]:

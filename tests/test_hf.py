@@ -17,6 +17,7 @@ from node.trainer.foreign import cut_stage
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
+from node.trainer.model_moe import balance_loss
 from node.trainer.optim import by_muon, make_optimizer
 from protocols.errors import OperatorError
 
@@ -187,6 +188,27 @@ def test_a_mixture_of_experts_goes_out_as_mixtral_and_comes_back(tmp_path):
     assert torch.equal(import_hf(MIXTURE, tmp_path / "again", torch.zeros_like(vector)), vector)
 
 
+@pytest.mark.parametrize("layers", [1, 2, 32])
+def test_experts_of_mixtral_are_kept_as_busy_as_by_the_library(tmp_path, layers):
+    """Its loss is a mean over layers, of one sequence the same as ours in each of them."""
+    plain = MIXTRAL | {"num_hidden_layers": layers, "router_aux_loss_coef": 0.02}
+    plain |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    found = read_config(tmp_path)
+    logits = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0)) * 3
+    theirs = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func(
+        (logits[0],) * layers, 8, 2
+    )
+    scores = logits.softmax(dim=-1)
+    ours = balance_loss(scores, scores.topk(found.top_k, dim=-1).indices)
+    assert layers * found.expert_balance * ours.item() == pytest.approx(0.02 * theirs.item())
+    vector = torch.zeros(Layout.of_config(found).size)
+    folder = export_hf(found, vector, tmp_path / "out")
+    again = json.loads((folder / "config.json").read_text())
+    assert again["router_aux_loss_coef"] == pytest.approx(0.02)
+    assert read_config(folder) == found
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -288,7 +310,9 @@ def test_what_a_configuration_leaves_out_is_what_the_library_takes(tmp_path, fam
     if found.experts:
         assert found.experts == theirs.num_local_experts
         assert found.top_k == theirs.num_experts_per_tok
-        assert found.expert_balance == theirs.router_aux_loss_coef
+        assert found.expert_balance == pytest.approx(
+            theirs.router_aux_loss_coef * found.top_k / found.n_layers
+        )
 
 
 def test_a_llama_with_quantized_weights_is_refused(tmp_path):
