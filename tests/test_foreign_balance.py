@@ -32,9 +32,9 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def made(family: str, **changes: Any) -> ForeignDecoder:
+def made(family: str, *, initial: str = "", **changes: Any) -> ForeignDecoder:
     plain = EXPERTS | FAMILIES.get(family, {}) | {"model_type": family} | changes
-    return build_foreign(model_of(plain), 0)
+    return build_foreign(model_of(plain, initial=initial), 0)
 
 
 def gradients(model: ForeignDecoder, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -126,6 +126,28 @@ def test_an_island_adds_it_however_its_batch_is_cut(recompute: Any) -> None:
 def test_where_nothing_asks_for_it_there_is_none() -> None:
     assert balance_of(made("qwen3_moe", router_aux_loss_coef=0.0)) is None
     assert balance_of(build_foreign(model_of(QWEN), 0)) is None
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "jetmoe"])
+def test_routers_that_come_with_weights_are_trained_as_by_the_library(family: str) -> None:
+    """It has the loss where its switch is on, and published configurations have it off."""
+    assert balance_of(made(family)) is not None
+    assert balance_of(made(family, initial="0" * 64)) is None
+    switched_on = made(family, initial="0" * 64, output_router_logits=True)
+    assert balance_of(switched_on) == balance_of(made(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_librarys_own_loss_is_computed_by_nobody(family: str) -> None:
+    """It cannot be where documents are kept apart, by a mask of more dimensions than it knows."""
+    plain = EXPERTS | FAMILIES[family] | {"model_type": family, "output_router_logits": True}
+    x = tokens(2)
+    x[:, 5] = 1
+    logits = [
+        build_foreign(model_of(one, attention="document", document_end=1), 0)(x)
+        for one in (plain, plain | {"output_router_logits": False})
+    ]
+    assert torch.equal(*logits)
 
 
 def test_a_family_that_chooses_in_another_way_is_refused() -> None:

@@ -40,11 +40,17 @@ class Balance:
 def balance_of(model: ForeignDecoder) -> Balance | None:
     """What a whole model asks for; None where it has no such loss, or no experts.
 
+    A new model needs it also where ``output_router_logits`` is off, as it is in published
+    configurations, since it is about what is returned as well. But routers that come with weights
+    are trained, by whatever loss their authors had: they get it where it is on, as in the library.
+
     Raises OperatorError E606 where what chooses returns logits in no known form.
     """
     lm, choosing = model.lm, _choosing(model)
     coefficient = next((getattr(lm, name) for name in COEFFICIENTS if hasattr(lm, name)), None)
     if not coefficient or not choosing:
+        return None
+    if model.config.initial and not model.balance_asked:
         return None
     weight = coefficient * lm.num_experts_per_tok / len(choosing)
     balance = Balance(weight, lm.num_experts_per_tok, lm.num_experts)

@@ -33,6 +33,7 @@ REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
 DRAWS = ("phimoe",)
 REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
 
+BALANCE = "output_router_logits"  # what switches the balance loss on in config.json
 ADAPTER = "adapter_config.json"
 
 
@@ -48,6 +49,7 @@ class ForeignDecoder(Decoder):
         self.embed_tokens = self.norm = self.lm_head = None
         self.layers = nn.ModuleDict()  # they are inside ``lm``
         self.lm: Any = _build(config)
+        self.balance_asked = _switched_off(self.lm)  # for the library's loss of experts' balance
         self.first = self.last = True  # stage of a pipeline
         self.mask_of = documents_apart
         names = {module: name for name, module in self.named_modules()}
@@ -271,6 +273,20 @@ def _build(config: Model) -> Any:
     except Exception as error:  # whatever a family makes of numbers that do not fit together
         raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
     return lm.train()
+
+
+def _switched_off(lm: Any) -> bool:
+    """Whether the library would keep experts equally busy by a loss of its own, which it is not to.
+
+    Nobody here adds it (:mod:`node.trainer.foreign_balance` has ours), and a mask that keeps
+    documents apart is none that it can take.
+    """
+    inner = lm.config.get_text_config()
+    asked = bool(getattr(inner, BALANCE, True))  # where there is no switch it always does
+    for one in (lm.config, inner):
+        if hasattr(one, BALANCE):
+            setattr(one, BALANCE, False)
+    return asked
 
 
 def _keys(value: Any) -> Iterator[str]:
