@@ -1,4 +1,4 @@
-"""``node simulate``: what a newcomer's first rounds count for, by mode."""
+"""``node simulate``: what newcomers are, and what their first rounds count for, by mode."""
 
 from __future__ import annotations
 
@@ -63,3 +63,18 @@ def test_a_newcomers_work_counts_for_a_quarter_then_a_half_then_three_quarters(
     assert came
     for first in came:
         assert first == pytest.approx([usual * n for n in (0.25, 0.5, 0.75, 1.0)][: len(first)])
+
+
+def test_who_takes_the_place_of_another_is_as_slow_and_narrow_and_lies_as_it_did() -> None:
+    asks = REPLACED | {"stragglers": 1, "narrow": 1, "attackers": 1}
+    world = World(Scenario.model_validate(asks))
+    before = list(world.nodes.values())
+    for gone in before:
+        came = world.replace(gone)
+        assert came.me not in [one.me for one in before]
+        kept = ("shard", "step_s", "bandwidth", "honest")
+        assert [getattr(came, name) for name in kept] == [getattr(gone, name) for name in kept]
+    assert len(world.nodes) == ISLANDS
+    assert sorted(one.honest for one in world.nodes.values()) == [False, True, True, True]
+    assert len({one.step_s for one in world.nodes.values()}) == 2
+    assert len({one.bandwidth for one in world.nodes.values()}) == 2

@@ -274,11 +274,9 @@ class Members:
         return max(self.running.values(), key=lambda member: member.replicas[0].place.round)
 
     async def replace(self, gone: Node) -> None:
-        """Kill an island; a new one takes its text, and the state that the others have."""
+        """Kill an island; a new one takes its place, and the state that the others have."""
         await self.running.pop(gone.me).end()  # first: it is not to hear of its own end
-        self.world.kill(gone)
-        newcomer = self.world.add(gone.shard)
-        await self.start(newcomer, joins=True)
+        await self.start(self.world.replace(gone), joins=True)
 
 
 async def live(world: World) -> None:

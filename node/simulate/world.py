@@ -127,21 +127,30 @@ class World:
         each = part * sum(node.chosen_steps for node in self.nodes.values())
         self.rounds = max(1, round(self.budget / each)) if each else one.rounds
 
-    def add(self, shard: int) -> Node:
-        """A new island with the text of ``shard``.
+    def add(self, index: int) -> Node:
+        """The how manieth island of those that begin, from 0.
 
         The first ones are slow, those after them have narrow links, and the last ones lie.
         """
-        one, index = self.scenario, self.born
+        one = self.scenario
         slow = index < one.stragglers
         narrow = 0 <= index - one.stragglers < one.narrow
-        liar = one.islands - one.attackers <= index < one.islands
         node = self._node(
-            shard,
+            index,
             one.step_s * (one.straggler_factor if slow else 1.0),
             one.bandwidth / (one.narrow_factor if narrow else 1.0),
-            honest=not liar,
+            honest=index < one.islands - one.attackers,
         )
+        self.nodes[node.me] = node
+        return node
+
+    def replace(self, gone: Node) -> Node:
+        """End an island; a new one has its text, its speed and link, and lies if it did.
+
+        So a run has as many slow ones, narrow links and liars to its end as it began with.
+        """
+        self.kill(gone)
+        node = self._node(gone.shard, gone.step_s, gone.bandwidth, honest=gone.honest)
         self.nodes[node.me] = node
         return node
 
