@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,7 +129,7 @@ class Conductor:
             await self._begin()
             return
         slot, slots = self._targets.slot()
-        self._target = self._targets.next(self.swarm)
+        self._aim(self._targets.next(self.swarm), anew=[fragment] if reset else ())
         every = self.manifest.rounds.eval_every
         round_ = self.replicas[fragment].place.round
         evaluate = fragment == 0 and bool(every) and round_ % every == 0
@@ -272,7 +272,7 @@ class Conductor:
         self._begun = True
         round_, *others = [replica.place.round for replica in self.replicas]
         slot, slots = self._targets.slot()
-        self._target = self._targets.next(self.swarm)
+        self._aim(self._targets.next(self.swarm), anew=range(len(self.replicas)))
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
@@ -450,7 +450,18 @@ class Conductor:
         if self._begun and not self._target and self._targets.drawn(self.swarm):
             await self._set_target(self._targets.next(self.swarm))
 
-    async def _set_target(self, target: int) -> None:
+    def _aim(self, target: int, *, anew: Sequence[int] = ()) -> None:
+        """So many inner steps come next; of fragments ``anew`` nothing from before is in hand."""
         self._target = target
+        for fragment, replica in enumerate(self.replicas):
+            if (turning := replica.turning) is None:
+                continue
+            if fragment in anew:
+                turning.reset()
+            if target:  # at rest it does not become late
+                turning.train()
+
+    async def _set_target(self, target: int) -> None:
+        self._aim(target)
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(InnerSteps(target))

@@ -27,16 +27,24 @@ class Turning:
     def __init__(self, momentum: torch.Tensor) -> None:
         """``momentum``: the outer optimizer's, fp32 [n], as it changes from round to round."""
         self._momentum = momentum
-        self.gone = 0.0  # rounds that the others took since this island's last contribution
+        self.gone = 0.0  # rounds that the others took while this island had work in hand
+        self.at_work = False  # it has, or is taking steps; at rest, with all of it merged, not
         self._turns: list[tuple[float, float]] = []
 
     def note(self, share: float, *, mine: bool) -> None:
         """A round is over, with that share of the islands in it: so shares of K add up to one."""
-        self.gone = 0.0 if mine else self.gone + share
+        if mine:
+            self.reset()
+        elif self.at_work:
+            self.gone += share
+
+    def train(self) -> None:
+        """The island takes inner steps from the present base on, or goes on with them."""
+        self.at_work = True
 
     def reset(self) -> None:
-        """What the island had is given up."""
-        self.gone = 0.0
+        """What the island had is merged, or given up: what it brings next begins with the base."""
+        self.gone, self.at_work = 0.0, False
 
     def look(self, progress: Progress) -> None:
         """Decide how the snapshot that is there now is turned."""

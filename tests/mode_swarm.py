@@ -110,6 +110,8 @@ class Walker:
         if isinstance(one, GradientReplica):
             one.sent.copy_(one.base - self.goal)
         else:
+            if one.turning is not None:
+                one.turning.train()
             for _ in range(INNER_STEPS):
                 self.theta += RATE * (self.goal - self.theta)
             one.sent.copy_(self.theta)

@@ -37,6 +37,11 @@ from protocols.messages import UNKNOWN_ETA_S, Certificate, Contributor, Outcome,
 from protocols.tasks import Offload
 
 SIZE = 3000
+ALIGNED: dict[str, Any] = {
+    "mode": "fedavg",
+    "rounds": {"align": True},
+    "outer": {"optimizer": "heavyball"},
+}
 
 
 class Gate:
@@ -477,6 +482,52 @@ async def test_what_is_offered_of_a_trainer_that_goes_back_stays_ready_where_it_
     else:
         await made._start_again()
     assert [said["ready"] for said in chain.said] == ([] if kept else [False])
+
+
+@pytest.mark.parametrize("way", ["ranks begin", "reset"])
+async def test_what_is_learnt_anew_is_not_turned_for_the_age_of_what_was_given_up(
+    vectors: SharedVectors, way: str
+) -> None:
+    made, _ = conductor(vectors, at_once, ALIGNED)
+    cast(Any, made.island).restart = nobody
+    turning = made.replicas[0].turning
+    assert turning is not None
+    turning.train()
+    for _ in range(2):
+        await commit_without(made.replicas[0])
+        vectors.clear()
+        made._turns.free()
+    assert turning.gone >= 1
+    if way == "reset":
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        await made._start_again()
+        made.ready = cast(Any, object())
+        await made._begin()
+    assert turning.gone == 0
+    vectors.clear()
+    made._turns.free()
+    await commit_without(made.replicas[0])
+    assert turning.gone > 0, "it has been training since"
+
+
+async def test_rounds_that_a_client_rests_in_do_not_make_its_next_work_late(
+    vectors: SharedVectors,
+) -> None:
+    made, _ = conductor(vectors, at_once, ALIGNED)
+    turning = made.replicas[0].turning
+    assert turning is not None
+    drawn = [False, False, True, True]
+    cast(Any, made)._targets.drawn = lambda swarm: drawn.pop(0)
+    ages = []
+    for _ in range(4):
+        await commit_without(made.replicas[0])
+        vectors.clear()
+        made._turns.free()
+        ages.append(turning.gone)
+    assert ages[:3] == [0, 0, 0]
+    assert ages[3] > 0
 
 
 async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(

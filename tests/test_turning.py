@@ -45,6 +45,7 @@ def delta(replica: OuterReplica, start: int, stop: int) -> torch.Tensor:
 
 def late(replica: OuterReplica, rounds: float) -> Turning:
     assert replica.turning is not None
+    replica.turning.train()
     for _ in range(4):  # four of four islands, one after the other
         replica.turning.note(rounds / 4, mine=False)
     return replica.turning
@@ -77,6 +78,19 @@ def test_work_of_the_same_round_stays_as_it_is(replica: OuterReplica) -> None:
     late(replica, 3.0).reset()
     replica.norm()
     assert delta(replica, 0, SIZE).equal(before)
+
+
+def test_who_rests_with_nothing_in_hand_is_not_late(replica: OuterReplica) -> None:
+    turning = late(replica, 2.0)
+    turning.note(0.5, mine=True)
+    for _ in range(3):  # rounds of other clients
+        turning.note(0.5, mine=False)
+    assert turning.gone == 0
+    turning.train()  # from the newest base
+    turning.note(0.5, mine=False)
+    assert turning.gone == 0.5
+    turning.note(0.5, mine=False)  # it rests, with what that round went without
+    assert turning.gone == 1.0
 
 
 @pytest.mark.parametrize(
