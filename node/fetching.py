@@ -23,8 +23,9 @@ from gossip.driver import Swarm
 from gossip.lineage import Lineage
 from gossip.standing import seen_from
 from node import __version__, clock
-from node.arrival import PATIENCE_S, Arrival, OwnArrival, beyond, targets
+from node.arrival import PATIENCE_S, Arrival, OwnArrival, targets
 from node.donors import FAILURES, Taking
+from node.downloading import take_state
 from node.entrance import Run
 from node.errors import operator_error
 from node.headway import Headway, counted
@@ -220,35 +221,10 @@ class Fetcher:
 
     async def _download(self, swarm: Swarm, fragment: int, ending: Ending) -> None:
         """Take the swarm's state of a fragment, and keep local work where possible."""
-        chain, replica = swarm.chains[fragment], self.replicas[fragment]
-        vectors = [torch.empty_like(vector) for vector in replica.state]
-        before = replica.place.round
         arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()))
-        arrival.wanted = beyond(lambda: replica.place, fragment)
-        headway = self._headway()
+        chain, replica = swarm.chains[fragment], self.replicas[fragment]
         try:
-            with chain.following.downloading() as approach:
-
-                def progress(done: int, total: int, sources: int) -> None:
-                    approach.progress(done, total, sources)
-                    headway(done, total, sources)
-
-                state = (await arrival.fetch(vectors, progress, fragment)).state
-                most = replica.manifest.rounds.max_staleness
-                keep = kept_after(ending, state.place.round - before, most)
-                await chain.move(
-                    lambda: replica.jump(
-                        vectors,
-                        state,
-                        keep=keep,
-                        decided=chain.following.decided,
-                        sent=chain.exchange.sent,
-                    ),
-                    state.place,
-                    state.certificate,
-                    state.lineage,
-                    diverged=ending is Ending.DIVERGED,
-                )
+            await take_state(chain, replica, arrival, ending, self._headway())
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
             self.events.emit(Problem.of(error))
         finally:
@@ -287,16 +263,6 @@ class Fetcher:
         await greet(
             transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
         )
-
-
-def kept_after(ending: Ending, missed: int, most: int) -> str:
-    """What is kept of local work (:meth:`OuterReplica.jump`) over so many rounds.
-
-    Up to ``most`` of them; but replaying keeps it however late, so what takes its place does.
-    """
-    if ending is Ending.FORKED:
-        return "all"
-    return "nothing" if missed > most and ending is not Ending.FAR else "local"
 
 
 def _bytes(replica: OuterReplica) -> int:

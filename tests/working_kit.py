@@ -27,7 +27,7 @@ from gossip.chain import Chain
 from gossip.lineage import Lineage
 from gossip.rules import Rules
 from node.conductor import Conductor
-from node.fetching import kept_after
+from node.downloading import kept_after
 from node.island import Island
 from node.monitor.event_log import EventLog
 from node.replica import ChainStanding, OuterReplica

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine
+import random
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from gossip.pairs import Pairs
 from node.arrival import Arrival, OwnArrival
 from node.choosing import Codecs
 from node.conductor import Conductor
+from node.downloading import take_state
 from node.modes import is_over
 from node.replica import OuterReplica
 from node.roaming import make_pairs
@@ -107,9 +109,10 @@ class Members:
             what = f"rank {manifest.outer.rank} is too large"
             raise bad_config(what, str(error), "take a smaller one: --set rank=4") from error
         lineages: list[Lineage | None] = [None] * len(replicas)
+        arrival = self._arrival(node, lambda: [peer for peer in self.running if peer != node.me])
         for number, replica in enumerate(replicas):
             if joins:
-                state = (await self._arrival(node).fetch(replica.state, _unseen, number)).state
+                state = (await arrival.fetch(replica.state, _unseen, number)).state
                 await replica.settle(state)
                 lineages[number] = state.lineage
             else:
@@ -198,40 +201,37 @@ class Members:
         place = member.replicas[0].place
         return is_over(self.manifest, place.round, place.work)
 
-    def _arrival(self, node: Node) -> Arrival:
+    def _arrival(self, node: Node, ask: Callable[[], Sequence[PeerId]]) -> Arrival:
+        """Where a node downloads, from those that it may ``ask``."""
         loop = asyncio.get_running_loop()
         kind = Arrival if self.meetings is None else OwnArrival
         return kind(
             node.transport,
             self.manifest.run_id,
             self.founders,
-            lambda: [peer for peer in self.running if peer != node.me],
+            ask,
             lambda: EPOCH_S + loop.time(),
             lambda announce: None,
             _greet,
             lambda peer, error: None,
             inline,
             len(self.layout.cuts),
+            random.Random(f"{self.world.scenario.seed} {node.born}"),
         )
 
     async def _catch_up(self, member: Member, fragment: int, ending: Ending) -> None:
         """Replaying does not help: take the others' state of a fragment."""
-        assert isinstance(member.swarm, Swarm)  # who gossips is nowhere behind
-        chain, replica = member.swarm.chains[fragment], member.replicas[fragment]
+        swarm = member.swarm
+        assert isinstance(swarm, Swarm)  # who gossips is nowhere behind
+        chain, replica = swarm.chains[fragment], member.replicas[fragment]
         if chain.following.approach.downloading:
             return
-        vectors = [torch.empty_like(vector) for vector in replica.state]
-        with chain.following.downloading() as approach:
-            arrival = self._arrival(member.node)
-            state = (await arrival.fetch(vectors, approach.progress, fragment)).state
-            keep = "all" if ending is Ending.FORKED else "local"
-            await chain.move(
-                lambda: replica.jump(
-                    vectors, state, keep=keep,
-                    decided=chain.following.decided, sent=chain.exchange.sent,
-                ), state.place, state.certificate, state.lineage,
-                diverged=ending is Ending.DIVERGED,
-            )  # fmt: skip
+        arrival = self._arrival(member.node, lambda: swarm.membership.alive(swarm.now()))
+        try:
+            await take_state(chain, replica, arrival, ending, _unseen)
+        except OperatorError:  # as a node does, it goes on: the next one who is ahead asks again
+            notes = self.world.notes
+            notes["downloads_in_vain"] = notes.get("downloads_in_vain", 0) + 1
 
     async def over(self) -> None:
         """Wait until the run's rounds are done, or its inner steps where these are what counts."""
@@ -343,7 +343,7 @@ def _note_speeds(present: Present) -> None:
 
 
 def _unseen(done: int, total: int, sources: int) -> None:
-    """Nobody watches a newcomer's download."""
+    """Nobody watches a download."""
 
 
 async def _nothing(applied: Applied) -> None:

@@ -1,0 +1,56 @@
+"""Taking the swarm's state of a fragment where replaying does not help."""
+
+from __future__ import annotations
+
+import torch
+
+from bootstrap.state import Progress
+from gossip.catchup import Ending
+from gossip.chain import Chain
+from node.arrival import Arrival, beyond
+from node.replica import OuterReplica
+
+
+async def take_state(
+    chain: Chain, replica: OuterReplica, arrival: Arrival, ending: Ending, told: Progress
+) -> None:
+    """Download what the others stand at and move there, keeping local work where possible.
+
+    ``told`` hears of the progress. Raises OperatorError as :meth:`Arrival.fetch` does: whoever was
+    ahead may be gone, and the next one who is asks again.
+    """
+    fragment, before = replica.place.fragment, replica.place.round
+    vectors = [torch.empty_like(vector) for vector in replica.state]
+    arrival.wanted = beyond(lambda: replica.place, fragment)
+    with chain.following.downloading() as approach:
+
+        def progress(done: int, total: int, sources: int) -> None:
+            approach.progress(done, total, sources)
+            told(done, total, sources)
+
+        state = (await arrival.fetch(vectors, progress, fragment)).state
+        most = replica.manifest.rounds.max_staleness
+        keep = kept_after(ending, state.place.round - before, most)
+        await chain.move(
+            lambda: replica.jump(
+                vectors,
+                state,
+                keep=keep,
+                decided=chain.following.decided,
+                sent=chain.exchange.sent,
+            ),
+            state.place,
+            state.certificate,
+            state.lineage,
+            diverged=ending is Ending.DIVERGED,
+        )
+
+
+def kept_after(ending: Ending, missed: int, most: int) -> str:
+    """What is kept of local work (:meth:`OuterReplica.jump`) over so many rounds.
+
+    Up to ``most`` of them; but replaying keeps it however late, so what takes its place does.
+    """
+    if ending is Ending.FORKED:
+        return "all"
+    return "nothing" if missed > most and ending is not Ending.FAR else "local"
