@@ -107,6 +107,22 @@ def test_h_is_chosen_where_it_is_left_open_and_the_inputs_are_noted() -> None:
     assert decide(fast) == (fast, {})
 
 
+def test_h_in_pairs_follows_from_whole_letters() -> None:
+    """Not from the parts of an all-reduce; a round has one for each neighbour."""
+
+    def transfer_s(**changes: Any) -> float:
+        asks = SMALL | {"inner_steps": 0, "codec": "int8", "latency": 1.0, "bandwidth": 5e4}
+        return decide(Scenario.model_validate(asks | changes))[1]["transfer_s"]
+
+    letter_s = transfer_s(mode="push-sum") - 1.0
+    assert letter_s > 0
+    share = 1 - 1 / SMALL["islands"]
+    assert transfer_s(mode="diloco") == pytest.approx(2 * (share * letter_s + 1))
+    assert transfer_s(mode="gossip") == pytest.approx(letter_s + 1)
+    assert transfer_s(mode="gossip", neighbours=2) == pytest.approx(2 * (letter_s + 1))
+    assert transfer_s(mode="push-sum", neighbours=2) == pytest.approx(2 * letter_s + 1)
+
+
 def test_coarser_codecs_send_less() -> None:
     sent = {name: run("diloco", codec=name).points[-1].bytes for name in ("fp32", "int8", "int2")}
     assert sent["fp32"] > 3 * sent["int8"] > 6 * sent["int2"]

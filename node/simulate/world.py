@@ -285,16 +285,25 @@ def decide(scenario: Scenario) -> tuple[Scenario, dict[str, float]]:
     """The scenario with H chosen where it asks for that, and what it was chosen from."""
     if scenario.inner_steps:
         return scenario, {}
-    others = (scenario.islands - 1) / scenario.islands
     finest = scenario.codecs[0] if scenario.codec == "auto" else scenario.codec
     size = codec(finest).encoded_size(len(initial(scenario)))
     slowest = scenario.bandwidth / (scenario.narrow_factor if scenario.narrow else 1.0)
-    transfer_s = 2 * (others * size / slowest + scenario.latency)  # there and back
+    transfer_s = _transfer_s(scenario, size / slowest)
     found = knobs.inner_steps(transfer_s, scenario.step_s)
     notes = {"inner_steps": float(found.inner_steps), "exposed": found.exposed}
     notes |= {"transfer_s": found.transfer_s, "step_s": found.step_s}
     values = scenario.model_dump() | {"inner_steps": found.inner_steps}
     return check(Scenario, values, "the scenario"), notes
+
+
+def _transfer_s(scenario: Scenario, whole_s: float) -> float:
+    """Seconds of what a round sends, where a whole model takes ``whole_s``."""
+    if scenario.mode == "push-sum":  # to all receivers at once
+        return scenario.neighbours * whole_s + scenario.latency
+    if scenario.mode == "gossip":  # one exchange after the other, each both ways at once
+        return scenario.neighbours * (whole_s + scenario.latency)
+    others = (scenario.islands - 1) / scenario.islands
+    return 2 * (others * whole_s + scenario.latency)  # an all-reduce: there and back
 
 
 def simulate(scenario: Scenario, progress: Progress = lambda share: None) -> Result:
