@@ -22,7 +22,6 @@ arrivals before it usually had (:func:`counted`): a newcomer's counts for less, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -72,15 +71,15 @@ def usually(usual: float, weight: float, share: float) -> float:
     return usual + min(1.0, share) * (min(weight, MOST_COUNTED * usual) - usual)
 
 
-def rates(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
-    """Weights tokens² / steps: who saw more tokens, and in larger batches, counts for more.
+def rate(tokens: float, steps: float) -> float:
+    """The weight tokens² / steps: who saw more tokens, and in larger batches, counts for more.
 
     Tokens alone say how much was seen; tokens a step, how little noise each step had. Zero where
     nothing was done. Raises :class:`ValueError` for a negative count.
     """
-    if any(not 0 <= x < math.inf for x in (*tokens, *steps)):
+    if not (0 <= tokens < math.inf and 0 <= steps < math.inf):
         raise ValueError("tokens and steps must be finite and not negative")
-    return [t * t / s if s else 0.0 for t, s in zip(tokens, steps, strict=True)]
+    return tokens * (tokens / steps) if steps else 0.0
 
 
 @torch.no_grad()
@@ -105,19 +104,3 @@ def turning(own: Tensor, way: Tensor, staleness: float) -> tuple[float, float]:
     if size < 1e-6:  # opposite, half and half: no direction is left
         return 1.0, 0.0
     return (1 - share) / size, share * length / (far * size)
-
-
-@torch.no_grad()
-def align(
-    delta: Tensor, momentum: Tensor, blocks: Sequence[tuple[int, int]], staleness: float
-) -> Tensor:
-    """``delta`` turned towards ``momentum`` block by block (:func:`turning`), in place.
-
-    Both are float32 [n]; a block is start and stop in elements.
-    """
-    for start, stop in blocks:
-        own, way = delta[start:stop], momentum[start:stop]
-        keep, add = turning(own, way, staleness)
-        if add:
-            own.mul_(keep).add_(way, alpha=add)
-    return delta

@@ -14,7 +14,7 @@ little. Fragments are *strided*: layer l belongs to fragment l mod P, so that ea
 late layers, which the paper prefers to consecutive ones.
 
 >>> schedule = Schedule(inner_steps=24, fragments=4, delay=2)
->>> [step for step in range(1, 25) if schedule.sent(step)]
+>>> [schedule.offset(fragment) for fragment in range(4)]
 [6, 12, 18, 24]
 """
 
@@ -91,19 +91,6 @@ class Schedule:
     def offset(self, fragment: int) -> int:
         """The step in each H, from 1 to H, after which a fragment is sent; the last one's is H."""
         return (fragment + 1) * self.inner_steps // self.fragments
-
-    def sent(self, step: int) -> list[int]:
-        """Fragments whose snapshot is taken after inner step ``step``."""
-        place = (step - 1) % self.inner_steps + 1
-        return [p for p in range(self.fragments) if step > 0 and self.offset(p) == place]
-
-    def due(self, step: int) -> list[int]:
-        """Fragments whose merged result is applied after inner step ``step``."""
-        return self.sent(step - self.delay)
-
-    def turn(self, fragment: int, step: int) -> int:
-        """How often a fragment was sent up to and with inner step ``step``: its round's number."""
-        return max(0, (step - self.offset(fragment)) // self.inner_steps + 1)
 
 
 def delay_for(transfer_s: float, step_s: float, inner_steps: int) -> int:

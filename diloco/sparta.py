@@ -46,9 +46,3 @@ def coordinates(size: int, share: float, step: int, seed: int) -> Tensor:
     count = drawn(size, share)
     places = torch.arange(piece * count, min(size, (piece + 1) * count))
     return places.mul_(stride).add_(offset).remainder_(size)
-
-
-@torch.no_grad()
-def average(local: Tensor, at: Tensor, mean: Tensor) -> Tensor:
-    """Put the islands' mean [len(at)] in place of ``local`` [n] at these coordinates."""
-    return local.index_copy_(0, at, mean)

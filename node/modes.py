@@ -133,4 +133,6 @@ def weight_of(manifest: Manifest, tokens: int, steps: int) -> float:
     """
     if manifest.merge.weights == "tokens" or not steps:
         return float(tokens)
-    return tokens * min(1.0, tokens / steps / MOST_A_STEP)
+    from diloco.asynchronous import rate
+
+    return min(float(tokens), rate(tokens, steps) / MOST_A_STEP)

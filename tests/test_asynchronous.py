@@ -54,11 +54,17 @@ def test_what_is_alone_in_its_round_counts_by_its_weight_over_what_is_usual() ->
 
 
 def test_weights_favour_tokens_and_large_batches() -> None:
-    assert asynchronous.rates([100, 200, 0], [10, 20, 0]) == [1000.0, 2000.0, 0.0]
+    assert [asynchronous.rate(*one) for one in ((100, 10), (200, 20))] == [1000.0, 2000.0]
+    assert asynchronous.rate(0, 0) == 0.0
     # twice the tokens in as many steps: four times the weight
-    assert asynchronous.rates([200], [10]) == [4000.0]
+    assert asynchronous.rate(200, 10) == 4000.0
     with pytest.raises(ValueError, match="not negative"):
-        asynchronous.rates([-1], [1])
+        asynchronous.rate(-1, 1)
+
+
+def turned(delta: torch.Tensor, way: torch.Tensor, staleness: float) -> torch.Tensor:
+    keep, add = asynchronous.turning(delta, way, staleness)
+    return keep * delta + add * way
 
 
 @given(st.integers(1, 20), st.integers(0, 1000))
@@ -67,17 +73,15 @@ def test_late_work_is_turned_towards_the_momentum_and_not_stretched(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     delta, momentum = torch.randn(2, 40, generator=generator)
-    blocks = [(0, 10), (10, 40)]
-    turned = asynchronous.align(delta.clone(), momentum, blocks, staleness)
-    for start, stop in blocks:
-        before, after, way = delta[start:stop], turned[start:stop], momentum[start:stop]
+    for start, stop in ((0, 10), (10, 40)):
+        before, way = delta[start:stop], momentum[start:stop]
+        after = turned(before, way, staleness)
         assert math.isclose(after.norm(), before.norm(), rel_tol=1e-4)
         assert torch.dot(after, way) >= torch.dot(before, way) - 1e-4
 
 
 def test_fresh_work_and_work_that_agrees_stay_as_they_are() -> None:
     delta, momentum = torch.randn(2, 10)
-    assert asynchronous.align(delta.clone(), momentum, [(0, 10)], 0).equal(delta)
-    same = asynchronous.align(delta.clone(), delta * 3, [(0, 10)], 5)
-    assert torch.allclose(same, delta, atol=1e-6)
-    assert asynchronous.align(delta.clone(), torch.zeros(10), [(0, 10)], 5).equal(delta)
+    assert turned(delta, momentum, 0).equal(delta)
+    assert torch.allclose(turned(delta, delta * 3, 5), delta, atol=1e-6)
+    assert turned(delta, torch.zeros(10), 5).equal(delta)

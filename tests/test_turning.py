@@ -51,16 +51,22 @@ def late(replica: OuterReplica, rounds: float) -> Turning:
     return replica.turning
 
 
+def turned_block(own: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
+    """Of work that is two rounds late."""
+    keep, add = asynchronous.turning(own, way, 2)
+    return keep * own + add * way
+
+
 def test_late_work_is_turned_by_the_rule_and_keeps_its_norm(replica: OuterReplica) -> None:
     before = delta(replica, 0, SIZE)
     late(replica, 2.0)
     norm = replica.norm()
-    blocks = [(at, min(at + CHUNK, SIZE)) for at in range(0, SIZE, CHUNK)]
-    expected = asynchronous.align(before.clone(), replica.vectors["v"], blocks, 2)
+    way = replica.vectors["v"]
+    blocks = zip(before.split(CHUNK), way.split(CHUNK), strict=True)
+    expected = torch.cat([turned_block(*block) for block in blocks])
     turned = delta(replica, 0, SIZE)
     assert torch.allclose(turned, expected, atol=1e-6)
     assert norm == pytest.approx(before.norm().item(), rel=1e-3)
-    way = replica.vectors["v"]
     assert torch.dot(turned, way) > torch.dot(before, way)
     for start, stop in ((0, 5), (CHUNK - 3, CHUNK + 3), (10, SIZE), (SIZE - 1, SIZE)):
         assert delta(replica, start, stop).equal(turned[start:stop])
