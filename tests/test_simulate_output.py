@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from node.cli import app
 from node.simulate.run import codecs_of
 from node.simulate.scenario import Scenario
-from node.simulate.world import simulate
+from node.simulate.world import Point, Result, simulate
 
 
 @pytest.mark.parametrize("mode", ["diloco", "gossip", "async"])
@@ -38,6 +38,12 @@ def test_a_picture_names_the_codecs_that_a_run_has() -> None:
     assert codecs_of(Scenario(mode="onebit-adam")) == ("bf16", "int1")
     assert codecs_of(Scenario(codec="auto", codecs=("int4", "int2"))) == ("int4", "int2")
     assert codecs_of(Scenario()) == ("int4",)
+
+
+def test_a_result_names_the_codecs_that_were_sent() -> None:
+    one = Scenario(mode="onebit-adam")
+    assert one.codec == "int4", "which the mode does not read"
+    assert Result(one, 1, [Point(0, 0, 0, 0)], {}, 0.0).to_json()["codecs"] == ("bf16", "int1")
 
 
 def test_the_command_says_what_is_likely_to_disappoint() -> None:

@@ -23,6 +23,7 @@ from diloco import federated, knobs
 from node.pace import inner_steps
 from node.simulate.decisions import Decisions
 from node.simulate.learner import Learner, initial, validation_loss
+from node.simulate.run import codecs_of
 from node.simulate.scenario import Diverged, Scenario
 from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
@@ -242,6 +243,7 @@ class Result:
         last = self.points[-1]
         return {
             "scenario": self.scenario.model_dump(mode="json"),
+            "codecs": codecs_of(self.scenario),
             "parameters": self.parameters,
             "loss": round(last.loss, 5),
             "bytes_per_parameter": round(last.bytes, 4),
