@@ -194,6 +194,21 @@ def test_leaving_writes_the_last_checkpoint_first(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir())
 
 
+def test_an_error_that_is_the_scripts_own_leaves_a_node_that_is_well_in_order() -> None:
+    """The last checkpoint is made and the farewell said, as after any other exception."""
+
+    def answer(played: Played, report: Report) -> list[Command]:
+        return [Stop()] if isinstance(report, Leaving) else []
+
+    played = Played(answer)
+    with pytest.raises(OperatorError, match="not a number of tokens") as caught, played.joined:
+        played.joined.step(tokens=-1)
+    assert caught.value.code == "E204"
+    assert [type(r) for r in played.script.reports[-2:]] == [Leaving, Stopped]
+    assert played.script.closed
+    assert played.joined.over
+
+
 def test_a_failure_of_the_node_reaches_the_script() -> None:
     played = Played(silent)
     played.script.commands.append(Ended("E402", "the disk is full", "no space", "free some"))

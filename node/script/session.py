@@ -230,8 +230,6 @@ class Joined:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, OperatorError):
-            self._over = True  # the node is gone; leave() only reaps its process
         if error is not None and not self._over and self._progress.ranks.size > 1:
             self._part()  # the other ranks may be anywhere, and are not waited for
             return
