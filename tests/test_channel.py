@@ -14,6 +14,7 @@ from node.trainer.channel import (
     MAX_FRAME,
     Channel,
     ChannelClosedError,
+    Leaving,
     Ready,
     Snapshot,
     StepDone,
@@ -90,6 +91,20 @@ def test_the_end_of_the_daemon_is_noticed(ends: tuple[socket.socket, Channel]) -
         channel.receive(WAIT_S)
     with pytest.raises(ChannelClosedError):
         channel.send(Snapshot(0, 1, 64, 1.0, 0.1, True))
+
+
+def test_the_end_is_seen_though_a_forked_worker_has_the_socket_too(
+    ends: tuple[socket.socket, Channel],
+) -> None:
+    """A data loader's workers live on for a while, or for as long as the script does."""
+    daemon, channel = ends
+    with channel._socket.dup():
+        channel.send(Leaving())
+        channel.close()
+        daemon.settimeout(WAIT_S)
+        assert daemon.recv(1024) == frame(Leaving())
+        assert daemon.recv(1024) == b""
+    channel.close()  # once more: nothing to do
 
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME + 1, 2**32 - 1])

@@ -31,6 +31,7 @@ import select
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Annotated, Protocol
 
 from protocols.bounds import MAX_FRAGMENTS
@@ -375,6 +376,9 @@ class Channel:
 
     def close(self) -> None:
         """Be gone, as the other side sees it."""
+        with suppress(OSError):  # the daemon is gone itself
+            # also in the workers that a data loader has forked, which have this end open as well
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def receive(self, timeout: float) -> Command | None:
