@@ -41,32 +41,48 @@ def clean_up_at_any_end() -> None:
 class held_back:  # noqa: N801 - read as a function
     """Ctrl-C waits until the block is through; a second one does not.
 
-    What the process does at Ctrl-C is left as it was. Without effect where that is none of
-    Python's business, and in other threads than the main one, where no signal arrives.
+    So do SIGTERM and SIGHUP where this process has a handler of Python's for them: what that
+    raises would come at any line, too. What the process does at each is left as it was. Without
+    effect where that is none of Python's business, and in other threads than the main one, where
+    no signal arrives.
     """
 
     # no generator: broken off by a second one, it would come to its end somewhere else
 
     def __init__(self) -> None:
-        self._before: Handler = None
-        self._came = False
+        self._before: dict[int, Handler] = {}  # of those that are held
+        self._came = 0
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._hold)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                handler = signal.getsignal(number)
+                if callable(handler) or (number == signal.SIGINT and handler is not None):
+                    self._before[number] = handler
+                    signal.signal(number, self._hold)
+        except BaseException:  # by one that is not held yet: the block's end does not come
+            self._let_go()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._before is None:
-            return
-        signal.signal(signal.SIGINT, self._before)
+        self._let_go()
         if self._came and kind is not KeyboardInterrupt:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self._came)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._came = True
-        signal.signal(signal.SIGINT, self._before)
+        self._came = number
+        self._let_go()
+
+    def _let_go(self) -> None:
+        try:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before = {}
+        finally:
+            if self._before:  # by one that was let go first: the others are not to stay held
+                self._let_go()
 
 
 def _end(number: int, frame: FrameType | None) -> None:

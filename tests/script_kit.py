@@ -100,13 +100,13 @@ def committing(played: Played, report: Report) -> list[Command]:
 
 
 class Interrupted:
-    """Ctrl-C at the first call of something."""
+    """Ctrl-C, or another signal, at the first call of something."""
 
-    def __init__(self, then: Callable[..., Any]) -> None:
-        self.then, self.calls = then, 0
+    def __init__(self, then: Callable[..., Any], number: int = signal.SIGINT) -> None:
+        self.then, self.number, self.calls = then, number, 0
 
     def __call__(self, *given: Any) -> Any:
         self.calls += 1
         if self.calls == 1:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
         return self.then(*given)

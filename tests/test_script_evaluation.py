@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from trainer_kit import apply, merge
 
 from diloco.pseudo_gradient import rebase
+from node.interrupts import held_back
 from node.script.session import Joined
 from node.trainer.channel import Applied, Apply, Command, Leaving, Report, Snapshot, StepDone
 from protocols.errors import OperatorError
@@ -85,15 +87,52 @@ def test_ctrl_c_in_an_evaluation_waits_for_the_merge() -> None:
     assert played.joined.round == 2
 
 
+@pytest.fixture
+def scheduled() -> Iterator[None]:
+    """A script that takes a scheduler's signals for Ctrl-C, as docs/own.md says."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("scheduled")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_while_a_round_is_taken_in_waits_for_its_end(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     played = Played(committing)
-    monkeypatch.setattr("node.trainer.progress.rebase", Interrupted(rebase))
+    monkeypatch.setattr("node.trainer.progress.rebase", Interrupted(rebase, number))
     with pytest.raises(KeyboardInterrupt):
         played.train(TARGET)
     assert torch.equal(played.theta, played.base)
     assert (played.joined.round, played.joined.over) == (1, False)
+    assert signal.getsignal(number) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("scheduled")
+@pytest.mark.parametrize("call", [1, 4])
+def test_a_signal_that_is_not_held_yet_leaves_none_held(
+    monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """It comes while others are being held, or let go, and ends that."""
+    calls, set_to = 0, signal.signal
+
+    def interrupted(number: int, handler: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        before = set_to(number, handler)
+        if calls == call:  # the first of three is held, or let go
+            signal.raise_signal(signal.SIGHUP if call == 1 else signal.SIGINT)
+        return before
+
+    monkeypatch.setattr(signal, "signal", interrupted)
+    with pytest.raises(KeyboardInterrupt), held_back():
+        pass
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        assert signal.getsignal(number) is signal.default_int_handler
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
