@@ -255,9 +255,8 @@ class CheckpointStore:
 def verify(path: Path) -> Index:
     """Check every file of a checkpoint; raises ValueError or OSError that says what is wrong."""
     index = _read_index(path)
+    check_names(index)
     for name, expected in index.files.items():
-        if not _FILE.fullmatch(name):
-            raise ValueError(f"{INDEX} names a file outside of the checkpoint")
         if not (path / name).is_file():
             raise ValueError(f"{name} is missing")
         length = (path / name).stat().st_size
@@ -266,6 +265,12 @@ def verify(path: Path) -> Index:
         if _fingerprint(path / name) != expected:
             raise ValueError(f"{name} has another hash than when it was written")
     return index
+
+
+def check_names(index: Index) -> None:
+    """Raise ValueError where it names a file that would lie elsewhere than in its checkpoint."""
+    if not all(map(_FILE.fullmatch, index.files)):
+        raise ValueError(f"{INDEX} names a file outside of the checkpoint")
 
 
 def _made(path: Path) -> float:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from node.checkpoint import (
     INDEX,
     MAX_INDEX_BYTES,
-    CheckpointError,
     CheckpointStore,
     Index,
+    check_names,
     files_in,
     run_of,
     verify,
@@ -27,6 +27,7 @@ from node.checkpoint import (
 from node.errors import operator_error
 from protocols.errors import OperatorError
 
+PIECE = 1 << 22  # bytes that are read there at once
 _NAME = re.compile(r"ckpt-\d{8,}")
 
 
@@ -95,15 +96,20 @@ class CheckpointCopy:
         except Exception as error:  # each file system has errors of its own
             raise self._failed("write", error) from error
 
-    def get_newest(self, store: CheckpointStore) -> Path | None:
+    def get_newest(
+        self, store: CheckpointStore, tell: Callable[[OperatorError], None] = lambda problem: None
+    ) -> Path | None:
         """Bring the newest whole one into ``store``, which has none, passing over damaged ones.
 
-        None where there is none; where all are damaged, what is wrong with the newest is raised.
+        Each of these is told of, as E404. None where there is none; where all are damaged, what is
+        wrong with the newest is raised. One that cannot be read now may be whole: that raises E407,
+        and no older one takes its place.
         """
-        damaged: Exception | None = None
+        damaged: ValueError | None = None
         try:
             files, root = self._open()
-            for name in self._there(files, root):
+            names = self._there(files, root)
+            for older, name in enumerate(names, start=1):
                 try:
                     with store.draft() as draft:
                         self._fetch(files, f"{root}/{name}", draft)
@@ -112,8 +118,17 @@ class CheckpointCopy:
                             shutil.rmtree(target)
                         draft.rename(target)
                         return target
-                except (ValueError, FileNotFoundError, CheckpointError) as error:
+                except ValueError as error:
                     damaged = damaged or error
+                    fix = f"nothing to do: {names[older]} is tried" if older < len(names) else ""
+                    tell(
+                        operator_error(
+                            "E404",
+                            f"the copy {name} at {self.url} cannot be used",
+                            why=str(error)[:500],
+                            fix=fix or "none is left",
+                        )
+                    )
             if damaged is not None:
                 raise damaged
         except OperatorError:
@@ -123,20 +138,33 @@ class CheckpointCopy:
         return None
 
     def _fetch(self, files: Any, source: str, draft: Path) -> None:
-        """Only what the index names, and never more of it than it says."""
-        with files.open(f"{source}/{INDEX}", "rb") as file:
-            raw = file.read(MAX_INDEX_BYTES + 1)
+        """Only what the index names, and never more of it than it says; ValueError: damaged."""
+        raw = b"".join(self._pieces(files, f"{source}/{INDEX}", MAX_INDEX_BYTES + 1))
         (draft / INDEX).write_bytes(raw)
-        for name, expected in Index.model_validate_json(raw).files.items():
-            path = (draft / name).resolve()
-            if not path.is_relative_to(draft.resolve()):
-                raise ValueError(f"{INDEX} names a file outside of the checkpoint")
+        index = Index.model_validate_json(raw)
+        check_names(index)
+        for name, expected in index.files.items():
+            path = draft / name
             path.parent.mkdir(exist_ok=True)
-            with files.open(f"{source}/{name}", "rb") as file, path.open("wb") as out:
-                left = expected.bytes + 1
-                while left > 0 and (piece := file.read(min(left, 1 << 22))):
+            with path.open("wb") as out:
+                for piece in self._pieces(files, f"{source}/{name}", expected.bytes + 1):
                     out.write(piece)
-                    left -= len(piece)
+
+    def _pieces(self, files: Any, place: str, most: int) -> Iterator[bytes]:
+        """A file there, as far as ``most`` bytes.
+
+        Raises ValueError where it is missing, and E407 where it cannot be read: its errors are
+        OSErrors too, and would count as those of the disk here.
+        """
+        try:
+            with files.open(place, "rb") as file:
+                while most > 0 and (piece := file.read(min(most, PIECE))):
+                    most -= len(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            raise ValueError(f"{place.rpartition('/')[2]} is missing") from error
+        except Exception as error:  # each file system has errors of its own
+            raise self._failed("read", error) from error
 
     def _there(self, files: Any, root: str) -> list[str]:
         """Names of the whole ones, that which was made last first, and damaged ones last."""

@@ -25,7 +25,7 @@ from node.outer_files import read_outer
 from node.replica import ChainStanding
 from node.trainer.resume import FOLDER, MOMENTS, STATE, Standing
 from node.trainer_files import Taken
-from protocols.errors import ProtocolError
+from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 
@@ -70,10 +70,14 @@ def restore(
     Where none is whole it is fetched from ``copy``. Raises OperatorError E404 when there are
     checkpoints and none is usable, and E407 for a copy that cannot be read.
     """
+
+    def tell(problem: OperatorError) -> None:
+        events.emit(Problem.of(problem))
+
     found = store.latest()
     for damage in found.damaged:
-        events.emit(Problem.of(damage))
-    if copy is not None and found.checkpoint is None and copy.get_newest(store) is not None:
+        tell(damage)
+    if copy is not None and found.checkpoint is None and copy.get_newest(store, tell) is not None:
         found = store.latest()
     if found.checkpoint is None:
         if found.damaged:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_kit import make
@@ -170,9 +172,71 @@ def test_one_that_is_damaged_is_passed_over(store: CheckpointStore, tmp_path: Pa
     else:
         file.unlink()
     other = CheckpointStore(tmp_path / "other")
-    found = copy.get_newest(other)
+    told: list[OperatorError] = []
+    found = copy.get_newest(other, told.append)
     assert found is not None
     assert (found.name, there(other.directory)) == ("ckpt-00000001", ["ckpt-00000001"])
+    (problem,) = told
+    assert problem.code == "E404"
+    assert "ckpt-00000002" in problem.what
+    assert "outer.safetensors" in problem.why
+    assert "ckpt-00000001 is tried" in problem.fix
+
+
+class LinkDown:
+    """A file there, of which one piece comes before the link goes down."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.read_before = False
+
+    def __enter__(self) -> LinkDown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read(self, size: int) -> bytes:
+        if self.read_before:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        self.read_before = True
+        return bytes(self.file.read(min(size, 100)))
+
+
+@pytest.mark.parametrize("where", ["link", "disk"])
+def test_an_error_on_the_way_brings_back_no_older_one(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    """The newest is whole, and what was learnt since the older one would be lost for nothing."""
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)
+    for round_ in (1, 2):
+        copy.put(make(store, round_).path)
+    other, told = CheckpointStore(tmp_path / "other"), list[OperatorError]()
+    opened, mkdir = LocalFileSystem.open, Path.mkdir
+
+    def open_(files: Any, path: str, mode: str = "rb") -> Any:
+        file = opened(files, path, mode)
+        return LinkDown(file) if "00000002/outer" in path else file
+
+    def mkdir_(path: Path, *given: Any, **named: Any) -> None:
+        if path.parent == other.directory and named:
+            raise OSError(errno.EIO, "Input/output error")
+        mkdir(path, *given, **named)
+
+    with monkeypatch.context() as broken:
+        if where == "link":
+            broken.setattr(LocalFileSystem, "open", open_)
+        else:
+            broken.setattr(Path, "mkdir", mkdir_)
+        with pytest.raises(OperatorError, match="cannot") as caught:
+            copy.get_newest(other, told.append)
+    assert caught.value.code == ("E407" if where == "link" else "E404")
+    assert ("reset" if where == "link" else "Input/output") in caught.value.why
+    assert not told
+    assert there(other.directory) == []
+    found = copy.get_newest(other)
+    assert found is not None
+    assert found.name == "ckpt-00000002"
 
 
 def test_a_place_that_refuses_is_named(store: CheckpointStore, tmp_path: Path):
