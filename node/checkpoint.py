@@ -282,6 +282,11 @@ def _made(path: Path) -> float:
     return 0.0
 
 
+def under_way(directory: Path) -> bool:
+    """Whether a checkpoint is being written there, or copied to a second place."""
+    return any(directory.glob(f"{DRAFT_PREFIX}*"))
+
+
 def run_of(path: Path) -> str:
     """The run a checkpoint says it is of, unverified; empty where it does not say."""
     try:

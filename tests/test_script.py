@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from torch import nn
 from trainer_kit import apply, merge, tiny_manifest
 
 from bootstrap.manifest import Manifest
+from node.checkpoint import CheckpointStore
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
 from node.script.joining import _lasting, _log, _manifest, join
@@ -361,6 +362,41 @@ def test_a_node_that_was_killed_is_met_at_the_end_too(
         if own is not None:
             raise own
     assert process.returncode is not None
+
+
+class Slow:
+    """A daemon that has a farewell to say, and a checkpoint to write that takes ``waits`` times."""
+
+    def __init__(self, store: CheckpointStore, waits: int) -> None:
+        self.store, self.waits = store, waits
+        self.waited, self.killed = 0, False
+        self.draft = contextlib.ExitStack()
+        self.draft.enter_context(store.draft())
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.waited += 1
+        if timeout is None or self.killed:
+            return -9
+        if self.waited == self.waits:
+            self.draft.close()
+        if self.waited > self.waits + 1:
+            raise AssertionError("waited on")
+        raise subprocess.TimeoutExpired("node", timeout)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_node_that_saves_when_its_script_is_gone_is_waited_for(tmp_path: Path) -> None:
+    """As after a second Ctrl-C: it saves alone, and what it has of a large model takes minutes."""
+    played = Played(silent)
+    daemon = Slow(CheckpointStore(tmp_path), waits=3)
+    process = cast("subprocess.Popen[bytes]", daemon)
+    joined = Joined(played.joined._progress, process, tmp_path)
+    joined._part()
+    joined.leave()
+    assert daemon.waited == daemon.waits + 1  # the last one: that it is gone
+    assert daemon.killed  # it had nothing to save, and did not end
 
 
 def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(

@@ -117,7 +117,8 @@ def join(
         if config is not None and vectors is not None:
             daemon, channel = _start_node(given, config, run, layout, vectors, quiet)
             progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
-    joined = Joined(progress, daemon)
+    checkpoints = StateDir(config.dir).checkpoints if config is not None else None
+    joined = Joined(progress, daemon, checkpoints)
     _joined[joined] = config.dir if config is not None else None
     _leave_at_exit(os.getpid())
     try:

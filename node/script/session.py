@@ -12,10 +12,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
 
 from torch import Tensor
 
+from node.checkpoint import under_way
 from node.errors import operator_error
 from node.hosts.wire import fitting
 from node.interrupts import held_back
@@ -35,7 +37,7 @@ GONE = Ended(
     "its process closed the channel without a word",
     "see what it printed, or logs/node.log in its state directory",
 )
-LEAVE_S = 60.0  # for the last checkpoint and the farewell; then the daemon is ended
+LEAVE_S = 60.0  # for the farewell; then a daemon that saves nothing is ended
 ABANDON_S = 5.0  # for the farewell alone
 HEARING_S = 0.2  # after so long Ctrl-C is heard, also where a round's outcome is waited for
 
@@ -49,9 +51,14 @@ class Joined:
     """This script's place in a swarm: call :meth:`step` after each optimizer step, at the end
     :meth:`leave`; or use it as a context manager."""
 
-    def __init__(self, progress: ScriptProgress, daemon: subprocess.Popen[bytes] | None) -> None:
-        """``daemon``: the node's process, on rank 0 only."""
-        self._progress, self._daemon = progress, daemon
+    def __init__(
+        self,
+        progress: ScriptProgress,
+        daemon: subprocess.Popen[bytes] | None,
+        checkpoints: Path | None = None,
+    ) -> None:
+        """``daemon``: the node's process, on rank 0 only; ``checkpoints``: where it saves."""
+        self._progress, self._daemon, self._checkpoints = progress, daemon, checkpoints
         self._over = False  # the run is complete, this node was stopped, or it has left
         self._leaving = False
         self._since = time.monotonic()
@@ -212,14 +219,14 @@ class Joined:
         finally:
             self._over = True
             self._progress.end()
-            self._reap(LEAVE_S)
+            self._reap(LEAVE_S, saves=True)
 
     def abandon(self) -> None:
         """End the daemon now: this island was never let in, and has nothing to save."""
         self._part()
         if self._daemon is not None:
             self._daemon.terminate()
-        self._reap(ABANDON_S)
+        self._reap(ABANDON_S, saves=False)
 
     def __enter__(self) -> Joined:
         return self
@@ -238,14 +245,22 @@ class Joined:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _reap(self, seconds: float) -> None:
-        """Wait so long for the daemon to end by itself, then kill it."""
+    def _reap(self, seconds: float, *, saves: bool) -> None:
+        """Wait so long for the daemon to end by itself, then kill it.
+
+        But where it ``saves`` not before its checkpoint is complete, which of a large model takes
+        minutes; it says itself that it does.
+        """
         if self._daemon is None:
             return
         daemon, self._daemon = self._daemon, None
         try:
-            with suppress(subprocess.TimeoutExpired):
-                daemon.wait(seconds)
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    daemon.wait(seconds)
+                    return
+                if not (saves and self._checkpoints and under_way(self._checkpoints)):
+                    return
         finally:  # also after Ctrl-C: it has the state directory
             daemon.kill()
             daemon.wait()
