@@ -147,6 +147,62 @@ def test_an_optimizer_that_is_part_of_the_one_given_is_none_of_its_own(
     watch.end()
 
 
+class Sam(torch.optim.Optimizer):
+    """As sharpness-aware minimization is found everywhere: the groups are those of the inner."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base_optimizer = torch.optim.AdamW(self.param_groups, lr=0.1)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["old_p"] = parameter.detach().clone()
+        self.base_optimizer.step()
+
+
+class TwiceAdam(Twice):
+    """As the sharded optimizers are."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.inner = torch.optim.AdamW(self.param_groups[0]["params"], lr=0.1)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Sam, TwiceAdam])
+def test_moments_of_an_inner_optimizer_are_not_left_to_themselves(
+    kind: Callable[[Any], Any],
+) -> None:
+    """They would be in no checkpoint, and nobody would say so."""
+    played = Played(silent)
+    played.optimizer = kind(played.model.parameters())
+    watch = watched(played)
+    with pytest.raises(OperatorError, match="by another one: AdamW") as caught:
+        played.train()
+    assert caught.value.code == "E204"
+    watch.end()
+
+
+def test_the_inner_optimizer_may_be_given_and_the_outer_one_stepped() -> None:
+    played = Played(silent)
+    sam = Sam(played.model.parameters())
+    watch = watched(played, sam.base_optimizer)
+    played.optimizer = sam  # type: ignore[assignment]
+    assert played.train(2)
+
+    def fails() -> None:
+        raise ValueError("of the script's own")
+
+    sam.base_optimizer.register_step_pre_hook(lambda *_: fails())
+    with pytest.raises(ValueError, match="of the script's own"):
+        played.train()
+    played.joined.step(tokens=8)
+    played.optimizer = torch.optim.AdamW(played.model.parameters())
+    with pytest.raises(OperatorError, match="was not given: AdamW"):
+        played.train()  # the step that was broken off covers nobody
+    watch.end()
+
+
 def test_parameters_that_are_unfrozen_are_told_at_the_next_step() -> None:
     """Else each island would train its own, for nobody, and the merged rest would not fit them."""
     played = Played(silent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -105,13 +105,19 @@ class _States(MutableMapping[Tensor, Any]):
 
 
 class Watch:
-    """Takes note of optimizers that train a model's parameters without being those given."""
+    """Takes note of optimizers that train a model's parameters without being those given.
+
+    One around a given one, or inside of it, is part of it, unless the inner one keeps moments
+    that the given one has not: they would be in no checkpoint.
+    """
 
     def __init__(self, given: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
         self._given = [bare(one) for one in getattr(given, "optimizers", (given,))]
         self._parameters = set(parameters)
-        self._inside: set[int] = set()  # of those given: in a step, in which they may call others
+        self._open: list[torch.optim.Optimizer] = []  # in a step, in which they may call others
+        self._around: set[int] = set()  # others in whose step a given one has taken its own
         self._others: dict[int, str] = {}
+        self._inner: dict[int, str] = {}  # parts of given ones, with moments of their own
         self._hooks = (
             register_optimizer_step_pre_hook(self._begins),
             register_optimizer_step_post_hook(self._ends),
@@ -119,14 +125,24 @@ class Watch:
 
     def check(self) -> None:
         """Raise E204 where another optimizer has taken a step since."""
+        self._open.clear()  # between two steps only those are left that an exception has ended
         if self._others:
-            others = ", ".join(sorted(set(self._others.values())))
             raise operator_error(
                 "E204",
-                f"the model is trained by an optimizer that node.join was not given: {others}",
+                "the model is trained by an optimizer that node.join was not given: "
+                f"{_listed(self._others)}",
                 why="its moments are in no checkpoint, and are kept where they have to be dropped",
                 fix="give node.join all that train the model, in a list; to go on with another one "
                 "than before, call island.leave() and node.join with it and resume=True",
+            )
+        if self._inner:
+            raise operator_error(
+                "E204",
+                "the optimizer that node.join was given takes its steps by another one: "
+                f"{_listed(self._inner)}",
+                why="the moments are those of the inner one, and would be in no checkpoint",
+                fix="give node.join the inner one instead (SAM's base_optimizer), and step the "
+                "outer one as before; instead of ZeroRedundancyOptimizer use fully_shard",
             )
 
     def end(self) -> None:
@@ -134,16 +150,53 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
 
+    def _is_given(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(optimizer is one for one in self._given)
+
     def _begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if any(optimizer is one for one in self._given):
-            self._inside.add(id(optimizer))
+        self._leave_step(optimizer)  # that an exception has ended
+        self._open.append(optimizer)
+
+    def _leave_step(self, optimizer: torch.optim.Optimizer) -> None:
+        at = next((n for n, one in enumerate(self._open) if one is optimizer), None)
+        del self._open[len(self._open) if at is None else at :]
 
     def _ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._inside.discard(id(optimizer))
-        if self._inside or any(optimizer is one for one in self._given):
+        self._leave_step(optimizer)
+        if self._is_given(optimizer):
+            self._around |= {id(one) for one in self._open}
+            return
+        if id(optimizer) in self._around:
+            self._around.discard(id(optimizer))
             return
         groups = optimizer.param_groups
-        if any(group is own for group in groups for one in self._given for own in one.param_groups):
-            return  # one of those given is made around it
-        if any(parameter in self._parameters for group in groups for parameter in group["params"]):
-            self._others[id(optimizer)] = type(optimizer).__name__
+        if not any(p in self._parameters for group in groups for p in group["params"]):
+            return
+        name = type(optimizer).__name__
+        if not self._part_of_given(optimizer):
+            self._others[id(optimizer)] = name
+        elif self._keeps_moments(optimizer):
+            self._inner[id(optimizer)] = name
+
+    def _part_of_given(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a given one calls it, or is made around it."""
+        if any(self._is_given(one) for one in self._open):
+            return True
+        theirs = [own for one in self._given for own in one.param_groups]
+        return any(group is own for group in optimizer.param_groups for own in theirs)
+
+    def _keeps_moments(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it has state of the model's parameters that no given one has as well."""
+        states = [one.state for one in self._given]
+        if any(optimizer.state is state for state in states):  # as good as always
+            return False
+        return any(
+            parameter in self._parameters
+            and any(isinstance(value, Tensor) for value in kept.values())
+            and not any(state.get(parameter) is kept for state in states)
+            for parameter, kept in optimizer.state.items()
+        )
+
+
+def _listed(names: Mapping[int, str]) -> str:
+    return ", ".join(sorted(set(names.values())))
