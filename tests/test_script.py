@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -47,6 +49,7 @@ from node.trainer.channel import (
     Terms,
 )
 from node.trainer.layout import Layout
+from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
@@ -485,3 +488,27 @@ def test_a_setting_that_cannot_be_told_is_refused_before_anything_is_started(
         join(model, optimizer, dir=tmp_path / "state", quiet=True, wait_s=Decimal("1.5"))
     assert caught.value.code == "E204"
     assert not (tmp_path / "state").exists()
+
+
+def test_a_mark_that_could_not_be_written_says_nothing_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One full disk, and rank 0 would gather and write everything for the rest of the run."""
+    progress = Played(silent).joined._progress
+    ranks = SimpleNamespace(size=2, leads=True, broadcast=lambda word: word, all_true=bool)
+    progress.ranks = cast(Ranks, ranks)
+    write = Path.write_text
+
+    def full(path: Path, *given: Any, **named: Any) -> int:
+        if path.name == ".seen":
+            write(path, "", encoding="utf-8")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *given, **named)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        progress._look(tmp_path)
+    assert not progress.files.one_disk
+    progress._look(tmp_path)
+    assert progress.files.one_disk
+    assert not list(tmp_path.iterdir())

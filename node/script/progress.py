@@ -125,19 +125,20 @@ class ScriptProgress(Progress):
         """Find out, once, whether all ranks see the node's disk: nobody says on which hosts."""
         if self._looked or self.ranks.size == 1:
             return
-        self._looked = True
         word, mark = "", directory / ".seen"
         if self.ranks.leads:
-            word = secrets.token_hex(16)
             with suppress(OSError):  # a disk that is full is met again by who writes to it
-                mark.write_text(word, encoding="utf-8")
+                mark.write_text(written := secrets.token_hex(16), encoding="utf-8")
+                word = written
         word = self.ranks.broadcast(word.encode()).decode()
+        self._looked = bool(word)  # else it tells nothing of the next time
         seen = False
         with suppress(OSError):
-            seen = mark.read_text(encoding="utf-8") == word
+            seen = bool(word) and mark.read_text(encoding="utf-8") == word
         self.files.one_disk = self.ranks.all_true(seen)
         if self.ranks.leads:
-            mark.unlink(missing_ok=True)
+            with suppress(OSError):  # it goes with the draft
+                mark.unlink(missing_ok=True)
 
     def report(self, report: Report) -> None:
         """See :meth:`Progress.report`; a node that is gone is met where it is asked what to do.
