@@ -28,5 +28,7 @@ with node.join(model, optimizer, peers=sys.argv[1:]) as island:
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            if accelerator.sync_gradients and not island.step(tokens=2 * batch.numel(), loss=loss):
-                break
+            if accelerator.sync_gradients:
+                tokens = 2 * batch.numel() * accelerator.num_processes  # of the whole island
+                if not island.step(tokens=tokens, loss=loss):
+                    break
