@@ -1,8 +1,8 @@
 """What a script holds after :func:`node.join`: it counts inner steps and merges between them.
 
 The daemon is a process of its own, so rounds go on while the script computes. All that happens to
-the script's parameters happens inside :meth:`Joined.step`, between two of its optimizer steps, and
-only after a round has committed.
+the script's parameters happens inside :meth:`Joined.step`, :meth:`Joined.outer_parameters` and
+:meth:`Joined.leave`, between two of its optimizer steps, and only after a round has committed.
 """
 
 from __future__ import annotations
