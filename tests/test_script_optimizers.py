@@ -11,10 +11,11 @@ import pytest
 import torch
 from script_kit import Played, silent
 from torch import Tensor, nn
+from trainer_kit import begin
 
 from node.script.joining import join
-from node.script.optimizers import Several, Watch, as_one
-from node.trainer.channel import StepDone
+from node.script.optimizers import Several, Watch, _States, as_one
+from node.trainer.channel import Checkpoint, Cold, StepDone
 from node.trainer.layout import Layout
 from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.parallel import Ranks
@@ -85,6 +86,62 @@ def test_of_several_optimizers_nothing_is_made_by_looking() -> None:
     assert pair.one.state.keys() == set(pair.model.parameters())
     pair.one.state.clear()
     assert not any(optimizer.state for optimizer in pair.optimizers)
+
+
+@pytest.mark.parametrize("one_disk", [True, False])
+def test_the_states_of_several_are_not_put_together_for_every_parameter(
+    tmp_path: Path, one_disk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would take seconds with a thousand of them."""
+    pair, made = Pair(0), 0
+    pair.train()
+
+    class Counted(_States):
+        def __init__(self, optimizers: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(optimizers)
+
+    monkeypatch.setattr("node.script.optimizers._States", Counted)
+    standing = Standing(
+        fragments=(Share(round=1),), round_step=0, step=2, tokens=16, rewarm_from=None,
+        optimizer_steps=optimizer_steps(pair.one),
+    )  # fmt: skip
+    assert save(tmp_path, pair.weights, pair.one, standing, one_disk=one_disk).finish() is None
+    load(tmp_path, pair.weights, pair.one, one_disk=one_disk)
+    assert made == 3
+
+
+KEPT: dict[str, tuple[Callable[..., torch.optim.Optimizer], str]] = {
+    "plain": (torch.optim.SGD, ""),
+    "adafactor": (torch.optim.Adafactor, "cannot hold col_var, row_var, of 1 parameters"),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_no_checkpoint_holds_is_said_with_the_first_and_when_it_is_missed(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing is, where an optimizer never has anything to keep."""
+    make, words = KEPT[kind]
+    played = Played(silent)
+    progress = played.joined._progress
+    progress.optimizer = progress.files.optimizer = played.optimizer = make(
+        played.model.parameters()
+    )
+    played.train()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        played.script.commands.append(Checkpoint(str(tmp_path / name)))
+        played.train()
+        progress.files.finish()
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("node.")]
+    assert len(said) == bool(words)
+    assert all(words in text for text in said)
+    progress.begin(begin(resume=str(tmp_path / "second"), step=2))
+    told = played.script.of(Cold)
+    assert len(told) == bool(words)
+    assert all(words in one.why for one in told)
 
 
 def watched(played: Played, given: Any = None) -> Watch:

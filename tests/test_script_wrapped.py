@@ -219,7 +219,7 @@ def test_ranks_agree_whatever_type_and_device_the_script_has_made_its_default(
 def test_counts_of_steps_do_not_take_the_scripts_default_type() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
-        kept = new_moments(torch.zeros(2), ["exp_avg"], 1001, beside=True)
+        kept = new_moments(torch.zeros(2), {"exp_avg": None}, 1001, beside=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert float(kept["step"]) == 1001.0
@@ -232,7 +232,7 @@ def test_counts_of_steps_are_where_the_optimizer_reads_them(
     """On a GPU, whose place ``meta`` takes, each of them would be waited for in every step."""
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
     counted = counted_beside(torch.optim.AdamW([parameter], **options))  # type: ignore[arg-type]
-    kept = new_moments(parameter, ["exp_avg"], 3, beside=parameter in counted)
+    kept = new_moments(parameter, {"exp_avg": None}, 3, beside=parameter in counted)
     assert (kept["step"].device.type, kept["exp_avg"].device.type) == (place, "meta")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ from node.errors import operator_error
 from node.script.optimizers import Watch
 from node.script.parameters import training
 from node.trainer.channel import Apply, Begin, ChannelClosedError, Checkpoint, Report, Shift
+from node.trainer.optimizer_state import unkept
 from node.trainer.progress import Progress
 from protocols.errors import OperatorError
 
+logger = logging.getLogger(__name__)
 MOST_TOKENS = 2**40  # of one step; a run's sum has to stay below 2^63
 
 
@@ -54,6 +57,7 @@ class ScriptProgress(Progress):
         self.sharded: Sequence[FSDPModule] = ()
         self.watch: Watch | None = None
         self._looked = False
+        self._told = ""  # what of the optimizer's state no checkpoint holds
 
     def begin(self, command: Begin) -> None:
         """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
@@ -117,8 +121,12 @@ class ScriptProgress(Progress):
             module.reshard()
 
     def checkpoint(self, command: Checkpoint) -> None:
-        """See :meth:`Progress.checkpoint`."""
+        """See :meth:`Progress.checkpoint`; the first one says what none can hold."""
         self._look(Path(command.directory))
+        if not self._told:
+            self._told = unkept(self.weights, self.optimizer.state)
+            if self._told and self.ranks.leads:
+                logger.warning("%s: after a resume the optimizer begins anew there", self._told)
         super().checkpoint(command)
 
     def _look(self, directory: Path) -> None:

@@ -98,10 +98,11 @@ def write(path: Path, places: Places, weights: Weights, optimizer: torch.optim.O
             file = path.open("wb", buffering=0)
         except OSError as error:
             problem = _said(error)
+    states = optimizer.state
     for place in places.places:
 
         def pick(parameter: Tensor, moment: str = place.moment) -> Tensor:
-            kept: dict[str, Tensor] = optimizer.state.get(parameter, {})
+            kept: dict[str, Tensor] = states.get(parameter, {})
             return kept[moment] if moment in kept else torch.zeros_like(parameter)
 
         whole = weights.gather(place.entry.name, pick)  # also after a failure: others are at it
@@ -136,17 +137,17 @@ def read(
     Every rank must call it. Raises OSError on rank 0 where the file is not there.
     """
     vector = mapped(path, places.size) if weights.ranks.leads else None
-    kept: dict[str, list[str]] = {}
+    kept: dict[str, dict[str, torch.dtype | None]] = {}
     for place in places.places:
-        kept.setdefault(place.entry.name, []).append(place.moment)
-    counted = counted_beside(optimizer)
+        kept.setdefault(place.entry.name, {})[place.moment] = None
+    counted, states = counted_beside(optimizer), optimizer.state
     for name, moments in kept.items():
         for parameter in weights.parts.get(name, ()):
             beside = parameter in counted
-            optimizer.state[parameter] = new_moments(parameter, moments, steps, beside=beside)
+            states[parameter] = new_moments(parameter, moments, steps, beside=beside)
     for place in places.places:
         whole = None if vector is None else place.view(vector)
-        weights.set(place.entry.name, whole, moment_of(optimizer, place.moment))
+        weights.set(place.entry.name, whole, moment_of(states, place.moment))
 
 
 def faults(vector: Tensor, places: Places, inner: Inner) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
 from node.trainer.weights import Pick, Weights, local
@@ -25,14 +27,107 @@ NEAR = 0.5
 OPTIONS = ("amsgrad", "centered", "momentum", "muon")
 
 
-def moments(state: Mapping[str, object]) -> list[str]:
-    """What of an optimizer's state of one parameter is a tensor like it."""
-    return [key for key, value in state.items() if key != COUNT and isinstance(value, Tensor)]
+class Number(BaseModel):
+    """What an optimizer keeps for a parameter beside tensors like it, as NAdam's ``mu_product``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    value: bool | int | float
+    dtype: str = ""  # of a tensor without dimensions; empty: a plain number
+    beside: bool = False  # whether that tensor is on the parameter's device
+
+    @classmethod
+    def of(cls, parameter: Tensor, value: Any) -> Number:
+        """Zero where it is not finite, as with moments (:func:`sanitise`)."""
+        plain = local(value).item() if isinstance(value, Tensor) else value
+        if isinstance(plain, float) and not math.isfinite(plain):
+            plain = 0.0
+        if not isinstance(value, Tensor):
+            return cls(value=plain)
+        beside = value.device.type == local(parameter).device.type
+        return cls(value=plain, dtype=str(value.dtype).removeprefix("torch."), beside=beside)
+
+    @model_validator(mode="after")
+    def _there_is_such_a_tensor(self) -> Number:
+        try:
+            self.restored(torch.empty(0, device="cpu"))
+        except (RuntimeError, TypeError, OverflowError) as error:
+            raise ValueError(f"{self.value} is no {self.dtype}") from error
+        return self
+
+    def restored(self, parameter: Tensor) -> Any:
+        """The number, or the tensor, for an optimizer of this parameter."""
+        if not self.dtype:
+            return self.value
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{self.dtype} is no type of a tensor")
+        device = local(parameter).device if self.beside else torch.device("cpu")
+        return torch.tensor(self.value, dtype=dtype, device=device)
 
 
-def moment_of(optimizer: torch.optim.Optimizer, name: str) -> Pick:
-    """What picks a parameter's moment of this name."""
-    return lambda parameter: optimizer.state[parameter][name]
+@dataclass(frozen=True)
+class Kept:
+    """What an optimizer has of one parameter, by name."""
+
+    moments: tuple[str, ...]  # tensors like the parameter
+    numbers: tuple[str, ...]
+    lost: tuple[str, ...]  # what no checkpoint can hold: then it holds nothing of the parameter
+
+    @classmethod
+    def of(cls, parameter: Tensor, state: Mapping[Any, Any]) -> Kept:
+        """Sort out what a script's optimizer keeps, which may be anything."""
+        moments, numbers, lost = [], [], []
+        for name, value in state.items():
+            tensor = isinstance(value, Tensor)
+            scalar = value.numel() == 1 and not value.dim() if tensor else False
+            if value is None or (name == COUNT and scalar):
+                continue
+            if not isinstance(name, str) or "/" in name:
+                lost.append(str(name))
+            elif tensor and value.shape == parameter.shape:
+                moments.append(name)
+            elif (scalar and not value.is_complex()) or isinstance(value, int | float):
+                numbers.append(name)
+            else:
+                lost.append(name)
+        if lost or not moments:
+            return cls((), (), tuple(lost))
+        return cls(tuple(moments), tuple(numbers), ())
+
+
+def moments(parameter: Tensor, states: Mapping[Tensor, Any]) -> tuple[str, ...]:
+    """What of an optimizer's state of a parameter is a tensor like it; none where none is kept."""
+    return Kept.of(parameter, states.get(parameter, {})).moments
+
+
+def unkept(weights: Weights, states: Mapping[Tensor, Any]) -> str:
+    """What of an optimizer's state checkpoints cannot hold, in words; empty: nothing.
+
+    Adafactor's rows and columns, say: such parameters begin anew after a resume. Of all ranks, and
+    every rank must call it.
+    """
+    mine = {
+        name: Kept.of(parts[0], states.get(parts[0], {})).lost
+        for name, parts in weights.parts.items()
+    }
+    found = [lost for part in weights.everywhere(mine) for lost in part.values() if lost]
+    names = ", ".join(sorted({name for lost in found for name in lost}))[:200]
+    return f"checkpoints cannot hold {names}, of {len(found)} parameters" if found else ""
+
+
+def stateless(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is plain SGD, which keeps nothing from step to step."""
+    return all(
+        isinstance(bare(one), torch.optim.SGD)
+        and not any(group.get("momentum") for group in one.param_groups)
+        for one in getattr(optimizer, "optimizers", (optimizer,))
+    )
+
+
+def moment_of(states: Mapping[Tensor, Any], name: str) -> Pick:
+    """What picks a parameter's moment of this name out of an optimizer's state."""
+    return lambda parameter: states[parameter][name]
 
 
 def counted_beside(optimizer: torch.optim.Optimizer) -> set[Tensor]:
@@ -45,47 +140,40 @@ def counted_beside(optimizer: torch.optim.Optimizer) -> set[Tensor]:
 
 
 def new_moments(
-    parameter: Tensor, moments: Iterable[str], steps: int, *, beside: bool
-) -> dict[str, Tensor]:
+    parameter: Tensor, moments: Mapping[str, torch.dtype | None], steps: int, *, beside: bool
+) -> dict[str, Any]:
     """What an optimizer keeps for a parameter after so many steps, with zeros to be filled.
 
-    ``beside``: see :func:`counted_beside`.
+    ``moments``: of which type they are; None: of the parameter's. ``beside``: see
+    :func:`counted_beside`.
     """
     device = local(parameter).device if beside else "cpu"
     count = torch.tensor(float(steps), dtype=torch.float32, device=device)  # bf16 ends at 256
-    return {COUNT: count, **{moment: torch.zeros_like(parameter) for moment in moments}}
+    zeros = {name: torch.zeros_like(parameter, dtype=dtype) for name, dtype in moments.items()}
+    return {COUNT: count, **zeros}
 
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Steps that the optimizer's moments have seen; 0 when it has none that can be kept.
-
-    A script's optimizer may keep anything. What is no tensor of the parameter's shape (Adafactor's
-    rows and columns) is left out of checkpoints, and the whole optimizer begins anew.
-    """
-    steps = 0
-    for parameter, state in optimizer.state.items():
-        kept = moments(state)
-        rest = [key for key in state if key != COUNT and key not in kept]
-        if any(state[m].shape != parameter.shape for m in kept) or any(
-            state[key] is not None for key in rest
-        ):
-            return 0
-        steps = max(steps, steps_of(state))
-    return steps
+    """Steps that the optimizer's moments have seen; 0 when it has none that can be kept."""
+    return max((steps_of(*each) for each in optimizer.state.items()), default=0)
 
 
-def steps_of(state: Mapping[str, Any]) -> int:
-    """Steps that the moments of one parameter have seen; 0 when it has none."""
-    return int(state.get(COUNT, 1)) if moments(state) else 0  # who does not count: one at least
+def steps_of(parameter: Tensor, state: Mapping[str, Any]) -> int:
+    """Steps that the moments of one parameter have seen; 0 when it has none that are kept."""
+    kept = Kept.of(parameter, state)
+    if not kept.moments:
+        return 0
+    count = None if COUNT in kept.moments else state.get(COUNT)
+    return 1 if count is None else int(count)  # who does not count has taken one at least
 
 
 @torch.no_grad()
 def sanitise(optimizer: torch.optim.Optimizer) -> None:
     """Replace moments that are not finite by zero: a NaN in them would never leave again."""
     for state in optimizer.state.values():
-        for moment in moments(state):
-            if state[moment].is_floating_point():
-                local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for name, value in state.items():
+            if name != COUNT and isinstance(value, Tensor) and value.is_floating_point():
+                local(value).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -107,6 +195,36 @@ def kinds(optimizer: torch.optim.Optimizer, weights: Weights) -> dict[str, str]:
             of |= dict.fromkeys(group["params"], " ".join([type(bare(one)).__name__, *options]))
     mine = {name: of[parts[0]] for name, parts in weights.parts.items() if parts[0] in of}
     return {name: kind for part in weights.everywhere(mine) for name, kind in part.items()}
+
+
+def beside_moments(
+    weights: Weights, optimizer: torch.optim.Optimizer, states: Mapping[Tensor, Any], most: int
+) -> dict[str, Any]:
+    """What a checkpoint has to say of all moments; every rank must call it.
+
+    ``most``: steps that those have seen which have seen most.
+    """
+    without: list[str] = []
+    numbers: dict[str, dict[str, Number]] = {}
+    fewer: dict[str, int] = {}
+    for name, (parameter, *_) in weights.parts.items():
+        state = states.get(parameter, {})
+        kept = Kept.of(parameter, state)
+        if not kept.moments:
+            without.append(name)
+            continue
+        if kept.numbers:
+            numbers[name] = {key: Number.of(parameter, state[key]) for key in kept.numbers}
+        if (steps := steps_of(parameter, state)) < most:
+            fewer[name] = steps
+    everywhere = {name: None for part in weights.everywhere(without) for name in part}
+    of = {n: kind for n, kind in kinds(optimizer, weights).items() if n not in everywhere}
+    return {
+        "without": tuple(everywhere),
+        "kinds": of,
+        "fewer": {n: steps for part in weights.everywhere(fewer) for n, steps in part.items()},
+        "numbers": {n: each for part in weights.everywhere(numbers) for n, each in part.items()},
+    }
 
 
 def changed(was: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ from node.trainer.layout import Layout
 from node.trainer.leader import Action, Leader, TakeSnapshot
 from node.trainer.moments import read
 from node.trainer.optim import REENTRY_STEPS
-from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise
+from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise, stateless
 from node.trainer.parallel import Ranks
 from node.trainer.pieces import Piece, due, due_at_will
 from node.trainer.resume import Share, Standing, Work, load
@@ -222,7 +222,9 @@ class Progress:
                 self.position -= lost.steps
             if self.forgets or self.gradients:
                 cold = ""  # there are none to lose
-            elif standing.step and not standing.optimizer_steps:
+            elif standing.step and not (
+                cold or standing.optimizer_steps or stateless(self.optimizer)
+            ):
                 cold = "the checkpoint holds none"
             if cold:
                 self.rewarm_from = self.step  # its moments are as cold as a joiner's

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -36,13 +36,15 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
 from node.trainer.optimizer_state import (
+    Number,
+    beside_moments,
     changed,
     counted_beside,
     kinds,
     moment_of,
     moments,
     new_moments,
-    steps_of,
+    unkept,
 )
 from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
@@ -54,6 +56,7 @@ FOLDER = "trainer"
 MOMENTS = "moments"  # the same of an earlier checkpoint, where no trainer was up at a later one
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +107,9 @@ class Standing(BaseModel):
     kinds: dict[str, str] = {}
     # steps that moments have seen where those are fewer: of an optimizer that moves less often
     fewer: dict[str, int] = {}
+    # what the optimizer keeps of a parameter beside moments and the count of steps
+    numbers: dict[str, dict[str, Number]] = {}
+    unkept: str = ""  # what it had that is not here, in words
 
 
 class Writing:
@@ -156,23 +162,19 @@ def save(
     if not weights.ranks.all_true(failure is None):  # else the others would wait for this one
         raise failure or OSError(f"not every rank can write to {directory}")
     state = folder / STATE if weights.ranks.leads else None
+    states = optimizer.state  # of several optimizers it is made whenever it is asked for
+    standing = standing.model_copy(update={"unkept": unkept(weights, states)})
     if standing.optimizer_steps:
-        mine = [n for n, p in weights.parts.items() if not moments(optimizer.state.get(p[0], {}))]
-        without = tuple({n: None for part in weights.everywhere(mine) for n in part})
-        of = {n: kind for n, kind in kinds(optimizer, weights).items() if n not in without}
-        seen = {n: steps_of(optimizer.state.get(p[0], {})) for n, p in weights.parts.items()}
-        seen = {n: steps for n, steps in seen.items() if 0 < steps < standing.optimizer_steps}
-        fewer = {n: steps for part in weights.everywhere(seen) for n, steps in part.items()}
-        update = {"without": without, "kinds": of, "fewer": fewer}
+        update = beside_moments(weights, optimizer, states, standing.optimizer_steps)
         standing = standing.model_copy(update=update)
     if not one_disk:
-        return Writing(_write_whole(folder, weights, optimizer, standing), state, standing)
+        return Writing(_write_whole(folder, weights, states, standing), state, standing)
     tensors: dict[str, Tensor] = {}
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
         if standing.optimizer_steps:
-            kept = optimizer.state.get(parts[0], {})
-            tensors |= {f"{m}/{name}": kept[m] for m in moments(kept)}
+            kept = moments(parts[0], states)
+            tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
     future = async_save(
         tensors,
         storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
@@ -183,17 +185,17 @@ def save(
 
 
 def _write_whole(
-    folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, standing: Standing
+    folder: Path, weights: Weights, states: Mapping[Tensor, Any], standing: Standing
 ) -> Future[object]:
     """Gather all tensors on rank 0 and begin to write them there; every rank must call it."""
-    mine: dict[str, list[str]] = {}
+    mine: dict[str, tuple[str, ...]] = {}
     for name, parts in weights.parts.items() if standing.optimizer_steps else ():
-        mine[name] = moments(optimizer.state.get(parts[0], {}))
+        mine[name] = moments(parts[0], states)
     kept = {name: found for part in weights.everywhere(mine) for name, found in part.items()}
     whole: dict[str, Tensor] = {}
     for name in weights.names:
         picks: dict[str, Pick] = {PARAMETER + name: itself}
-        picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in kept.get(name, ())}
+        picks |= {f"{m}/{name}": moment_of(states, m) for m in kept.get(name, ())}
         for key, pick in picks.items():
             tensor = weights.gather(name, pick)
             if weights.ranks.leads:
@@ -232,7 +234,7 @@ def load(
     folder, problem, raw = directory / FOLDER, "", b""
     if earlier and not folder.exists():
         folder = directory / MOMENTS
-    found: dict[str, torch.Size] = {}
+    found: dict[str, tuple[torch.Size, torch.dtype]] = {}
     if weights.ranks.leads:
         try:
             raw = (folder / STATE).read_bytes()
@@ -240,51 +242,54 @@ def load(
             _check(Standing.model_validate_json(raw), found, weights)
         except (OSError, ValueError) as error:  # pydantic's are ValueErrors
             problem = str(error) or type(error).__name__
-    told = json.dumps([problem, raw.decode(errors="replace"), list(found)])
-    problem, text, keys = json.loads(weights.ranks.broadcast(told.encode()))
+    types = {key: str(dtype).removeprefix("torch.") for key, (_, dtype) in found.items()}
+    told = json.dumps([problem, raw.decode(errors="replace"), types])
+    problem, text, types = json.loads(weights.ranks.broadcast(told.encode()))
     if problem:
         raise _unreadable(directory, problem)
     standing = Standing.model_validate_json(text)
     now = kinds(optimizer, weights)
     there = {
-        name: found
-        for name, found in _by_parameter(keys).items()
+        name: {moment: getattr(torch, dtype) for moment, dtype in kept.items()}
+        for name, kept in _by_parameter(types).items()
         if standing.optimizer_steps and standing.kinds.get(name, now.get(name)) == now.get(name)
     }
-    left_out = changed(standing.kinds, now)
+    left_out = "; ".join(filter(None, (changed(standing.kinds, now), standing.unkept)))
     tensors: dict[str, Tensor] = {}
-    counted = counted_beside(optimizer)
+    counted, states = counted_beside(optimizer), optimizer.state
     for name, parts in weights.parts.items():
         if not earlier:
             tensors[PARAMETER + name] = parts[0].detach()
-        kept = there.get(name, [])
+        kept = there.get(name, {})
         for parameter in parts if kept else ():
             steps = standing.fewer.get(name, standing.optimizer_steps)
             beside = parameter in counted
-            optimizer.state[parameter] = new_moments(parameter, kept, steps, beside=beside)
-        tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in kept}
+            state = new_moments(parameter, kept, steps, beside=beside)
+            numbers = standing.numbers.get(name, {})
+            states[parameter] = state | {k: n.restored(parameter) for k, n in numbers.items()}
+        tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
     if one_disk:
         problem = _read(tensors, folder, weights.ranks.background())
     else:
-        problem = _read_whole(folder, weights, optimizer, there, moments_only=earlier)
+        problem = _read_whole(folder, weights, states, there, moments_only=earlier)
     if problem:
-        optimizer.state.clear()  # some of it may have been read
+        states.clear()  # some of it may have been read
         raise _unreadable(directory, problem)
     if not one_disk:
         return standing, left_out
-    for parts in weights.parts.values():  # those that are tied, and two tensors here
+    for name, parts in weights.parts.items():  # those that are tied, and two tensors here
         for twin in parts[1:]:
             local(twin).copy_(local(parts[0]))  # as they are already, where they were not read
-            for moment, value in optimizer.state.get(parts[0], {}).items():
-                local(optimizer.state[twin][moment]).copy_(local(value))
+            for moment in there.get(name, ()):
+                local(states[twin][moment]).copy_(local(states[parts[0]][moment]))
     return standing, left_out
 
 
 def _read_whole(
     folder: Path,
     weights: Weights,
-    optimizer: torch.optim.Optimizer,
-    there: Mapping[str, list[str]],
+    states: Mapping[Tensor, Any],
+    there: Mapping[str, Iterable[str]],
     *,
     moments_only: bool,
 ) -> str:
@@ -294,7 +299,7 @@ def _read_whole(
     """
     for name, shape in weights.shapes.items():
         picks: dict[str, Pick] = {} if moments_only else {PARAMETER + name: itself}
-        picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in there.get(name, ())}
+        picks |= {f"{m}/{name}": moment_of(states, m) for m in there.get(name, ())}
         whole, problem = dict.fromkeys(picks, torch.empty(0)), ""
         if weights.ranks.leads:
             whole = {key: torch.empty(shape, dtype=torch.float32, device="cpu") for key in picks}
@@ -359,34 +364,36 @@ def _unreadable(directory: Path, why: str) -> OperatorError:
     return OperatorError("E404", f"cannot resume from {directory}", why, "start without --resume")
 
 
-def _contents(folder: Path) -> dict[str, torch.Size]:
-    """Names and shapes of the tensors in all files of a folder; pieces must make a whole."""
+def _contents(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of the tensors in all files of a folder; pieces must make a whole."""
     metadata = _Reader(str(folder)).read_metadata()
     found = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
         if sum(chunk.sizes.numel() for chunk in stored.chunks) < stored.size.numel():
             raise ValueError(f"{name} lacks a part: every rank must write to the same disk")
-        found[name] = stored.size
+        found[name] = stored.size, stored.properties.dtype
     return found
 
 
-def _check(standing: Standing, found: Mapping[str, torch.Size], weights: Weights) -> None:
+def _check(
+    standing: Standing, found: Mapping[str, tuple[torch.Size, torch.dtype]], weights: Weights
+) -> None:
     there = _by_parameter(found)
     for name, shape in weights.shapes.items():
         kept = there.get(name, ())
         if standing.optimizer_steps and not kept and name not in standing.without:
             raise ValueError(f"the optimizer's moments of {name} are missing")
         for key in (PARAMETER + name, *(f"{moment}/{name}" for moment in kept)):
-            if found.get(key) != shape:
+            if key not in found or found[key][0] != shape:
                 raise ValueError(f"{key} is missing or has another shape")
 
 
-def _by_parameter(keys: Iterable[str]) -> dict[str, list[str]]:
-    """The moments in a checkpoint, by parameter."""
-    there: dict[str, list[str]] = {}
-    for key in keys:
+def _by_parameter(there: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """The moments in a checkpoint, by parameter and name."""
+    found: dict[str, dict[str, T]] = {}
+    for key, value in there.items():
         moment, _, name = key.partition("/")
         if not key.startswith(PARAMETER):
-            there.setdefault(name, []).append(moment)
-    return there
+            found.setdefault(name, {})[moment] = value
+    return found
