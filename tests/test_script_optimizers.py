@@ -226,7 +226,18 @@ class TwiceAdam(Twice):
         self.inner = torch.optim.AdamW(self.param_groups[0]["params"], lr=0.1)  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Sam, TwiceAdam])
+class Lookahead(torch.optim.Optimizer):
+    """As in pytorch-optimizer: the inner one goes by the name that accelerate's wrapper has."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        super().__init__(self.optimizer.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [Sam, TwiceAdam, Lookahead])
 def test_moments_of_an_inner_optimizer_are_not_left_to_themselves(
     kind: Callable[[Any], Any],
 ) -> None:

@@ -112,7 +112,8 @@ class Watch:
     """
 
     def __init__(self, given: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-        self._given = [bare(one) for one in getattr(given, "optimizers", (given,))]
+        self._outer = list(getattr(given, "optimizers", (given,)))  # whose state is kept
+        self._given = [bare(one) for one in self._outer]
         self._parameters = set(parameters)
         self._open: list[torch.optim.Optimizer] = []  # in a step, in which they may call others
         self._around: set[int] = set()  # others in whose step a given one has taken its own
@@ -165,6 +166,8 @@ class Watch:
         self._leave_step(optimizer)
         if self._is_given(optimizer):
             self._around |= {id(one) for one in self._open}
+            if self._keeps_moments(optimizer):  # as where a wrapper has a state of its own
+                self._inner[id(optimizer)] = type(optimizer).__name__
             return
         if id(optimizer) in self._around:
             self._around.discard(id(optimizer))
@@ -187,7 +190,7 @@ class Watch:
 
     def _keeps_moments(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it has state of the model's parameters that no given one has as well."""
-        states = [one.state for one in self._given]
+        states = [one.state for one in self._outer]
         if any(optimizer.state is state for state in states):  # as good as always
             return False
         return any(
