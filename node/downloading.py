@@ -1,13 +1,17 @@
-"""Taking the swarm's state of a fragment where replaying does not help."""
+"""Taking the others' state once a member is there: where it cannot replay, or they went on."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 
 from bootstrap.state import Progress
 from gossip.catchup import Ending
 from gossip.chain import Chain
-from node.arrival import Arrival, beyond
+from gossip.common import AnySwarm
+from gossip.standing import seen_from
+from node.arrival import Arrival, beyond, targets
 from node.replica import OuterReplica
 
 
@@ -44,6 +48,29 @@ async def take_state(
             state.lineage,
             diverged=ending is Ending.DIVERGED,
         )
+
+
+async def take_newer(
+    swarm: AnySwarm,
+    replicas: Sequence[OuterReplica],
+    arrival: Arrival,
+    told: Callable[[], Progress],
+) -> None:
+    """Bring what a newcomer to pairs has downloaded up to date, before it begins to train.
+
+    ``told`` makes what hears of the progress of one fragment. Raises OperatorError as
+    :meth:`Arrival.fetch` does: what was fetched before is kept.
+    """
+    said = await arrival.look()
+    for replica in replicas:
+        fragment = replica.place.fragment
+        newest = targets(seen_from(one, fragment) for one in said)
+        if not newest or newest[0].round <= replica.place.round:
+            continue
+        vectors = [torch.empty_like(vector) for vector in replica.state]
+        state = (await arrival.fetch(vectors, told(), fragment)).state
+        async with swarm.still():
+            await replica.jump(vectors, state, keep="nothing")
 
 
 def kept_after(ending: Ending, missed: int, most: int) -> str:

@@ -21,11 +21,10 @@ from gossip.catchup import Ending
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.lineage import Lineage
-from gossip.standing import seen_from
 from node import __version__, clock
-from node.arrival import PATIENCE_S, Arrival, OwnArrival, targets
+from node.arrival import PATIENCE_S, Arrival, OwnArrival
 from node.donors import FAILURES, Taking
-from node.downloading import take_state
+from node.downloading import take_newer, take_state
 from node.entrance import Run
 from node.errors import operator_error
 from node.headway import Headway, counted
@@ -186,20 +185,12 @@ class Fetcher:
     async def _refresh(self, swarm: AnySwarm) -> None:
         """What was fetched is kept where nobody has anything newer, or it cannot be had."""
         arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()) or self.run.peers)
-        before, said = self.replicas[0].place.round, await arrival.look()
-        for replica in self.replicas:
-            fragment = replica.place.fragment
-            newest = targets(seen_from(one, fragment) for one in said)
-            if not newest or newest[0].round <= replica.place.round:
-                continue
-            vectors = [torch.empty_like(vector) for vector in replica.state]
-            try:
-                state = (await arrival.fetch(vectors, self._headway(), fragment)).state
-            except OperatorError as error:
-                self.events.emit(Problem.of(error))
-                return
-            async with swarm.still():
-                await replica.jump(vectors, state, keep="nothing")
+        before = self.replicas[0].place.round
+        try:
+            await take_newer(swarm, self.replicas, arrival, self._headway)
+        except OperatorError as error:
+            self.events.emit(Problem.of(error))
+            return
         if (now := self.replicas[0].place.round) > before:
             text = f"the others went on: begins after round {now}, not {before}"
             self.events.emit(Notice(text=text))

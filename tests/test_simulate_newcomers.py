@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from node.arrival import Arrival
+from node.own_state import OwnReplica
 from node.simulate.decisions import Decisions
 from node.simulate.scenario import Scenario
+from node.simulate.swarm import Members
 from node.simulate.world import World, simulate
+from protocols.errors import OperatorError
 from protocols.messages import Certificate
 
 ISLANDS = 4
@@ -78,3 +82,49 @@ def test_who_takes_the_place_of_another_is_as_slow_and_narrow_and_lies_as_it_did
     assert sorted(one.honest for one in world.nodes.values()) == [False, True, True, True]
     assert len({one.step_s for one in world.nodes.values()}) == 2
     assert len({one.bandwidth for one in world.nodes.values()}) == 2
+
+
+def test_a_newcomer_to_pairs_begins_with_what_the_others_have_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its download took some rounds of theirs."""
+    jumped, jump = list[tuple[int, int]](), OwnReplica.jump
+
+    async def noted(replica: OwnReplica, vectors: Any, state: Any, **more: Any) -> None:
+        assert replica.trainer is not None
+        jumped.append((replica.place.round, state.place.round))
+        await jump(replica, vectors, state, **more)
+
+    monkeypatch.setattr(OwnReplica, "jump", noted)
+    slow = {"mode": "gossip", "codec": "int8", "fragments": 2, "bandwidth": 2e4, "churn": 1.0}
+    result = simulate(Scenario.model_validate(REPLACED | {"islands": 3, "step_s": 0.5} | slow))
+    assert result.notes["replaced"] > 0
+    assert jumped
+    assert all(later > before for before, later in jumped)
+
+
+def test_a_newcomer_that_finds_no_state_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, left = Arrival.fetch, [2]
+
+    async def fetched(arrival: Arrival, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OperatorError("E502", "no state", "nobody has announced one", "wait")
+        return await fetch(arrival, *args)
+
+    monkeypatch.setattr(Arrival, "fetch", fetched)
+    result = simulate(Scenario.model_validate(REPLACED))
+    assert result.notes["downloads_in_vain"] == 2
+    assert result.notes["replaced"] > 0
+
+
+@pytest.mark.parametrize("mode", ["sparta", "btm"])
+def test_who_has_not_begun_is_no_part_of_what_a_run_has_come_to(mode: str) -> None:
+    asks = REPLACED | {"mode": mode, "codec": "bf16", "start_steps": 2}
+    world = World(Scenario.model_validate(asks))
+    for node in world.nodes.values():
+        node.learner.load(world.start + 1.0)
+        node.steps = 5
+    world.replace(next(iter(world.nodes.values())))
+    (found,) = Members(world, cast(Any, None)).views()
+    assert found.allclose(world.start + 1.0, atol=1e-5)

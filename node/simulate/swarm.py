@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from gossip.pairs import Pairs
 from node.arrival import Arrival, OwnArrival
 from node.choosing import Codecs
 from node.conductor import Conductor
-from node.downloading import take_state
+from node.downloading import take_newer, take_state
 from node.modes import is_over
 from node.replica import OuterReplica
 from node.roaming import make_pairs
@@ -50,6 +50,8 @@ from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.virtual_time import inline
+
+T = TypeVar("T")
 
 PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the run fails
 MANY = 1_000_000  # rounds, where the run is over by its inner steps
@@ -109,12 +111,17 @@ class Members:
             what = f"rank {manifest.outer.rank} is too large"
             raise bad_config(what, str(error), "take a smaller one: --set rank=4") from error
         lineages: list[Lineage | None] = [None] * len(replicas)
+        took: list[float] = []  # seconds, by fragment
+        loop = asyncio.get_running_loop()
         arrival = self._arrival(node, lambda: [peer for peer in self.running if peer != node.me])
         for number, replica in enumerate(replicas):
             if joins:
-                state = (await arrival.fetch(replica.state, _unseen, number)).state
-                await replica.settle(state)
-                lineages[number] = state.lineage
+                began, come = loop.time(), None
+                while come is None:  # as whoever starts a node would, which ends with the error
+                    come = await self._try(arrival.fetch(replica.state, _unseen, number))
+                took.append(loop.time() - began)
+                await replica.settle(come.state)
+                lineages[number] = come.state.lineage
             else:
                 await replica.settle()
         present = Present(
@@ -135,7 +142,7 @@ class Members:
                 wiring.spawn(conductor.look_again())
 
         decisions = self.world.decisions
-        events = decisions.log_of(node.born, asyncio.get_running_loop().time)
+        events = decisions.log_of(node.born, loop.time)
         codecs = Codecs(events)
 
         def applied(what: Any, how: Exchange | None) -> None:
@@ -170,6 +177,8 @@ class Members:
             for chain, replica in zip(swarm.chains, replicas, strict=True):
                 if replica.certificate is not None:
                     chain.ledger.add(replica.certificate, {})
+            for chain, seconds in zip(swarm.chains, took, strict=False):
+                chain.following.approach.downloaded(seconds)
         StateServer(
             transport,
             manifest.run_id,
@@ -185,6 +194,9 @@ class Members:
                 manifest, node.me, island, replicas, layout, events, None, _nothing, joins,
                 swarm=swarm,
             )  # fmt: skip
+            if joins and self.meetings is not None:  # in rounds it follows the others meanwhile
+                newer = partial(take_newer, swarm, replicas, arrival, lambda: _unseen)
+                conductor.refresh = lambda: self._try(newer())
             work += [conductor.run(), island.trainer.run()]
         others = [other.present.presence for other in self.running.values()]
         task = self.group.create_task(present.live(others, *work))
@@ -227,11 +239,16 @@ class Members:
         if chain.following.approach.downloading:
             return
         arrival = self._arrival(member.node, lambda: swarm.membership.alive(swarm.now()))
+        await self._try(take_state(chain, replica, arrival, ending, _unseen))
+
+    async def _try(self, download: Coroutine[Any, Any, T]) -> T | None:
+        """As a node, go on without what cannot be had: it is asked for again."""
         try:
-            await take_state(chain, replica, arrival, ending, _unseen)
-        except OperatorError:  # as a node does, it goes on: the next one who is ahead asks again
+            return await download
+        except OperatorError:
             notes = self.world.notes
             notes["downloads_in_vain"] = notes.get("downloads_in_vain", 0) + 1
+            return None
 
     async def over(self) -> None:
         """Wait until the run's rounds are done, or its inner steps where these are what counts."""
@@ -260,7 +277,8 @@ class Members:
         if self.world.scenario.mode not in ("sparta", "btm"):
             return [torch.cat([replica.base for replica in self.furthest.replicas])]
         nodes = list(self.world.nodes.values())
-        weights = [float(node.steps) or 1.0 for node in nodes]
+        steps = [float(node.steps) for node in nodes]
+        weights = steps if any(steps) else [1.0] * len(nodes)  # who downloads has nothing yet
         return [merged_branches([node.learner.params() for node in nodes], weights)]
 
     @property
