@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from diloco import mixing, optimizers
+from gossip.slicing import largest
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
 SAMPLED = 16  # chunks of a letter of which it is looked how much their coding lost
@@ -64,7 +65,8 @@ class Blend:
         letter = Encoded(
             chosen, torch.empty(chosen.encoded_size(0, len(self.base)), dtype=torch.uint8)
         )
-        chosen.encode(0, self.fast, letter.data)
+        for chunk in self._chunks(letter):
+            self._encode_chunk(letter, chunk)
         self.lost = self._loss_of(letter)
         if not self.shares:
             return letter, 1.0
@@ -125,6 +127,15 @@ class Blend:
             slow, fast = self.base[here], self.fast[here]
             part = {name: vectors[name][here] for name in rule.vectors}
             rule.step(part, slow - fast, slow, rates)
+
+    def _encode_chunk(self, letter: Encoded, chunk: Chunk) -> None:
+        values = self.fast[chunk.start : chunk.stop]
+        data = letter.data[chunk.offset : chunk.offset + chunk.size]
+        try:
+            letter.codec.encode_chunk(chunk, values, data)
+        except ValueError:  # what others sent has led beyond what it carries, or to inf - inf
+            bound = largest(letter.codec)
+            letter.codec.encode_chunk(chunk, values.nan_to_num_(0.0).clamp_(-bound, bound), data)
 
     def _loss_of(self, letter: Encoded) -> float:
         """The mean square of what coding lost of an element, by some of its chunks."""

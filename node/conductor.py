@@ -340,12 +340,12 @@ class Conductor:
         fragment = snapshot.fragment
         self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
         self.readiness.snapshot_of[fragment] = snapshot.round
-        if not snapshot.finite:
+        if flaw := await self.readiness.flaw(snapshot):
             self.events.emit(
                 Rejected(
                     peer=self.me,
                     reason=Reason.NON_FINITE,
-                    detail="own training; back to the last merge",
+                    detail=f"own training is {flaw}; back to the last merge",
                 )
             )
             self._reset_due = set(range(len(self.replicas)))

@@ -19,10 +19,11 @@ from bootstrap.state import state_digest
 from diloco.optimizers import Rates
 from diloco.outer import outer_rates
 from gossip.letters import Letter
+from gossip.slicing import largest, within
 from node.blending import Blend
 from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
-from protocols.codecs import Encoded, RangeCodec
+from protocols.codecs import CHUNK, Encoded, RangeCodec
 from protocols.identity import PeerId
 from protocols.tasks import Offload
 
@@ -106,6 +107,16 @@ class OwnReplica(Exchanging, OuterReplica):
         from what the shares would have made of them by less than islands do.
         """
         return self.blend.weight + self.waiting()
+
+    def flaw(self) -> str:
+        """Why not every codec of the run can carry the snapshot in ``sent``; empty: they can."""
+        names = self.manifest.rounds.allowed_codecs
+        bound, name = min((largest(self.codec.named(name)), name) for name in names)
+        for at in range(0, self.size, CHUNK):
+            values = self.sent[at : at + CHUNK]
+            if not within(values, bound):
+                return f"beyond what {name} can carry" if values.isfinite().all() else "not finite"
+        return ""
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         """Take the outer step of a round and hand the result to the trainer.

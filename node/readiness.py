@@ -16,6 +16,7 @@ from gossip.sketch import sketch
 from gossip.spread import WholeSketch, turn_of
 from node.island import Island
 from node.modes import by_gradients, is_over, weight_of
+from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.trainer.channel import Snapshot
 from node.trainer.layout import Outline
@@ -56,6 +57,19 @@ class Readiness:
             and self.island.vectors.snapshot(fragment) == round_
             and not self._turns.is_taken(fragment)
         )
+
+    async def flaw(self, snapshot: Snapshot) -> str:
+        """Why a snapshot is of no use to anybody; empty where it may be.
+
+        In certified rounds differences travel, and are looked at there (:mod:`gossip.slicing`).
+        """
+        if not snapshot.finite:
+            return "not finite"
+        replica = self.replicas[snapshot.fragment]
+        if not isinstance(replica, OwnReplica) or not self.is_out(snapshot):
+            return ""
+        found: str = await replica.offload(replica.flaw)
+        return found if self.is_out(snapshot) else ""
 
     async def contribution(
         self, snapshot: Snapshot, swarm: AnySwarm, *, ramped: bool

@@ -118,6 +118,19 @@ def test_a_late_answer_keeps_what_was_learnt_meanwhile():
     assert torch.allclose(a.fast, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "fp32"])
+def test_what_others_led_beyond_what_a_codec_carries_is_sent_as_its_bound(codec: str):
+    one = blend(1)
+    others = one.fast[8:].clone()
+    one.fast[:3] = torch.tensor([float("inf"), -3.3e38, float("nan")])
+    letter, _ = one.encode(1, codec)
+    decoded = torch.empty(SIZE)
+    letter.codec.decode(0, letter.data, decoded)
+    assert decoded.isfinite().all()
+    assert decoded[0] == -decoded[1] > 6e4
+    assert torch.equal(one.fast[8:], others)
+
+
 def test_the_difference_is_told():
     a, b = blend(1), blend(2)
     difference = (a.fast - b.fast).square().mean().sqrt().item()

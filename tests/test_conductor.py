@@ -16,6 +16,7 @@ from replica_kit import ME, OTHER, normal
 from bootstrap.manifest import Manifest
 from node.conductor import Conductor
 from node.eager_state import EagerReplica
+from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.trainer.channel import (
     Applied,
@@ -561,6 +562,25 @@ async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None
     made, chain = conductor(vectors, gate.offload)
     await made._on_snapshot(snapshot(vectors))
     assert [said["ready"] for said in chain.said] == [True]
+
+
+async def test_parameters_that_no_letter_carries_are_not_offered_and_the_trainer_goes_back(
+    vectors: SharedVectors,
+) -> None:
+    """Encoded, they would end the node; they are of no more use than what is not finite."""
+    tables = {"mode": "gossip", "rounds": {"codec": "auto", "codecs": ["bf16", "fp16"]}}
+    made, chain = conductor(vectors, at_once, tables, OwnReplica)
+    events: list[Any] = []
+    made.events = cast(Any, SimpleNamespace(emit=events.append))
+    made.replicas[0].sent[7] = 70_000.0
+    await made._on_snapshot(snapshot(vectors))
+    assert [event.detail for event in events] == [
+        "own training is beyond what fp16 can carry; back to the last merge"
+    ]
+    assert [said["ready"] for said in chain.said] == [False]
+    (told,) = cast(Any, made.island).sent
+    assert told.reset
+    assert torch.equal(made.replicas[0].base, normal(1, SIZE))
 
 
 async def test_a_round_without_a_snapshot_of_ours_says_nothing_of_transfers(
