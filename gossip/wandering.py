@@ -49,6 +49,7 @@ from protocols.messages import Announce
 LEAST_PATIENCE_S = 0.25
 FIRST_PATIENCE_S = 1.0  # before anything was measured
 SHARE = 0.1  # of a round that a partner is waited for at most
+MOST_MORE = 8  # exchanges that a round has beyond its own, to answer openings that keep coming
 AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
@@ -151,7 +152,8 @@ class Wandering:
         self._label = median_low([place, *(a.round for a in self.others(now))])
         # who has just trained for round r is not behind others that train for r + 1 already
         self.round = max(place, self._label - 1)
-        self.exchanges, self.exchange, self.met = max(1, exchanges), 0, []
+        least = 0 if self.habits.one_way else 1  # who gives nothing away may receive
+        self.exchanges, self.exchange, self.met = max(least, exchanges), 0, []
         # by how many were begun: the number of one far slower than the median leaps from each to
         # the next, and its partners have moved by their answers all the same
         self._begun.append(self.round)
@@ -225,7 +227,8 @@ class Wandering:
     def on_taken(self, now: float) -> list[Instruction]:
         """The letters of a :class:`Take` are mixed in."""
         self.exchange += 1
-        if not self.habits.one_way and self._waiting():
+        more = self.exchange < self.exchanges + MOST_MORE  # else they wait for the next round
+        if not self.habits.one_way and more and self._waiting():
             self._start(now)
             return self._close(now)
         if self.habits.one_way or self.exchange >= self.exchanges:

@@ -7,7 +7,7 @@ import pytest
 from gossip.meeting import Drop, Finish, Habits, Post, Stamp, Take
 from gossip.membership import Membership
 from gossip.pairing import order, successors
-from gossip.wandering import Wandering
+from gossip.wandering import MOST_MORE, Wandering
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce
 
@@ -195,6 +195,25 @@ def test_all_openings_are_answered_two_at_a_time():
         found = core.on_taken(1.0)
     assert taken == [2, 1]
     assert [met.outcome for met in core.met] == ["answered", "answered"]
+
+
+def test_openings_that_keep_coming_are_answered_in_the_next_round_at_last():
+    """One peer that sends them faster than they are mixed in keeps no round from ending."""
+    core = member(2)
+    core.on_letter(letter(PEERS[1]), 0.0)
+    instructions, taken = core.begin(3, 1, 0.0), 0
+    while Finish(3) not in instructions:
+        assert isinstance(instructions[-1], Take)
+        taken += 1
+        core.on_letter(letter(PEERS[1], number=taken), 0.0)  # while that is mixed in
+        instructions = core.on_taken(0.0)
+        assert taken < 100
+    assert taken == 1 + MOST_MORE
+    core.on_finished()
+    post, take = core.begin(4, 1, 1.0)
+    assert isinstance(take, Take)
+    assert take.letters[0].stamp.number == taken
+    assert post == Post(PEERS[1], 4, 0, (3, 0), False)
 
 
 def test_answers_to_forgotten_letters_and_old_openings_are_dropped():
