@@ -47,6 +47,7 @@ class Hooks:
     applied: Callable[[Any, Exchange | None], None] = lambda certificate, exchange: None
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
+    notice: Callable[[str], None] = lambda text: None  # what the operator is to know
     # only a download of the fragment's state can help
     behind: Callable[[int, Ending], None] = lambda fragment, ending: None
     learned: Callable[[Announce], None] = lambda announce: None  # news of a peer

@@ -33,6 +33,10 @@ from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
+SPENT = (
+    "nearly all push-sum weight of this island is given away, and nothing has come back: it gives "
+    "no more until something does. Can others reach it? (`node doctor`)"
+)
 SPARE = 6  # letters that have room beside those of one round's exchanges
 RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
 
@@ -51,6 +55,11 @@ class Mixing(Protocol):
     @property
     def lost(self) -> float:
         """Mean square of an element of what the codec of the newest letter lost."""
+        ...
+
+    @property
+    def gives(self) -> bool:
+        """Whether letters may be sent: a share needs weight to be one of."""
         ...
 
     async def start(self) -> None:
@@ -106,6 +115,7 @@ class Roamer(OfFragment):
     more: Callable[[float, float, float], int] = lambda distance, progress, lost: 0
     applied: Callable[[Rounded], None] = lambda rounded: None
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
+    notice: Callable[[str], None] = lambda text: None
     newcomer: bool = False  # its state is an older one of somebody else's
     fragment: int = field(init=False)
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
@@ -124,6 +134,7 @@ class Roamer(OfFragment):
     _extra: int = 0
     _taking: float = 0.0  # weights of letters that are being mixed in
     _ours: bool = True
+    _spent: bool = False  # it has been told that there is no weight left to give away
     _still: asyncio.Lock = field(default_factory=asyncio.Lock)
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _beginning: bool = False  # takes the snapshot over
@@ -289,7 +300,11 @@ class Roamer(OfFragment):
         self._beginning, self._began = False, self.now()
         self._sent.set()  # if any
         self._exchanged, self._codecs = [], {}
-        await self._carry(self.core.begin(self.replica.place.round, self._meetings, self._began))
+        meetings = self._meetings if self.replica.gives else 0
+        if not (meetings or self._spent):
+            self._spent = True
+            self.notice(SPENT)
+        await self._carry(self.core.begin(self.replica.place.round, meetings, self._began))
         self.presence.tell()  # the round may have another number now
 
     def _carry_soon(self, instructions: list[Instruction]) -> None:

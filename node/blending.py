@@ -32,6 +32,7 @@ from gossip.slicing import largest
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
 SAMPLED = 16  # chunks of a letter of which it is looked how much their coding lost
+LEAST_WEIGHT = 2.0**-32  # of push-sum: who receives nothing would halve its own down to 0
 HALF = 0.5  # of the way to the other's letter, on both sides: else the mean of all would move
 
 
@@ -47,6 +48,11 @@ class Blend:
         self.fast = torch.empty(0)  # taken when there is something to exchange
         self.weight = 1.0  # of push-sum
         self.lost = 0.0  # mean square of an element, by the codec of the newest letter
+
+    @property
+    def gives(self) -> bool:
+        """Whether there is weight left of which to give some away."""
+        return not self.shares or self.weight >= LEAST_WEIGHT
 
     @torch.no_grad()
     def start(self, sent: Tensor) -> None:

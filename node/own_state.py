@@ -44,6 +44,11 @@ class Exchanging:
         """Mean square of an element of what the codec of the newest letter lost."""
         return self.blend.lost
 
+    @property
+    def gives(self) -> bool:
+        """Whether letters may be sent: a share needs weight to be one of."""
+        return self.blend.gives
+
     async def start(self) -> None:
         """What the trainer has learnt, in ``sent``, becomes what is exchanged."""
         await self._alone(lambda: self.blend.start(self.sent))

@@ -157,6 +157,7 @@ class Participation:
                 applied=self._on_committed,
                 peer=self._on_peer,
                 rejected=self._on_rejected,
+                notice=self._notice,
                 behind=self._on_behind,
                 learned=self._on_announced,
             ),

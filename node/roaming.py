@@ -58,6 +58,7 @@ def make_pairs(
             more=more,
             applied=lambda rounded: hooks.applied(rounded, None),
             rejected=hooks.rejected,
+            notice=hooks.notice,
             newcomer=newcomer,
         )
         replica.who, replica.waiting = roamer.roster, roamer.waiting_weight

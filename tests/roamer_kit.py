@@ -65,6 +65,10 @@ class ToyState:
     def lost(self) -> float:
         return self.blend.lost
 
+    @property
+    def gives(self) -> bool:
+        return self.blend.gives
+
     async def start(self) -> None:
         self.blend.start(self.sent)
 
@@ -93,6 +97,7 @@ class Islander:
     task: asyncio.Task[None]
     rounds: list[Rounded] = field(default_factory=list)
     rejected: list[tuple[PeerId, str]] = field(default_factory=list)
+    noticed: list[str] = field(default_factory=list)
     chooser: Chooser | None = None
     steps: list[int] = field(default_factory=list)  # H of each round, where there is a chooser
 
@@ -168,6 +173,7 @@ class Islands:
         moved = [asyncio.Event() for _ in states]
         rounds: list[Rounded] = []
         rejected: list[tuple[PeerId, str]] = []
+        noticed: list[str] = []
         acquaintance = Acquaintance([self.size] * len(states))
 
         def applied(rounded: Rounded) -> None:
@@ -189,6 +195,7 @@ class Islands:
                 more=self.more,
                 applied=applied,
                 rejected=lambda who, error: rejected.append((who, str(error))),
+                notice=noticed.append,
                 newcomer=newcomer,
             )
 
@@ -205,7 +212,7 @@ class Islands:
                     group.create_task(self._train(number, islander, fragment, moved[fragment]))
 
         islander = Islander(
-            identity, states, roamers, self.group.create_task(live()), rounds, rejected
+            identity, states, roamers, self.group.create_task(live()), rounds, rejected, noticed
         )
         if self.manifest is not None:
             pace = Pace(steps_per_second=1 / self.step_s)

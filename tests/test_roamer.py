@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from roamer_kit import Islander, Islands, ToyState, islands
 
 from diloco.mixing import extra_exchanges
+from gossip.roamer import SPENT
 from gossip.wandering import LONGEST_S
 from protocols.memory import Link
 from protocols.virtual_time import run
@@ -232,6 +234,28 @@ def test_push_sum_keeps_the_mean_where_links_break():
     assert weights == pytest.approx(6, abs=1e-9)
     assert (mean - start).abs().max().item() < 1e-4
     assert spread < 0.05
+
+
+def test_who_receives_nothing_keeps_the_last_of_its_weight():
+    """It would halve it in each round, down to 0, of which nothing can be taken back."""
+
+    async def main() -> None:
+        async with islands(2, rule="push-sum") as swarm:
+            deaf, other = swarm.living()
+            deaf.state.blend.weight = 2.0**-29
+            mail = deaf.roamer.letters.mail
+            deaf.roamer.letters.mail = replace(mail, welcome=lambda peer: False)
+            await swarm.rounds(8)
+            assert deaf.state.blend.weight == 2.0**-33
+            assert deaf.noticed == [SPENT]
+            assert other.state.blend.weight == pytest.approx(1.0)
+            deaf.roamer.letters.mail = mail
+            await swarm.rounds(4)
+            assert deaf.state.blend.weight > 0.1
+            assert deaf.noticed == [SPENT]
+            assert other.noticed == []
+
+    run(main())
 
 
 @pytest.mark.parametrize("silent", [8.0, 700.0])
