@@ -21,6 +21,7 @@ from node.island import Island
 from node.modes import at_will, by_gradients, once
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
+from node.multiples import Multiples
 from node.pace import Pace
 from node.rank_ends import TrainerDied
 from node.readiness import Readiness
@@ -98,6 +99,8 @@ class Conductor:
         # after a restart the trainer first has to stand where its checkpoint was made
         self._turns = Turns(len(self.replicas), free=self.resume_dir is None)
         self._restarts = Restarts(self.replicas)
+        start = self.replicas[0].place.round
+        self._evaluations = Multiples(self.manifest.rounds.eval_every, start)
         self.readiness = Readiness(
             self.manifest, self.island, self.replicas, self.layout, self._turns
         )
@@ -130,9 +133,8 @@ class Conductor:
             return
         slot, slots = self._targets.slot()
         self._aim(self._targets.next(self.swarm), anew=[fragment] if reset else ())
-        every = self.manifest.rounds.eval_every
         round_ = self.replicas[fragment].place.round
-        evaluate = fragment == 0 and bool(every) and round_ % every == 0
+        evaluate = fragment == 0 and self._evaluations.due(round_)
         if evaluate:  # of all fragments
             starts = self.island.starts
             await self._turns.all_to_read()
@@ -271,6 +273,7 @@ class Conductor:
             return  # it has died meanwhile: the next one begins when it is ready
         self._begun = True
         round_, *others = [replica.place.round for replica in self.replicas]
+        self._evaluations.pass_over(round_)
         slot, slots = self._targets.slot()
         self._aim(self._targets.next(self.swarm), anew=range(len(self.replicas)))
         resume = str(self.resume_dir) if self.resume_dir else ""

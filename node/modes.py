@@ -59,6 +59,13 @@ def check_runs(manifest: Manifest) -> None:
             raise operator_error("E204", why=str(error)) from error
 
 
+def check_role(manifest: Manifest, role: str) -> None:
+    """Raise E204 for a role that has nothing to do in a run."""
+    if role == "server" and manifest.mode in GOSSIP:
+        why = f"--role server in a run of mode {manifest.mode}: each island mixes for itself there"
+        raise operator_error("E204", why=why)
+
+
 def doubts(manifest: Manifest) -> list[str]:
     """What of a run is likely to disappoint, and why; it is not refused, for it may be meant."""
     from diloco.optimizers import highest_rate

@@ -34,8 +34,9 @@ from node.hosts.meeting import meeting
 from node.island import Island
 from node.links import tell_links
 from node.lookout import Lookout
-from node.modes import check_runs, doubts, is_over
+from node.modes import check_role, check_runs, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
+from node.multiples import Multiples
 from node.own_model import layout_of
 from node.past import ask_past, tell_past
 from node.peer_reports import PeerReports
@@ -76,6 +77,7 @@ class Participation:
         self.states: StateServer
         self.fetcher: Fetcher
         self.keeper: Keeper
+        self._saves: Multiples  # rounds after which there is a checkpoint
         self.reporter: PeerReports
         self.lookout: Lookout
 
@@ -167,6 +169,7 @@ class Participation:
         if isinstance(self.swarm, Swarm):
             for chain, seconds in zip(self.swarm.chains, self.fetcher.took, strict=False):
                 chain.following.approach.downloaded(seconds)
+        self._saves = Multiples(self.config.checkpoint_every, self.replicas[0].place.round)
         self.keeper = Keeper(
             store,
             run.signed,
@@ -209,6 +212,7 @@ class Participation:
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
         """What this machine lacks for a run is told before it enters. Raises E204, E402."""
         check_runs(manifest)
+        check_role(manifest, self.config.role)
         for doubt in doubts(manifest):
             self.events.emit(Notice(text=doubt))
         self._layout = await layout_of(self.node, manifest)
@@ -336,11 +340,10 @@ class Participation:
     async def _on_applied(self, applied: Applied) -> None:
         """The trainer stands on the new base: report, checkpoint, perhaps end."""
         news = self.reporter.on_applied(applied)
-        every = self.config.checkpoint_every
         self._check_end()
         if self.node.daemon.stop_reason.done():
             return  # on its way out it saves this very moment
-        if news and every and not applied.fragment and applied.round % every == 0:
+        if news and not applied.fragment and self._saves.due(applied.round):
             self.node.tasks.spawn(self._save())
 
     async def _save(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -554,6 +555,19 @@ async def test_a_trainer_is_told_where_it_keeps_nothing(
     await made.resume(0, contributed=False, reset=False)
     (told,) = cast(Any, made.island).sent
     assert told.voids is voids
+
+
+async def test_an_evaluation_is_asked_for_though_the_count_of_rounds_leaps_over_its_multiple(
+    vectors: SharedVectors,
+) -> None:
+    tables = {"mode": "gossip", "rounds": {"eval_every": 10}}
+    made, _ = conductor(vectors, at_once, tables, OwnReplica)
+    replica = made.replicas[0]
+    for round_ in (7, 12, 19, 26):
+        replica._place = replace(replica.place, round=round_)
+        await made.resume(0, contributed=False, reset=False)
+        made._turns.free(0)
+    assert [told.evaluate for told in cast(Any, made.island).sent] == [False, True, False, True]
 
 
 async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None:

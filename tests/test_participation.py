@@ -11,8 +11,11 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from bootstrap.manifest import Manifest
+from node.multiples import Multiples
 from node.participation import Participation
+from node.trainer.channel import Applied
 from protocols.codecs import kernels
+from protocols.errors import OperatorError
 
 
 async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
@@ -25,6 +28,29 @@ async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
         await Participation._ready(part, MagicMock(), manifest)
         assert part.events.emit.call_count == told
     assert "overshoot" in part.events.emit.call_args.args[0].text
+
+
+@pytest.mark.parametrize("mode", ["gossip", "push-sum"])
+async def test_a_server_is_refused_where_islands_meet_in_pairs(mode: str) -> None:
+    part: Any = MagicMock()
+    part.config.role = "server"
+    with pytest.raises(OperatorError, match="bad configuration") as refused:
+        await Participation._ready(part, MagicMock(), Manifest.model_validate({"mode": mode}))
+    assert refused.value.code == "E204"
+    assert "--role server" in refused.value.why
+
+
+async def test_a_checkpoint_is_made_though_the_count_of_rounds_leaps_over_its_multiple() -> None:
+    """As that of an island in pairs does which is slower than the others."""
+    part: Any = MagicMock()
+    part.node.daemon.stop_reason.done.return_value = False
+    part._saves, saved = Multiples(10, 0), list[int]()
+    for round_ in (7, 12, 19, 26, 26):
+        applied = Applied(round_, 0, 0, 1.0)
+        before = part.node.tasks.spawn.call_count
+        await Participation._on_applied(part, applied)
+        saved += [round_] * (part.node.tasks.spawn.call_count - before)
+    assert saved == [12, 26]
 
 
 @pytest.mark.parametrize(
