@@ -144,6 +144,7 @@ class Letters:
     fragment: int = 0
     codecs: Sequence[str] = ()
     longest: Callable[[], float] = lambda: math.inf  # seconds that a letter may take to arrive
+    heaviest: Callable[[], float] = lambda: 1.0  # weight that a letter may have
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
     transfers: Transfers = field(init=False)
     _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
@@ -276,7 +277,7 @@ class Letters:
         body = data[:size]
         exchange, *named, weight = _TRAILER.unpack(bytes(receipt.data[size:]))
         answers = None if named[0] < 0 else (named[0], named[1])
-        if not 0 < weight <= 2.0**32:  # NaN as well
+        if not 0 < weight <= self.heaviest():  # NaN as well
             raise Malformed(f"a letter of weight {weight}")
 
         def check() -> None:

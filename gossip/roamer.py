@@ -37,6 +37,7 @@ SPENT = (
     "nearly all push-sum weight of this island is given away, and nothing has come back: it gives "
     "no more until something does. Can others reach it? (`node doctor`)"
 )
+LEAST_HEAVIEST = 8.0  # weight of a share that is taken, however few islands are known
 SPARE = 6  # letters that have room beside those of one round's exchanges
 RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
 
@@ -166,6 +167,7 @@ class Roamer(OfFragment):
             fragment=self.fragment,
             codecs=self.terms.codecs,
             longest=lambda: self.core.longest_s,
+            heaviest=self._heaviest,
         )
         self.postman = Postman(
             self.wiring,
@@ -422,6 +424,15 @@ class Roamer(OfFragment):
         return self._counted[0] - before[0], self._counted[1] - before[1]
 
     # --- news ------------------------------------------------------------------------------------
+
+    def _heaviest(self) -> float:
+        """What a letter may weigh: a share is half of what all weigh together at most.
+
+        That is about as much as there are islands; there is room for twice that, since some may not
+        be known yet, or have gone and left their weight here. Letters that are answered weigh 1.
+        """
+        known = 1 + len(self.membership.islands)
+        return max(LEAST_HEAVIEST, float(known)) if self.habits.one_way else 1.0
 
     def _welcome(self, peer: PeerId) -> bool:
         self.presence.contact(peer)

@@ -135,6 +135,22 @@ def test_impossible_weights_are_refused(weight: float) -> None:
     with_boxes(test)
 
 
+def test_what_weighs_more_than_it_may_is_refused() -> None:
+    """As much as all islands may weigh: else one letter would take the place of all they learnt."""
+    most = 2.0
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        nonlocal most
+        with pytest.raises(RemoteRefused):
+            await a.send(B, 1.0, weight=3.0)
+        assert b.arrived == []
+        most = 4.0
+        await a.send(B, 1.0, weight=3.0)
+        assert [letter.weight for letter in b.arrived] == [3.0]
+
+    with_boxes(test, heaviest=lambda: most)
+
+
 def test_another_codec_and_strangers_are_refused() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
         with pytest.raises(TransportError):

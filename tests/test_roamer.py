@@ -236,6 +236,16 @@ def test_push_sum_keeps_the_mean_where_links_break():
     assert spread < 0.05
 
 
+def test_a_share_weighs_no_more_than_all_islands_do():
+    async def main() -> None:
+        for rule, known, heaviest in (("push-sum", 2, 8), ("push-sum", 9, 9), ("average", 9, 1)):
+            async with islands(known, rule=rule) as swarm:
+                await swarm.rounds(1)
+                assert {one.roamer.letters.heaviest() for one in swarm.living()} == {heaviest}
+
+    run(main())
+
+
 def test_who_receives_nothing_keeps_the_last_of_its_weight():
     """It would halve it in each round, down to 0, of which nothing can be taken back."""
 
