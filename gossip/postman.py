@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from gossip.letters import Letters
 from gossip.meeting import Instruction, Post
@@ -32,6 +33,13 @@ LAST_PAUSE_S = 8.0  # between two tries of a share that may have come
 UNSURE = ("again", "busy", "late", "stalled", "unreachable")
 
 
+class Sent(NamedTuple):
+    """What has become of a letter to one or more."""
+
+    arrived: bool  # everywhere
+    overdue: bool  # it moved all the time, and was not there after the longest that it may take
+
+
 @dataclass
 class Postman:
     """Sends what ``core`` instructs, and tells it how that went."""
@@ -44,14 +52,17 @@ class Postman:
     take_back: Callable[[Encoded, float], Awaitable[None]]  # a share that did not arrive
     carry: Callable[[list[Instruction]], None]  # what follows from how it went
 
-    async def send_all(self, posts: Sequence[Post], body: Encoded, weight: float) -> bool:
-        """Send one letter to all of them at once; whether it has arrived everywhere."""
+    async def send_all(self, posts: Sequence[Post], body: Encoded, weight: float) -> Sent:
+        """Send one letter to all of them at once."""
         async with asyncio.TaskGroup() as group:
             sent = [group.create_task(self._send(post, body, weight)) for post in posts]
-        return all(one.result() for one in sent)
+        errors = [one.result() for one in sent]
+        # a peer that is silent or refuses is an error of the transport, and no sign of a slow link
+        overdue = any(isinstance(error, TimeoutError) for error in errors)
+        return Sent(not any(errors), overdue)
 
-    async def _send(self, post: Post, body: Encoded, weight: float) -> bool:
-        """Whether a letter has arrived; the exchange goes on, if it waited for that."""
+    async def _send(self, post: Post, body: Encoded, weight: float) -> Exception | None:
+        """Why a letter may not have arrived; the exchange goes on, if it waited for that."""
         name = self.letters.name()
         error = await self._push(post, body, weight, name)
         arrived = error is None
@@ -66,7 +77,7 @@ class Postman:
         if post.awaited:
             tell = self.core.on_posted if arrived else self.core.on_failed
             self.carry(tell(post.to, self.wiring.now()))
-        return arrived
+        return error
 
     async def _push(
         self, post: Post, body: Encoded, weight: float, name: bytes, *, again: bool = False

@@ -74,6 +74,46 @@ def sums(made: Islands) -> tuple[float, torch.Tensor]:
     return weight, total
 
 
+class Unmeasured(Islands):
+    """Whose links nobody has measured."""
+
+    def _steps_s(self, islander: Islander) -> float:
+        seconds = super()._steps_s(islander)
+        islander.roamer.note(upload=0.0, download=0.0)
+        return seconds
+
+
+def test_where_a_link_has_no_time_for_fine_letters_any_more_coarse_ones_come_through() -> None:
+    async def main() -> None:
+        async with swarm("average", 2, made=Unmeasured, size=200_000) as made:
+            made.shape(WIDE)
+            await made.rounds(6)
+            assert codecs(made.members[0], 4) == {"fp32"}
+            made.shape(1e4)  # fp32 takes 80 seconds, int8 20, and 60 are the most
+
+            def through(one: Islander) -> bool:
+                found = [each for rounded in one.rounds[6:] for each in rounded.exchanged]
+                return any((e.met.outcome, e.codec) == ("mixed", "int8") for e in found)
+
+            await made.until(lambda: all(map(through, made.living())), 1000.0)
+
+    run(main())
+
+
+def test_who_is_silent_makes_no_letter_coarse() -> None:
+    async def main() -> None:
+        async with swarm("average", 4, made=Unmeasured) as made:
+            made.shape(WIDE)
+            await made.rounds(6)
+            made.network.freeze(made.members[3].peer)
+            made.gone.add(3)
+            await made.rounds(8)
+            for one in made.living():
+                assert codecs(one, 8) == {"fp32"}
+
+    run(main())
+
+
 def test_shares_in_any_codec_keep_the_sum() -> None:
     async def main() -> None:
         async with swarm("push-sum", 5, limit=30) as made:
