@@ -131,7 +131,7 @@ class Conductor:
             self._turns.free(fragment)
             await self._begin()
             return
-        slot, slots = self._targets.slot()
+        slot, slots = self._targets.slot(self.swarm)
         self._aim(self._targets.next(self.swarm), anew=[fragment] if reset else ())
         round_ = self.replicas[fragment].place.round
         evaluate = fragment == 0 and self._evaluations.due(round_)
@@ -274,7 +274,7 @@ class Conductor:
         self._begun = True
         round_, *others = [replica.place.round for replica in self.replicas]
         self._evaluations.pass_over(round_)
-        slot, slots = self._targets.slot()
+        slot, slots = self._targets.slot(self.swarm)
         self._aim(self._targets.next(self.swarm), anew=range(len(self.replicas)))
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)

@@ -28,7 +28,7 @@ class Targets:
 
     def next(self, swarm: AnySwarm | None) -> int:
         """Inner steps until the next contribution; 0: the next round does without this island."""
-        self._count_readers()
+        self._count_readers(swarm)
         if not self.drawn(swarm):
             return 0
         if swarm is None:
@@ -37,9 +37,9 @@ class Targets:
         swarm.presence.note(wanted_steps=self.chooser.wanted)
         return chosen
 
-    def _count_readers(self) -> None:
+    def _count_readers(self, swarm: AnySwarm | None) -> None:
         """Say, once, that a round has not as many windows as its islands read."""
-        islands = len(self.replica.roster)
+        islands = len(self._reading(swarm))
         if 0 < self._readers < islands:
             text = f"{islands} islands read what a round has for {self._readers} (data.islands)"
             self.chooser.events.emit(Notice(text=f"{text}: some windows are read twice"))
@@ -59,12 +59,20 @@ class Targets:
         most = max(rounds.inner_steps, rounds.most_steps) * BEYOND
         return min(median_high(said), most * (self.replica.place.round + 1)) if said else 0
 
-    def slot(self) -> tuple[int, int]:
+    def slot(self, swarm: AnySwarm | None) -> tuple[int, int]:
         """This island's place among those that read this round's windows, and how many they are."""
+        reading = self._reading(swarm)
+        if self.me in reading:
+            return reading.index(self.me), len(reading)
+        return len(reading), len(reading) + 1  # out of office, and training on meanwhile
+
+    def _reading(self, swarm: AnySwarm | None) -> list[PeerId]:
+        """The roster without those that are known to be servers, which do not train."""
         roster = self.replica.roster
-        if self.me in roster:
-            return roster.index(self.me), len(roster)
-        return len(roster), len(roster) + 1  # out of office, and training on meanwhile
+        if swarm is None:
+            return list(roster)
+        said = ((peer, swarm.membership.announcement(peer)) for peer in roster)
+        return [peer for peer, announce in said if announce is None or announce.role != "server"]
 
     def drawn(self, swarm: AnySwarm | None) -> bool:
         """Whether this island is one of the round's clients, as far as it sees who is alive."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gossip_kit import EVERYBODY, PLACE, announce_of
 
 from bootstrap.manifest import Manifest
+from gossip.membership import Membership
 from node.choosing import Chooser
 from node.modes import clients_of
 from node.monitor.console import render
@@ -275,6 +277,26 @@ def test_more_islands_than_a_round_has_windows_for_are_told_once(
     texts = [r.event.text for r in choosing.events.recent if isinstance(r.event, Notice)]
     assert len(texts) == told
     assert all(text.startswith("3 islands read what a round has for 2") for text in texts)
+
+
+@pytest.mark.parametrize("serves", [0, 1, 2])
+def test_servers_in_office_have_no_part_of_a_rounds_windows(serves: int) -> None:
+    roster = tuple(one.peer_id for one in EVERYBODY[:3])
+    membership = Membership(roster[-1] if serves < 2 else roster[0])
+    for number, peer in enumerate(roster[:2] if serves < 2 else roster[1:]):
+        role = "server" if peer == roster[serves] else "island"
+        membership.on_announce(announce_of(peer, role=role), b"", number, 0.0)
+    swarm: Any = SimpleNamespace(membership=membership, now=lambda: 0.0, presence=Mock())
+    run = {"data": {"islands": 2}, "rounds": {"inner_steps": 40}}
+    choosing = Chooser(Manifest.model_validate(run), Pace(), EventLog())
+    replica: Any = SimpleNamespace(roster=roster, place=PLACE)
+    targets = Targets(choosing.manifest, membership.me, replica, choosing)
+    assert targets.slot(swarm) == ((1, 2) if serves < 2 else (0, 2))
+    stranger = Targets(choosing.manifest, EVERYBODY[3].peer_id, replica, choosing)
+    assert stranger.slot(swarm) == (2, 3)
+    assert targets.slot(None)[1] == 3  # nobody has said anything yet
+    targets.next(swarm)
+    assert not [r for r in choosing.events.recent if isinstance(r.event, Notice)]
 
 
 def test_where_one_who_was_drawn_abstains_the_next_one_trains() -> None:

@@ -126,7 +126,7 @@ def conductor(
         joined=False,
     )
     chain = Chain()
-    nobody = SimpleNamespace(islands_alive=lambda now: ())
+    nobody = SimpleNamespace(islands_alive=lambda now: (), announcement=lambda peer: None)
     presence = SimpleNamespace(note=lambda **changes: None, status=None)
     made.swarm = cast(
         Any,
