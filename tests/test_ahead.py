@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from node.data.ahead import Ahead, Place
 from node.data.cached_file import DRAFT, new_draft
 from node.data.remote import Folder, FolderTokens
 from node.trainer.data import TrainingData
-from node.trainer.sampler import Sampler
+from node.trainer.sampler import TOGETHER, Sampler
 from protocols.errors import OperatorError
 
 PATIENCE_S = 30.0
@@ -51,6 +52,25 @@ def test_the_next_steps_are_here_before_they_are_read(served: Served, tmp_path: 
                 assert len(server.asked) == before, (round_, step)
             assert torch.equal(found[0], near.batch(round_, 0, 1, step)[0])
             caught_up(data)
+
+
+def test_windows_to_come_are_computed_once_for_several_steps(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, compute = [], Sampler.compute
+
+    def counted(self: Sampler, round: int, slot: int, slots: int, rows: range) -> Any:
+        computed.append(rows)
+        return compute(self, round, slot, slots, rows)
+
+    monkeypatch.setattr(Sampler, "compute", counted)
+    _, url, _ = served
+    data = far(url, tmp_path / "cache")
+    for step in range(2 * TOGETHER):
+        data.batch(0, 0, 1, step)
+        caught_up(data)
+    # by the trainer once, by the thread what is left of these, four more, and four of a round
+    assert len(computed) == 2 * (1 + 2 + 1)
 
 
 def test_no_more_than_half_of_the_cache_is_filled_ahead(served: Served, tmp_path: Path) -> None:

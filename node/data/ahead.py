@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from node.data.remote import FolderTokens
-from node.trainer.sampler import Sampler
+from node.trainer.sampler import TOGETHER, Sampler
 from protocols.errors import OperatorError
 
 STEPS = 64  # inner steps looked ahead, in this round and in the next one
@@ -44,7 +44,12 @@ class Ahead:
         self._thread: threading.Thread | None = None
 
     def reading(self, place: Place) -> None:
-        """The trainer reads here now; returns at once."""
+        """The trainer reads here now; returns at once.
+
+        The thread is woken once for as many steps as are computed together: it would take the
+        processor from the trainer, and its windows from the sampler's cache.
+        """
+        place = replace(place, step=place.step // TOGETHER * TOGETHER)
         with self._changed:
             if place == self._place:
                 return
@@ -81,11 +86,14 @@ class Ahead:
         """Files by number, each once, in the order in which they will be read."""
         seen: set[int] = set()
         room = self._tokens.cache_bytes // 2
-        length = self._sampler.seq_len + 1
+        length, batch = self._sampler.seq_len + 1, self._sampler.batch_size
         following = replace(place, round=place.round + 1, step=0)
-        for first in (replace(place, step=place.step + 1), following):
-            for step in range(first.step, first.step + self._steps):
-                starts = self._sampler.starts(first.round, first.slot, first.slots, step)
+        # the trainer is in the first of them
+        for first, steps in ((place, self._steps + TOGETHER), (following, self._steps)):
+            for step in range(first.step, first.step + steps, TOGETHER):
+                until = min(step + TOGETHER, first.step + steps)
+                rows = range(step * batch, until * batch)
+                starts = self._sampler.compute(first.round, first.slot, first.slots, rows)
                 for file in self._tokens.files(starts, length):
                     if file in seen:
                         continue

@@ -190,10 +190,10 @@ class FolderTokens:
 
     def files(self, starts: npt.NDArray[np.int64], length: int) -> list[int]:
         """The files, by number, of windows of ``length`` tokens: in order, each once."""
+        firsts = np.searchsorted(self._starts, starts, side="right") - 1
+        lasts = np.searchsorted(self._starts, starts + length - 1, side="right") - 1
         found: dict[int, None] = {}
-        for start in starts.tolist():
-            first = bisect_right(self._starts, start) - 1
-            last = bisect_right(self._starts, start + length - 1) - 1
+        for first, last in dict.fromkeys(zip(firsts.tolist(), lasts.tolist(), strict=True)):
             found |= dict.fromkeys(range(first, last + 1))
         return list(found)
 
