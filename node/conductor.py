@@ -124,6 +124,8 @@ class Conductor:
     async def resume(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
         self.readiness.merged[fragment] += contributed
+        if fragment == 0:  # steps are counted from here
+            self.readiness.snapshot_step = [0] * len(self.replicas)
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
@@ -279,8 +281,10 @@ class Conductor:
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
-        for fragment in range(len(self.replicas)):
-            self._keep_sent(fragment)
+        fragments = range(len(self.replicas))
+        kept = max(self.readiness.snapshot_step[one] * self._keep_sent(one) for one in fragments)
+        if not (resume or self._at_will):
+            self._since = kept
         moments = self.moments
         begin = Begin(
             round_,
@@ -300,6 +304,7 @@ class Conductor:
             moments=str(moments.path) if moments else "",
             moments_steps=moments.steps if moments else 0,
             position=max(self.pace.position, self._targets.position(self.swarm)),
+            round_step=kept,
         )
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
@@ -343,6 +348,8 @@ class Conductor:
         fragment = snapshot.fragment
         self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
         self.readiness.snapshot_of[fragment] = snapshot.round
+        if snapshot.round == self.replicas[fragment].place.round:  # else it is of an earlier cycle
+            self.readiness.snapshot_step[fragment] = snapshot.round_step
         if flaw := await self.readiness.flaw(snapshot):
             self.events.emit(
                 Rejected(
@@ -430,13 +437,15 @@ class Conductor:
         if self.swarm is not None and not (chain := self.swarm.chains[fragment]).contributes:
             chain.update(ready=False, eta=self.eta(fragment))
 
-    def _keep_sent(self, fragment: int) -> None:
+    def _keep_sent(self, fragment: int) -> bool:
         """Where others may take a snapshot that θ was built on, none comes in its place.
 
+        Whether that is so.
         The round in which it is counted ends with a merge, which is when the next one may come.
         """
         kept = self.swarm is not None and self.swarm.chains[fragment].contributes
         self.island.vectors.keep(fragment, on=kept)
+        return kept
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""

@@ -40,6 +40,7 @@ class Readiness:
         self.merged = [0] * fragments  # rounds in which something of ours was
         self.snapshot_at = [0.0] * fragments  # when the last one came, in the event loop's time
         self.snapshot_of = [-1] * fragments  # and for which round
+        self.snapshot_step = [0] * fragments  # and after how many inner steps of this cycle
         # round of the last snapshot, and turn of the sketch that was made with it
         self.sketched = [(-1, 0)] * fragments
         # in pairs there are no common turns: a sketch is as old as its oldest part

@@ -469,6 +469,35 @@ async def test_no_snapshot_takes_the_place_of_one_that_is_being_sent(
     vectors.end_snapshot(1)
 
 
+@pytest.mark.parametrize("mode", ["diloco", "async"])
+@pytest.mark.parametrize("kept", [False, True])
+async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_be_merged(
+    vectors: SharedVectors, kept: bool, mode: str
+) -> None:
+    made, chain = conductor(vectors, at_once, {"mode": mode})
+    cast(Any, made.island).restart = nobody
+    made.pace.add(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+    await made._on_snapshot(replace(snapshot(vectors), round_step=7))
+
+    async def begun() -> Begin:
+        vectors.clear()  # its ranks are no more
+        await made._start_again()
+        made.ready = cast(Any, object())
+        await made._begin()
+        begin = cast(Any, made.island).sent[-1]
+        assert isinstance(begin, Begin)
+        return begin
+
+    chain.contributes = kept
+    for _ in range(2):  # also where these die
+        assert (await begun()).round_step == (7 if kept else 0)
+    assert made._since == (7 if kept and mode == "diloco" else 0)
+    vectors.clear()
+    made._turns.free()
+    await commit_without(made.replicas[0])
+    assert (await begun()).round_step == 0, "another round has other windows"
+
+
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
 async def test_what_is_offered_of_a_trainer_that_goes_back_stays_ready_where_it_is_kept(

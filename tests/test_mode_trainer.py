@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -148,3 +150,27 @@ def test_moments_are_forgotten_once_a_cycle(
     assert optimizer_steps(trainer.optimizer) == left
     trainer.apply(apply(2, fragment=1, contributed=False, reset=True))
     assert not trainer.optimizer.state
+
+
+def test_windows_of_a_snapshot_of_earlier_ranks_are_not_read_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(1))
+    trainer = bench.trainer
+    read: list[int] = []
+    batch = trainer.data.batch
+
+    def noted(round: int, slot: int, slots: int, step: int, rows: range | None = None) -> Any:
+        read.append(step)
+        return batch(round, slot, slots, step, rows)
+
+    trainer.data = cast(Any, SimpleNamespace(batch=noted))
+    trainer.begin(begin(round_step=TARGET))
+    for _ in range(2):
+        trainer.inner_step()
+    assert sorted(set(read)) == [TARGET, TARGET + 1]
+    assert bench.vectors.try_snapshot()
+    trainer.take_snapshot()
+    (said,) = (r for r in bench.script.reports if isinstance(r, Snapshot))
+    assert (said.steps, said.round_step) == (2, TARGET + 2)
+    trainer.apply(apply(1))
+    trainer.inner_step()
+    assert read[-1] == 0

@@ -75,6 +75,9 @@ class Begin(Message, kind=100):
     moments: Location = ""
     moments_steps: int = 0  # that a donor's have seen; 0: they are of a checkpoint
     position: int = 0  # of the swarm in the learning rate's schedule; the island's own, if further
+    # inner steps of the round that a snapshot holds which is still to be merged: what was read for
+    # them is not read again. A checkpoint's own are preferred
+    round_step: int = 0
 
 
 class Apply(Message, kind=101):
@@ -195,6 +198,7 @@ class Snapshot(Message, kind=112):
     seconds: float  # spent in inner steps
     finite: bool  # false: θ, or every one of the last steps, was not finite
     fragment: int = 0
+    round_step: int = 0  # inner steps since the last Apply
 
 
 class Applied(Message, kind=113):

@@ -197,7 +197,7 @@ class Progress:
         self.gradients, self.in_hand = command.gradients, False
         self.step, self.tokens = command.step, command.tokens
         self.position = command.step
-        self.round_step = self.bad_steps = 0
+        self.round_step, self.bad_steps = command.round_step, 0
         shares = tuple(Share(round=round_) for round_ in rounds)
         self.rewarm_from = command.step if cold or (command.rewarm and not warm) else None
         if command.resume:
@@ -282,6 +282,7 @@ class Progress:
                 seconds=work.seconds,
                 finite=finite and self.bad_steps < BAD_STEPS,
                 fragment=fragment,
+                round_step=self.round_step,
             )
         )
 
