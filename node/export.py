@@ -154,7 +154,8 @@ def _descriptions(config: Model, tokenizer: bytes) -> dict[str, dict[str, Any]]:
         "max_length": config.max_seq_len,
     }
     if tokenizer:
-        end = FileTokenizer(tokenizer).token(config.document_end)
+        coder = FileTokenizer(tokenizer, document_end=config.document_end)
+        end = coder.token(config.document_end)
         files["tokenizer_config.json"] = _tokenizer_config(config, end)
     elif config.vocab_size >= 256:
         files |= _bytes_tokenizer(config)

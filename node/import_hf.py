@@ -61,17 +61,20 @@ def read_config(folder: Path) -> Model:
     except (TypeError, AttributeError) as error:  # a text or a list in the place of a number
         why = f"a value is of another kind than it should be: {error}"
         raise operator_error("E606", f"cannot use this {CONFIG}", why=why) from error
-    return ours if ours is not None else model_of(config)
+    return ours if ours is not None else model_of(config, **_document_end(config))
 
 
-def tokenizer_in(folder: Path) -> Tokenizer | None:
-    """The tokenizer that the folder says; None where it says none. Raises E604, E605, E606."""
+def tokenizer_in(folder: Path, eos: int | None = None) -> Tokenizer | None:
+    """The tokenizer that the folder says; None where it says none. Raises E604, E605, E606.
+
+    ``eos`` is the token that ends a text, as the folder's config.json says.
+    """
     path = folder / FILE
     if not os.path.isfile(path):
         return None
     if _read_json(path).get("model") == byte_tokenizer():
         return ByteTokenizer()
-    return read_tokenizer(path)
+    return read_tokenizer(path, eos=eos)
 
 
 def import_hf(model: Model, folder: Path, out: torch.Tensor, fragments: int = 1) -> torch.Tensor:
@@ -162,9 +165,6 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
         return None
     if config.get("hidden_act", "silu") != "silu":
         return None
-    end = config.get("eos_token_id")
-    if isinstance(end, list) and end:  # Llama 3: of a text, of a message, of a turn
-        end = end[0]
     experts: dict[str, Any] = {}
     try:
         if kind == "mixtral":
@@ -184,7 +184,7 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
             rope_theta=rope.get("rope_theta") or config["rope_theta"],
             norm_eps=config["rms_norm_eps"],
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            document_end=end if isinstance(end, int) else 0,
+            **_document_end(config),
             **experts,
         )
     except KeyError as error:
@@ -193,6 +193,16 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
     except ValidationError as error:
         why = "; ".join(explain(error, Model))
         raise operator_error("E606", f"cannot use this {CONFIG}", why=why) from error
+
+
+def _document_end(config: dict[str, Any]) -> dict[str, int]:
+    """The manifest's ``document_end``, where config.json says which token ends a text."""
+    end = config.get("eos_token_id")
+    if end is None and isinstance(inner := config.get("text_config"), dict):
+        end = inner.get("eos_token_id")
+    if isinstance(end, list) and end:  # Llama 3: of a text, of a message, of a turn
+        end = end[0]
+    return {"document_end": end} if type(end) is int and 0 <= end < 2**32 else {}
 
 
 def _balance_of(config: dict[str, Any]) -> float:

@@ -150,7 +150,7 @@ def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:
     folders = (place, place.parent, place.parent.parent)  # a state directory, or a checkpoint
     found = next((f / FILE for f in folders if (f / FILE).is_file()), place / FILE)
     data = found.read_bytes() if found.is_file() else b""
-    tokenizer_of(manifest.data.tokenizer, data)
+    tokenizer_of(manifest.data.tokenizer, data, manifest.model.document_end)
     return data
 
 

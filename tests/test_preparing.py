@@ -106,7 +106,9 @@ def test_where_there_is_no_text_that_is_what_is_said_whatever_the_folder_is(tmp_
 def tokenizer_of_words(vocabulary: dict[str, int]) -> bytes:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
-    return tokenizers.Tokenizer(model).to_str().encode()
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer.to_str().encode()
 
 
 def test_text_that_a_tokenizer_has_no_token_for_is_named(tmp_path):

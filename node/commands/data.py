@@ -39,6 +39,13 @@ def prepare(
         Path | None,
         typer.Option(parser=given_path, metavar="FILE", help="A tokenizer.json. [default: bytes]"),
     ] = None,
+    document_end: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Token that ends a document. [default: the tokenizer's end of a text]",
+        ),
+    ] = None,
     field: Annotated[str, typer.Option(help="Key or column that has the text.")] = "text",
     shard_tokens: Annotated[
         int, typer.Option(min=1000, metavar="N", help="Tokens in one file of the folder.")
@@ -47,12 +54,18 @@ def prepare(
 ) -> None:
     """Turn text into a folder of tokens; run again after a break, it goes on where it was."""
     from node.data.prepare import prepare as work
-    from node.data.tokenizer import ByteTokenizer, read_tokenizer
+    from node.data.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
     from node.errors import operator_error
     from protocols.errors import OperatorError
 
     clean_up_first()
-    chosen = read_tokenizer(tokenizer) if tokenizer is not None else ByteTokenizer()
+    chosen: Tokenizer = ByteTokenizer()
+    if tokenizer is not None:
+        chosen = read_tokenizer(tokenizer, document_end=document_end)
+    elif document_end is not None:
+        raise operator_error(
+            "E604", "--document-end without --tokenizer", why="text as bytes ends with NUL"
+        )
     started = time.monotonic()
     try:
         with _bar() as report:
@@ -129,7 +142,9 @@ def _beginning(folder: Folder) -> str:
     from node.data.tokenizer import tokenizer_of
 
     tokens = folder.tokens(folder.index.shards[0])[:SHOWN_TOKENS]
-    return tokenizer_of(folder.index.tokenizer, folder.tokenizer()).decode(tokens.tolist())
+    index = folder.index
+    tokenizer = tokenizer_of(index.tokenizer, folder.tokenizer(), index.document_end)
+    return tokenizer.decode(tokens.tolist())
 
 
 def _verify(folder: Folder) -> None:

@@ -62,18 +62,20 @@ class Recipe(BaseModel):
     place: str  # datasets:…
     tokenizer: str  # its name in the manifest
     tokenizer_file: str = ""
+    document_end: int | None = Field(default=None, ge=0)  # where the tokenizer is a file
     parts: int = Field(ge=1)  # of a stretch
     part_bytes: int = Field(ge=1)  # of text that one has at least
 
     @property
     def digest(self) -> str:
         """Hex; equal where the parts are equal, if the data set is."""
-        return blake3(self.model_dump_json(exclude={"tokenizer_file"}).encode()).hexdigest()
+        said = self.model_dump_json(exclude={"tokenizer_file"}, exclude_none=True)
+        return blake3(said.encode()).hexdigest()
 
     def coder(self) -> Tokenizer:
         """Raises OperatorError E604, E605, and OSError."""
         data = Path(self.tokenizer_file).read_bytes() if self.tokenizer_file else b""
-        return tokenizer_of(self.tokenizer, data)
+        return tokenizer_of(self.tokenizer, data, self.document_end)
 
 
 def is_recipe(place: str) -> bool:
@@ -106,13 +108,15 @@ def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: P
         wanted = int(wanted * _bytes_a_token(source, tokenizer, progress) * MARGIN)
     else:
         next(Reader(source))  # it can be read, and has the column
-    known = ""
+    known, end = "", None
     if isinstance(tokenizer, FileTokenizer):
+        end = tokenizer.document_end
         known = str(_keep(f"tokenizer-{tokenizer.digest[:16]}.json", tokenizer.data))
     recipe = Recipe(
         place=str(source),
         tokenizer=tokenizer.digest,
         tokenizer_file=known,
+        document_end=end,
         parts=data.islands,
         part_bytes=wanted,
     )

@@ -102,7 +102,7 @@ def prepare(
 
 def _job(inputs: list[Input], tokenizer: Tokenizer, field: str, shard_tokens: int) -> str:
     plain = [[i.name, i.size, i.changed] for i in inputs]
-    text = json.dumps([plain, tokenizer.digest, field, shard_tokens])
+    text = json.dumps([plain, tokenizer.digest, tokenizer.document_end, field, shard_tokens])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

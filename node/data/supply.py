@@ -65,7 +65,9 @@ def make(
     ``tell`` gets what is left out of a folder of text, as a line for people. Blocks. Raises
     OperatorError E601, E603, E604, E605, E606, E402.
     """
-    stated = _stated(given)
+    model = manifest.model
+    said = "document_end" in model.model_fields_set  # by config.json, or by the operator
+    stated = _stated(given, model.document_end if said else None)
     if given.init_from is not None:
         manifest = with_weights(manifest, given.init_from)
     place = place or manifest.data.path
@@ -75,7 +77,8 @@ def make(
     tokenizer = stated or ByteTokenizer()
     if folder is not None:
         _check_tokenizer(folder, stated, given)
-        tokenizer = tokenizer_of(folder.index.tokenizer, folder.tokenizer())
+        index = folder.index  # its tokens have the end that it says
+        tokenizer = tokenizer_of(index.tokenizer, folder.tokenizer(), index.document_end)
     if stated is None and tokenizer.digest == BYTES:
         _check_bytes(manifest, given, tell)
     if folder is not None:
@@ -136,10 +139,18 @@ def tokens_for(
                 why=f"its tokens are of {found[:16]}, the run's of {manifest.data.tokenizer[:16]}",
                 fix="make it again with the run's tokenizer.json, which is in the state directory",
             )
+        if index.document_end != manifest.model.document_end:
+            raise operator_error(
+                "E603",
+                f"{place} has another token between documents than the run",
+                why=f"its documents end with token {index.document_end}, the run's with "
+                f"{manifest.model.document_end}",
+                fix="make it again, with the run's token as --document-end",
+            )
         check_files(place, progress)
         _tell_of_repeats(manifest, index.tokens, tell)
         return place
-    coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
+    coder = tokenizer_of(manifest.data.tokenizer, tokenizer, manifest.model.document_end)
     if is_stream(place):
         return recipe_for(manifest, coder, place, progress)
     corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
@@ -203,11 +214,11 @@ def with_weights(manifest: Manifest, folder: Path) -> Manifest:
     return manifest.model_copy(update={"model": model.model_copy(update={"initial": digest})})
 
 
-def _stated(given: Given) -> Tokenizer | None:
+def _stated(given: Given, eos: int | None) -> Tokenizer | None:
     """The tokenizer that was given, by itself or with weights; None where nobody says."""
     if given.tokenizer is not None:
-        return read_tokenizer(given.tokenizer)
-    return tokenizer_in(given.init_from) if given.init_from is not None else None
+        return read_tokenizer(given.tokenizer, eos=eos)
+    return tokenizer_in(given.init_from, eos) if given.init_from is not None else None
 
 
 def _check_tokenizer(folder: Folder, stated: Tokenizer | None, given: Given) -> None:

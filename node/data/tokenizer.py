@@ -26,12 +26,14 @@ BYTES_VOCABULARY = 256
 MIN_VOCABULARY, MAX_VOCABULARY = 2, 1_000_000  # of models in a manifest
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # those of 256,000 tokens have about 30 MB
 FILE = "tokenizer.json"
-# what models in use call the token between documents, the commonest first
+# what models in use call the special token between documents, the commonest first; "</s>" is also
+# what some write before their end of a turn, or for a tag of HTML
 DOCUMENT_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",
-    "</s>",
     "<eos>",
+    "</s>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001 - DeepSeek writes it with these bars
     "<|im_end|>",
     "[EOS]",
     "[SEP]",
@@ -84,11 +86,20 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer of the ``tokenizers`` library, from the bytes of its JSON file.
 
-    Raises OperatorError E604 where the bytes are none or have no token to end documents with,
-    E605 where the library is missing.
+    ``document_end`` is the token that ends a document, or its id, where that is settled; ``eos``
+    what a model's config.json says of it, which counts where it is a special token here. Raises
+    OperatorError E604 where the bytes are none or have no token to end documents with, E605 where
+    the library is missing.
     """
 
-    def __init__(self, data: bytes, name: str = FILE) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        name: str = FILE,
+        *,
+        document_end: int | str | None = None,
+        eos: int | None = None,
+    ) -> None:
         library = need("tokenizers", "tokenizers", "read a tokenizer file")
         if len(data) > MAX_TOKENIZER_BYTES:
             raise operator_error(
@@ -115,15 +126,34 @@ class FileTokenizer:
                 why=f"its largest id is {self.vocab_size - 1:,}, and models have "
                 f"{MIN_VOCABULARY} to {MAX_VOCABULARY:,} of them",
             )
-        ends = [vocabulary[end] for end in DOCUMENT_ENDS if end in vocabulary]
+        end = vocabulary.get(document_end, -1) if isinstance(document_end, str) else document_end
+        self.document_end: int = self._end_of(name, eos) if end is None else end
+        if not 0 <= self.document_end < self.vocab_size:
+            raise operator_error(
+                "E604",
+                f"{name} has no token {document_end}",
+                why="documents are to end with it",
+            )
+
+    def _end_of(self, name: str, eos: int | None) -> int:
+        """What ends a document, where that is not settled; E604 where nothing says it."""
+        special: dict[str, int] = {
+            token.content: number
+            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special  # others may stand in any text
+        }
+        # a config.json that only gives a new model its shape has the end of another tokenizer
+        if eos is not None and eos in special.values():
+            return eos
+        ends = [special[end] for end in DOCUMENT_ENDS if end in special]
         if not ends:
             raise operator_error(
                 "E604",
                 f"{name} has no token that ends a document",
-                why="none of " + ", ".join(DOCUMENT_ENDS) + " is in its vocabulary",
+                why="none of " + ", ".join(DOCUMENT_ENDS) + " is one of its special tokens",
                 fix="add one of them to the tokenizer as a special token",
             )
-        self.document_end: int = ends[0]
+        return ends[0]
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         """See :class:`Tokenizer`."""
@@ -153,8 +183,10 @@ def _refused(what: str) -> Iterator[None]:
         raise operator_error("E604", what, why=str(error)[:500]) from error
 
 
-def read_tokenizer(path: Path) -> FileTokenizer:
-    """The tokenizer in a file; raises OperatorError E604 and E605."""
+def read_tokenizer(
+    path: Path, *, document_end: str | None = None, eos: int | None = None
+) -> FileTokenizer:
+    """The tokenizer in a file; more: :class:`FileTokenizer`. Raises OperatorError E604 and E605."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOKENIZER_BYTES + 1)
@@ -162,17 +194,18 @@ def read_tokenizer(path: Path) -> FileTokenizer:
         raise operator_error(
             "E604", f"cannot read the tokenizer {path}", why=error.strerror or str(error)
         ) from error
-    return FileTokenizer(data, path.name)
+    return FileTokenizer(data, path.name, document_end=document_end, eos=eos)
 
 
-def tokenizer_of(digest: str, data: bytes) -> Tokenizer:
+def tokenizer_of(digest: str, data: bytes, document_end: int | None = None) -> Tokenizer:
     """The tokenizer that a manifest names, from its file's bytes (empty for ``bytes``).
 
+    ``document_end`` is the one that is named with it: the tokenizer alone does not say it surely.
     Raises OperatorError E604 where they are another one's.
     """
     if digest == BYTES:
         return ByteTokenizer()
-    tokenizer = FileTokenizer(data)
+    tokenizer = FileTokenizer(data, document_end=document_end)
     if tokenizer.digest != digest:
         raise operator_error(
             "E604",

@@ -102,14 +102,17 @@ class Corpus:
         Raises OperatorError E601 when that is fewer than two sequences.
         """
         tokenizer = tokenizer or ByteTokenizer()
-        key = blake3(shard + f"{seq_len}/{vocab_size}/{tokenizer.digest}".encode())
+        coded = tokenizer.digest
+        if coded != BYTES:
+            coded += f"/{tokenizer.document_end}"
+        key = blake3(shard + f"{seq_len}/{vocab_size}/{coded}".encode())
         name = f"tokens-{FORMAT}-{self.digest[:16]}-{key.hexdigest()[:16]}.bin"
         kind = token_type(vocab_size)
         passages, width = Passages(shard, seq_len, tokenizer, kind), kind.itemsize
         kept = (document for document in self if not is_held_out(document))
         tokens = _cached(
             self.path.with_name(name),
-            lambda: (coded for coded in _coded(kept, tokenizer, kind) if not passages.in_(coded)),
+            lambda: (ids for ids in _coded(kept, tokenizer, kind) if not passages.in_(ids)),
             b"",
         )
         count = tokens.size // width

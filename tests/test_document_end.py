@@ -1,0 +1,131 @@
+"""Which token ends a document: as the model's config.json says, or as tokenizers in use have it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_kit import TEXTS, json_lines
+
+from bootstrap.manifest import Data, Manifest
+from node.commands.manifest import manifest_for
+from node.config import NodeConfig
+from node.data.prepare import prepare
+from node.data.supply import Given, make, tokens_for
+from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
+from node.trainer.data import open_tokens
+from protocols.errors import OperatorError
+
+QUIET = lambda done, total: None  # noqa: E731
+DEEPSEEKS = "<｜end▁of▁sentence｜>"  # noqa: RUF001
+LLAMA = {
+    "model_type": "llama", "vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "vocab_size": 400, "n_embd": 32, "n_layer": 1, "n_head": 2,
+        "n_positions": 64}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+def tokenizer(*special: str, ordinary: tuple[str, ...] = ()) -> bytes:
+    """Bytes, and these: the special ones first, from id 256 on."""
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(list(special))
+    made.add_tokens(list(ordinary))
+    return made.to_str().encode()
+
+
+GEMMAS = ("<pad>", "<eos>", "<bos>")
+
+
+def end_of(data: bytes, **said: int | str) -> str | None:
+    found = FileTokenizer(data, **said)
+    return found.token(found.document_end)
+
+
+def test_an_ordinary_token_that_looks_like_an_end_is_none():
+    assert end_of(tokenizer(*GEMMAS, ordinary=("</s>",))) == "<eos>"
+    assert end_of(tokenizer("</s>", "<eos>")) == "<eos>"
+    assert end_of(tokenizer("<s>", "</s>")) == "</s>"
+    assert end_of(tokenizer("<|begin|>", DEEPSEEKS)) == DEEPSEEKS
+    with pytest.raises(OperatorError, match="no token that ends a document") as caught:
+        FileTokenizer(tokenizer("<pad>", ordinary=("</s>",)))
+    assert caught.value.code == "E604"
+
+
+def test_what_a_configuration_says_counts_where_it_is_a_special_token():
+    data = tokenizer("<|endoftext|>", "<|im_end|>", ordinary=("<tag>",))
+    assert end_of(data, eos=257) == "<|im_end|>"
+    assert end_of(tokenizer("<over>"), eos=256) == "<over>"  # though no list has it
+    for other in (2, 258, 100_000):  # a config.json that only gives the shape
+        assert end_of(data, eos=other) == "<|endoftext|>"
+
+
+def test_an_end_that_is_settled_is_taken_as_it_is():
+    data = tokenizer("<|endoftext|>", ordinary=("</s>",))
+    assert end_of(data, document_end=257) == "</s>"
+    assert end_of(data, document_end="</s>") == "</s>"
+    for none in ("<none>", 258):
+        with pytest.raises(OperatorError, match="has no token") as caught:
+            FileTokenizer(data, document_end=none)
+        assert caught.value.code == "E604"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(TEXTS[:60]), encoding="utf-8")
+    return path
+
+
+def run_of(config: dict[str, object], at: Path) -> Manifest:
+    at.write_text(json.dumps(config))
+    manifest = manifest_for(NodeConfig(hf_config=at), changes=["data.seq_len=32"])
+    assert manifest is not None
+    return manifest
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["ours", "theirs"])
+def test_a_run_of_a_given_model_ends_documents_as_its_configuration_says(text, tmp_path, config):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer("<|endoftext|>", "<|im_end|>"))
+    given = Given(tokenizer=path)
+    for ends, expected in (([257, 256], 257), (256, 256), (None, 256), (3, 256)):
+        run = run_of(config | {"eos_token_id": ends}, tmp_path / "config.json")
+        made = make(run, str(text), given, tmp_path / "cache", QUIET)
+        assert made.manifest.model.document_end == expected
+        mine = np.asarray(open_tokens(made.tokens, 400))
+        assert mine[-1] == expected
+        theirs = tokens_for(made.manifest, made.shard, made.tokenizer, str(text), QUIET)
+        assert np.array_equal(np.asarray(open_tokens(theirs, 400)), mine)
+
+
+def test_over_bytes_a_document_ends_as_it_always_does(text, tmp_path):
+    run = run_of(LLAMA | {"eos_token_id": 2, "vocab_size": 256}, tmp_path / "config.json")
+    made = make(run, str(text), Given(), tmp_path / "cache", QUIET)
+    assert (made.manifest.data.tokenizer, made.manifest.model.document_end) == (BYTES, 0)
+
+
+def test_a_token_folder_says_itself_what_ends_its_documents(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer("<|endoftext|>", ordinary=("</s>",)))
+    source = json_lines(tmp_path / "a.jsonl", TEXTS[:60])
+    folders = [tmp_path / "usual", tmp_path / "other"]
+    for folder, end in zip(folders, (None, "</s>"), strict=True):
+        prepare([str(source)], folder, read_tokenizer(path, document_end=end))
+    run = Manifest(data=Data(seq_len=32))
+    made = make(run, str(folders[1]), Given(), tmp_path / "cache", QUIET)
+    assert made.manifest.model.document_end == 257
+    arguments = (made.manifest, made.shard, made.tokenizer)
+    assert tokens_for(*arguments, str(folders[1]), QUIET) == str(folders[1])
+    with pytest.raises(OperatorError, match="another token between documents") as caught:
+        tokens_for(*arguments, str(folders[0]), QUIET)
+    assert caught.value.code == "E603"
