@@ -121,6 +121,24 @@ def test_another_machine_reads_the_same_at_the_same_place_whatever_it_read_befor
     assert windows(late, 3, 2, 3) != through[3]
 
 
+def begun_at(monkeypatch):
+    """The list of marks from which readers begin from now on."""
+    begun = []
+
+    class Watched(Reader):
+        def __init__(self, source, at=None):
+            begun.append(at or Mark())
+            super().__init__(source, at)
+
+    monkeypatch.setattr(live, "Reader", Watched)
+    return begun
+
+
+def release(parts):
+    """As when the process that makes parts has ended."""
+    parts._give_up()
+
+
 @pytest.mark.parametrize("texts", ["json", "parquet", "folder"], indirect=True)
 def test_a_restart_goes_on_from_its_mark_without_reading_all_again(texts, tmp_path, monkeypatch):
     before = stream(run(), texts[1], tmp_path / "a")
@@ -132,14 +150,8 @@ def test_a_restart_goes_on_from_its_mark_without_reading_all_again(texts, tmp_pa
         marks.write('{"round": 9, "ma')  # a kill
     for part in before.parts._directory.glob("part-*"):
         part.unlink()
-    begun = []
-
-    class Watched(Reader):
-        def __init__(self, source, at=None):
-            begun.append(at or Mark())
-            super().__init__(source, at)
-
-    monkeypatch.setattr(live, "Reader", Watched)
+    begun = begun_at(monkeypatch)
+    release(before.parts)
     again = Parts(before.parts._recipe, np.dtype(np.uint8), tmp_path / "a")
     tokens = again.get(5, 0)
     assert [mark.examples > 60 and mark.state is not None for mark in begun] == [True]
@@ -206,6 +218,49 @@ def test_ranks_that_ask_at_once_make_a_part_once_and_few_are_kept(texts, tmp_pat
     assert kept <= {f"part-{round}-0" for round in (4, 5, 6)}
 
 
+def ask(parts, round, part=0):
+    """In a thread of its own."""
+    asking = threading.Thread(target=parts.get, args=(round, part), daemon=True)
+    asking.start()
+    return asking
+
+
+def test_one_of_an_islands_ranks_reads_the_stream_whoever_asks_first(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "LOOK_S", 0.01)
+    begun = begun_at(monkeypatch)
+    ranks = [stream(run(), texts[1], tmp_path).parts for _ in range(3)]
+    begun.clear()  # a look at the beginning
+    ranks[0].get(0, 0)
+    for round in range(1, 5):
+        asking = [ask(rank, round) for rank in ranks[1:]]
+        ranks[0].get(round, 0)
+        for thread in asking:
+            thread.join(30)
+            assert not thread.is_alive()
+    assert (len(begun), [rank.made for rank in ranks]) == (1, [5, 0, 0])
+    release(ranks[0])
+    ranks[2].get(5, 0)
+    ask(ranks[1], 5).join(30)
+    assert [rank.made for rank in ranks] == [5, 0, 1]
+
+
+def test_a_part_that_nobody_makes_is_made_by_who_waits_for_it(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "IDLE_S", 0.05)
+    first, second = (stream(run(), texts[1], tmp_path).parts for _ in range(2))
+    first.get(3, 0)
+    second.get(1, 0)  # as an island behind this one would, with the same folder
+    assert (first.made, second.made) == (1, 1)
+
+
+def test_an_island_with_another_slot_makes_other_parts(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "LOOK_S", 0.01)
+    first, second = (stream(run(), texts[1], tmp_path).parts for _ in range(2))
+    first.get(0, 0)
+    first.get(1, 2)
+    second.get(1, 0)  # nobody makes those any more
+    assert (first.made, second.made) == (2, 1)
+
+
 @pytest.mark.parametrize("lost", ["bytes", "zeros", "note"])
 def test_a_part_that_a_power_loss_has_spoilt_is_made_again(texts, tmp_path, lost):
     parts = stream(run(), texts[1], tmp_path).parts
@@ -217,6 +272,7 @@ def test_a_part_that_a_power_loss_has_spoilt_is_made_again(texts, tmp_path, lost
         file.write_bytes(bytes(file.stat().st_size))
     else:
         file.with_suffix(".json").unlink()
+    release(parts)
     again = Parts(parts._recipe, np.dtype(np.uint8), tmp_path)
     assert np.array_equal(again.get(1, 0), before)
     assert again.made == 1

@@ -23,7 +23,10 @@ import contextlib
 import fcntl
 import heapq
 import itertools
+import os
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +55,8 @@ HEAD = 512  # texts, from which follows how many bytes a token has
 MARGIN = 17 / 16  # for texts further on that have more bytes a token
 EVALUATION_TEXTS = 100_000  # looked through, at most, for those that are held out
 AT_ONCE = 256  # documents that are tokenized together
+LOOK_S = 0.1  # between looks for a part that another process is to make
+IDLE_S = 10.0  # that nobody makes it, until this one does: ranks of an island ask at one time
 
 
 class Recipe(BaseModel):
@@ -209,7 +214,12 @@ def deal(texts: Iterator[bytes], parts: int, part_bytes: int) -> Iterator[tuple[
 
 
 class Parts:
-    """The parts of a stream as files of tokens. For several threads and processes at once."""
+    """The parts of a stream as files of tokens. For several threads and processes at once.
+
+    Of these one makes the parts of a number, as long as it lives, and the others wait for them:
+    only its reader stands where the next stretch begins. Another one would have to go there from a
+    mark, which lies in the middle of a file, and the library reads a file from its beginning.
+    """
 
     def __init__(self, recipe: Recipe, kind: np.dtype[Any], directory: Path) -> None:
         """``directory``: where files may be kept, of this stream and others."""
@@ -219,6 +229,8 @@ class Parts:
         self._directory = directory / f"stream-{recipe.digest[:16]}"
         self._marks = Marks(self._directory / "marks")  # of stretches that were begun
         self._reader: tuple[int, Reader] | None = None  # and the round whose stretch is next
+        self._making: int | None = None  # the number of the parts that are made here
+        self._give_up: weakref.finalize[..., Any] | None = None  # that: as this object does last
         self._lock = threading.Lock()
         self._looked = False  # whether the parts of before are intact
         self.made = 0  # by this process
@@ -241,11 +253,19 @@ class Parts:
         path = self._directory / f"part-{round}-{part}.bin"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with self._lock, self._alone():
-                self._look_over()
-                if not path.is_file():
-                    self._make(round, part, path)
-                return np.memmap(path, dtype=self._kind, mode="r")
+            idle_s = 0.0
+            with self._lock:
+                while True:
+                    with self._alone():  # another one that makes a part ends first
+                        self._look_over()
+                        there = path.is_file()
+                        if not there and (self._makes(part) or idle_s >= IDLE_S):
+                            self._make(round, part, path)
+                            there = True
+                        if there:
+                            return np.memmap(path, dtype=self._kind, mode="r")
+                    time.sleep(LOOK_S)
+                    idle_s += LOOK_S
         except OSError as error:
             raise operator_error(
                 "E402", f"no room for training data in {self._directory}", why=reason(error)
@@ -256,6 +276,23 @@ class Parts:
         with (self._directory / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
             yield
+
+    def _makes(self, part: int) -> bool:
+        """Whether this process makes the parts of this number, as none does that is alive."""
+        if self._making == part:
+            return True
+        lock = os.open(self._directory / f".maker-{part}", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        if self._give_up is not None:  # the island has another slot by now
+            self._give_up()
+        self._making, self._give_up = part, weakref.finalize(self, os.close, lock)
+        return True
 
     def _look_over(self) -> None:
         """Remove parts that are not what was written, once: this machine may have lost its power.
