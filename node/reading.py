@@ -85,9 +85,10 @@ class Reading:
                 manifest,
                 self.config.data or "",
                 Given(self.config.tokenizer, self.config.init_from),
-                self.config.dir / "data-cache",
+                self._cache,
                 progress,
                 tell,
+                int(self.config.data_cache),
             )
         )
         return Run(
@@ -139,7 +140,7 @@ class Reading:
             )
         return await self._in_the_background(
             lambda progress, tell: tokens_for(
-                run.manifest, run.shard, run.tokenizer, place, progress, tell
+                run.manifest, run.shard, run.tokenizer, place, progress, tell, self._cache
             )
         )
 
@@ -161,6 +162,10 @@ class Reading:
         finally:
             wanted = False
         return result
+
+    @property
+    def _cache(self) -> Path:
+        return self.config.dir / "data-cache"
 
     def _note(self, text: str) -> None:
         self.events.emit(Notice(text=text))

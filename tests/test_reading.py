@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_kit import folder
+from data_kit import folder, serving
 from identity_kit import identity
 
 from bootstrap.manifest import Manifest
@@ -254,3 +254,22 @@ async def test_a_script_has_its_own_data(tmp_path: Path) -> None:
     script = {"layout": "ab" * 32, "parameters": 8}
     run = Run(SignedManifest.create(Manifest(script=script), identity(1)), b"", created=False)
     assert await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run) == ""
+
+
+async def test_what_comes_from_a_url_is_kept_in_the_state_directory_within_its_bound(
+    tmp_path: Path,
+) -> None:
+    folder(tmp_path / "www" / "data")
+    with serving(tmp_path / "www") as server:
+        given = {"dir": str(tmp_path / "state"), "data": f"{server.url}/data"}
+        config = resolve(given, {})
+        small = config.model_copy(update={"data_cache": 100.0})
+        with pytest.raises(OperatorError, match="cache is too small"):
+            await reading(small, []).make_run(Manifest())
+        node = reading(config, [])
+        made = await node.make_run(Manifest())
+        (tmp_path / "state" / "data-cache").rename(tmp_path / "other")
+        joined = Run(made.signed, made.shard, created=False)
+        assert await node.tokens(joined) == given["data"]
+        server.away = 10**6  # from here on what is known has to do
+        assert await node.tokens(joined) == given["data"]

@@ -20,10 +20,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
+from node.data.cached_file import replacing
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
-from node.data.patience import is_full, met
-from node.data.shard_cache import TRIES, ShardCache, note_used
+from node.data.patience import Patience, is_full, met, passes
+from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
@@ -37,17 +39,46 @@ NOTED_S = 5.0  # between notes that a mapped file is in use
 class Folder:
     """A token folder at a path or URL. Raises OperatorError E603 where there is none.
 
-    ``cache`` is where files of a URL are kept, at most ``cache_bytes`` of them.
+    ``cache`` is where files of a URL are kept, at most ``cache_bytes`` of them, and a copy of its
+    index, for when the server is away. ``known``: the copy is as good as what is there now.
     """
 
     def __init__(
-        self, place: str, cache: Path | None = None, cache_bytes: int = DEFAULT_CACHE_BYTES
+        self,
+        place: str,
+        cache: Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        *,
+        known: bool = False,
     ) -> None:
         self.place = place.rstrip("/")
         self.remote = "://" in place
         self._cache = ShardCache(cache, cache_bytes) if self.remote and cache is not None else None
         self.cache_bytes = cache_bytes if self._cache is not None else 0
-        self.index: Index = parse_index(self.read(INDEX, MAX_INDEX_BYTES), place)
+        self.index: Index = self._read_index(known=known)
+
+    def _read_index(self, *, known: bool) -> Index:
+        if self._cache is None:
+            return self._fetch_index()
+        copy = self._cache.directory / f"{INDEX_COPY}{blake3(self.place.encode()).hexdigest()}"
+        if known and (kept := _kept_index(copy)) is not None:
+            return kept
+        patience = Patience()
+        while True:
+            try:
+                index = self._fetch_index()
+            except OperatorError as error:
+                kept = _kept_index(copy) if passes(error.__cause__) else None
+                if kept is not None:
+                    return kept
+                if not known or not patience.wait(error):  # a new place may be a wrong one
+                    raise
+            else:
+                _keep_index(copy, index)
+                return index
+
+    def _fetch_index(self) -> Index:
+        return parse_index(self.read(INDEX, MAX_INDEX_BYTES), self.place)
 
     def read(self, name: str, limit: int) -> bytes:
         """A small file's bytes; raises E603 where it has more than ``limit``."""
@@ -135,6 +166,20 @@ class Folder:
                 raise  # ours, while copying
             cause = met(error)
             raise operator_error("E603", f"cannot read {where}", why=_text(cause)) from cause
+
+
+def _keep_index(copy: Path, index: Index) -> None:
+    with contextlib.suppress(OSError):  # then it is fetched again
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(copy) as file:
+            file.write(index.model_dump_json().encode())
+
+
+def _kept_index(copy: Path) -> Index | None:
+    """None where there is none that can be used."""
+    with contextlib.suppress(OSError, OperatorError), copy.open("rb") as file:
+        return parse_index(file.read(MAX_INDEX_BYTES + 1), str(copy))
+    return None
 
 
 def _streaming(where: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from protocols.errors import OperatorError
 logger = logging.getLogger(__name__)
 
 TRIES = 3
+INDEX_COPY = ".index-"  # how the name of a folder's index begins, which stays and is small
 COPY_BYTES = 4 * 1024 * 1024
 
 
@@ -139,6 +140,8 @@ class ShardCache:
         sweep(self.directory)
         held, files = 0, []
         for file in self.directory.iterdir():
+            if file.name.startswith(INDEX_COPY):
+                continue
             try:
                 status = file.stat()
             except FileNotFoundError:  # given up, or a person is tidying up

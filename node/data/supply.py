@@ -13,7 +13,7 @@ from bootstrap.manifest import Data, Manifest
 from node.data.folder import is_folder
 from node.data.intact import check
 from node.data.live import evaluation_shard, recipe_for
-from node.data.remote import Folder
+from node.data.remote import DEFAULT_CACHE_BYTES, Folder
 from node.data.streamed import is_stream
 from node.data.tokenizer import (
     BYTES,
@@ -59,11 +59,13 @@ def make(
     cache: Path,
     progress: Progress,
     tell: Tell = lambda line: None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
 ) -> Supply:
     """Prepare a new run's data; ``place`` is this island's own, empty for the manifest's recipe.
 
-    ``tell`` gets what is left out of a folder of text, as a line for people. Blocks. Raises
-    OperatorError E601, E603, E604, E605, E606, E402.
+    ``cache`` has what comes from a URL, at most ``cache_bytes`` of it. ``tell`` gets what is left
+    out of a folder of text, as a line for people. Blocks. Raises OperatorError E601, E603, E604,
+    E605, E606, E402.
     """
     model = manifest.model
     said = "document_end" in model.model_fields_set  # by config.json, or by the operator
@@ -73,7 +75,7 @@ def make(
     place = place or manifest.data.path
     if place and "name" not in manifest.model_fields_set:  # not the path: it is nobody's business
         manifest = manifest.model_copy(update={"name": OWN_TEXT})
-    folder = Folder(place, cache) if place and is_folder(place) else None
+    folder = Folder(place, cache, cache_bytes) if place and is_folder(place) else None
     tokenizer = stated or ByteTokenizer()
     if folder is not None:
         _check_tokenizer(folder, stated, given)
@@ -124,13 +126,15 @@ def tokens_for(
     place: str,
     progress: Progress,
     tell: Tell = lambda line: None,
+    cache: Path | None = None,
 ) -> str:
     """Where this island's training tokens of a run are, without anything from its shard.
 
-    ``tell`` as in :func:`make`. Blocks. Raises OperatorError E601, E603, E604, E605, E402.
+    ``tell`` and ``cache`` as in :func:`make`. Blocks. Raises OperatorError E601, E603, E604, E605,
+    E402.
     """
     if place and is_folder(place):
-        index = Folder(place).index
+        index = Folder(place, cache).index
         found = index.tokenizer
         if found != manifest.data.tokenizer:
             raise operator_error(

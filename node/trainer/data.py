@@ -62,11 +62,12 @@ def open_tokens(
     """A token folder (see :mod:`node.data.folder`), or a file of raw ids, mapped.
 
     Raw ids are little endian in the width of :func:`token_type`. ``cache`` holds files of a folder
-    at a URL. Raises ValueError when the file is empty or has half a token, or the ids of a folder
-    do not fit the vocabulary, and OperatorError E603 for a folder that cannot be read.
+    at a URL, and its index as of when it was found to fit the run. Raises ValueError when the file
+    is empty or has half a token, or the ids of a folder do not fit the vocabulary, and
+    OperatorError E603 for a folder that cannot be read.
     """
     if is_folder(str(path)):
-        folder = Folder(str(path), cache, cache_bytes)
+        folder = Folder(str(path), cache, cache_bytes, known=True)
         if folder.index.vocab_size > vocab_size:
             raise ValueError(
                 f"{path} has a vocabulary of {folder.index.vocab_size}, the model {vocab_size}"
