@@ -121,11 +121,16 @@ class Engine:
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def gradients(self, batch: Batch, micro_batch: int) -> float:
-        """Accumulate the whole batch's gradient; the island's mean loss, on every rank."""
+    def rows(self, micro_batch: int) -> list[range]:
+        """This rank's rows of a batch, as they are asked for; an empty one is not."""
         rows = share(self.batch, self.ranks.data_rank, self.dims.data, micro_batch)
         if self.pipeline is not None:
             rows = [range(rows[0].start, rows[-1].stop, rows[0].step)]
+        return rows
+
+    def gradients(self, batch: Batch, micro_batch: int) -> float:
+        """Accumulate the whole batch's gradient; the island's mean loss, on every rank."""
+        rows = self.rows(micro_batch)
         windows = [self._mine(*(batch(part) if part else self._nothing())) for part in rows]
         counted = self._counted([targets for _, targets, _ in windows])
         scale = self.dims.reduced / counted

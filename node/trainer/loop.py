@@ -23,6 +23,7 @@ import time
 import torch
 from torch import Tensor
 
+from node.data.ahead import Place
 from node.data.cached_file import cache_folder
 from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error, reason
@@ -30,6 +31,7 @@ from node.schedule import learning_rate
 from node.trainer.channel import Ready, StepDone
 from node.trainer.computing import Computing, has_bf16
 from node.trainer.data import Batches, TrainingData, open_tokens, targets, unreadable
+from node.trainer.early import Early, may_take_long
 from node.trainer.engine import Batch, Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
@@ -78,6 +80,10 @@ class Trainer(Progress):
                 why=str(error),
                 fix="give another one, or --layout auto",
             ) from error
+        self.early: Early | None = None
+        # hosts may have the same tokens in different ways
+        if ranks.size > 1 and not ranks.all_true(not may_take_long(self.data)):
+            self.early = Early(self.data)
         super().__init__(
             self.engine.weights,
             make_optimizer(self.engine.models, manifest.inner),
@@ -110,7 +116,8 @@ class Trainer(Progress):
         while True:
             action = self._agree()
             if isinstance(action, Step):
-                self.inner_step()
+                if self._has_batch():
+                    self.inner_step()
             elif self.carry_out(action):
                 return
 
@@ -121,12 +128,25 @@ class Trainer(Progress):
             return action
         return decode_any(self.ranks.broadcast(action.encode()), *ACTIONS)
 
+    def _has_batch(self) -> bool:
+        """Whether all ranks have their rows of the next step, or know what is wrong with them."""
+        if self.early is None:
+            return True
+        began = time.monotonic()
+        here = self.early.here(self._place, self.engine.rows(self.micro_batch))
+        here = self.ranks.all_true(here)
+        self._data_s += time.monotonic() - began
+        return here
+
+    @property
+    def _place(self) -> Place:
+        return Place(self.round, self.slot, self.slots, self.round_step)
+
     # --- one inner step -----------------------------------------------------------------------
 
     def inner_step(self) -> None:
         """One optimizer step on this island's next batch; skipped if its gradient is not finite."""
-        started = time.monotonic()
-        self._data_s = 0.0
+        started = time.monotonic() - self._data_s  # it may have waited for the batch
         loss = self._gradients(self._rows)
         norm = float(
             clip_gradients(
@@ -171,6 +191,7 @@ class Trainer(Progress):
                 finite,
             )
         )
+        self._data_s = 0.0
 
     def _gradients(self, batch: Batch) -> float:
         """Accumulate the gradient of a batch; the island's mean loss, on every rank.
@@ -192,7 +213,11 @@ class Trainer(Progress):
 
     def _rows(self, rows: range) -> tuple[Tensor, Tensor]:
         began = time.monotonic()
-        batch = self.data.batch(self.round, self.slot, self.slots, self.round_step, rows)
+        place = self._place
+        if self.early is not None:
+            batch = self.early.batch(place, rows)
+        else:
+            batch = self.data.batch(place.round, place.slot, place.slots, place.step, rows)
         self._data_s += time.monotonic() - began
         return batch
 
