@@ -23,6 +23,7 @@ from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
+from node.multiples import Multiples
 from node.outer_files import OuterFiles, read_newest, write_outer
 from node.participation import Participation
 from node.restoring import restore
@@ -323,8 +324,8 @@ async def test_who_leaves_after_a_round_saves_it_once(last: bool) -> None:
     )
     part: Any = SimpleNamespace(
         node=node,
-        config=SimpleNamespace(checkpoint_every=2),
         reporter=SimpleNamespace(on_applied=lambda applied: True),
+        _saves=Multiples(2, 3),
         _save=lambda: "saves",
         _check_end=lambda: stopped.set_result("over") if last else None,
     )

@@ -44,6 +44,7 @@ def follows(
         unused,
         lambda peer, error: rejected.append(peer),
         lambda peer: None,
+        lambda peer: None,
         lambda source: far,
         unused,
         unused,
