@@ -1,0 +1,160 @@
+"""A conductor with a trainer that reads at once, and a chain that only listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from gossip_kit import counts_of
+from replica_kit import ME, OTHER, normal
+
+from bootstrap.manifest import Manifest
+from node.conductor import Conductor
+from node.replica import OuterReplica
+from node.trainer.channel import (
+    Snapshot,
+    Stopped,
+)
+from node.trainer.shared import SharedVectors
+from protocols.codecs import RangeCodec
+from protocols.counts import Included
+from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.tasks import Offload
+
+SIZE = 3000
+
+
+class Gate:
+    """A pool whose first piece of work is done at once, and heard of when the gate opens."""
+
+    def __init__(self) -> None:
+        self.open, self.reached = asyncio.Event(), asyncio.Event()
+
+    async def offload(self, work: Callable[[], Any]) -> Any:
+        done = work()
+        if not self.reached.is_set():
+            self.reached.set()
+            await self.open.wait()
+        return done
+
+
+class Trainer:
+    """An island whose trainer reads at once what it is given."""
+
+    alive, starts, directory = True, 1, Path()
+
+    def __init__(self, vectors: SharedVectors) -> None:
+        self.vectors = vectors
+        self.sent: list[Any] = []
+
+    async def claim(self, fragment: int = 0) -> None:
+        assert self.vectors.try_claim(fragment)
+
+    async def send(self, command: Any) -> None:
+        self.sent.append(command)
+
+
+class Chain:
+    """What this node says of itself."""
+
+    planned, contributes, fragment = False, False, 0
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def timed(self) -> list[float]:
+        return []
+
+    def update(self, **changes: Any) -> None:
+        self.said.append(changes)
+
+
+def conductor(
+    vectors: SharedVectors,
+    offload: Offload,
+    tables: dict[str, Any] | None = None,
+    kind: type[OuterReplica] = OuterReplica,
+) -> tuple[Conductor, Chain]:
+    """At round 0, with a trainer that trains, and a snapshot out."""
+    manifest = Manifest.model_validate(tables or {"mode": "diloco"})
+    replica = kind(manifest, ME, vectors, RangeCodec("fp32", SIZE), offload, (ME, OTHER), 0)
+    replica.base.copy_(normal(1, SIZE))
+    replica.sent.copy_(replica.base + 0.01 * normal(2, SIZE))
+    layout = SimpleNamespace(size=SIZE, cuts=(slice(0, SIZE),))
+
+    async def on_applied(applied: Any) -> None:
+        pass
+
+    made = Conductor(
+        manifest,
+        ME,
+        cast(Any, Trainer(vectors)),
+        (replica,),
+        cast(Any, layout),
+        cast(Any, SimpleNamespace(emit=lambda event: None)),
+        None,
+        on_applied,
+        joined=False,
+    )
+    chain = Chain()
+    nobody = SimpleNamespace(islands_alive=lambda now: (), announcement=lambda peer: None)
+    presence = SimpleNamespace(note=lambda **changes: None, status=None)
+    made.swarm = cast(
+        Any,
+        SimpleNamespace(
+            chains=[chain], me=ME, presence=presence, membership=nobody, now=lambda: 0.0
+        ),
+    )
+    made._begun = True
+    return made, chain
+
+
+def snapshot(vectors: SharedVectors) -> Snapshot:
+    assert vectors.try_snapshot()
+    vectors.end_snapshot(0)
+    return Snapshot(round=0, steps=5, tokens=640, loss=3.0, seconds=1.0, finite=True)
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+async def take_in(made: Conductor, *reports: Any) -> None:
+    """The trainer reports this."""
+    told = iter([*reports, Stopped(0, 0)])
+
+    async def next_event() -> Any:
+        return next(told)
+
+    cast(Any, made.island).next_event = next_event
+    await made.run()
+
+
+async def commit_without(replica: OuterReplica) -> None:
+    """A round of the other island alone."""
+    place = replica.place
+    counts = counts_of((Included(0, SIZE),))
+    part = PartResult(0, 0, 0, SIZE, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
+    outcome = Outcome(
+        0,
+        0,
+        place.previous,
+        place.state,
+        "fp32",
+        (Contributor(OTHER, 1.0, 1, True),),
+        (part,),
+        (ME, OTHER),
+        1,
+    )
+    data = torch.empty(replica.codec.encoded_size(0, SIZE), dtype=torch.uint8)
+    replica.codec.encode(0, 0.01 * normal(3, SIZE), data)
+    certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ())
+    await replica.apply(certificate, {(0, SIZE): data})
+
+
+async def nobody(**changes: int) -> None:
+    """Ranks that are started again; what they say comes later."""

@@ -1,0 +1,440 @@
+"""What a conductor does when its trainer dies, is started again or goes back to the last merge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from conductor_kit import (
+    SIZE,
+    Gate,
+    Trainer,
+    at_once,
+    commit_without,
+    conductor,
+    nobody,
+    snapshot,
+    take_in,
+)
+
+from node.eager_state import EagerReplica
+from node.trainer.channel import (
+    Applied,
+    Begin,
+    Saved,
+    StepDone,
+)
+from node.trainer.resume import FOLDER, STATE, Share, Standing, Work
+from node.trainer.shared import SharedVectors
+from node.trainer_files import Taken
+from node.turns import Turns
+from protocols.messages import UNKNOWN_ETA_S
+
+
+@pytest.fixture
+def vectors() -> Iterator[SharedVectors]:
+    made = SharedVectors.create(SIZE)
+    yield made
+    made.close()
+
+
+ALIGNED: dict[str, Any] = {
+    "mode": "fedavg",
+    "rounds": {"align": True},
+    "outer": {"optimizer": "heavyball"},
+}
+
+
+async def test_a_trainer_that_dies_before_it_begins_is_sent_nothing(
+    vectors: SharedVectors,
+) -> None:
+    """The next one would begin before it is known what it has built, and then again."""
+    gate = Gate()
+    gate.open.set()
+    made, _ = conductor(vectors, gate.offload)
+    trainer = cast(Trainer, made.island)
+    made._begun, made.ready = False, cast(Any, object())
+
+    async def refresh() -> None:
+        trainer.alive, made.ready = False, None
+
+    made.refresh = refresh
+    await made._begin()
+    assert trainer.sent == []
+    assert not made._begun
+    assert made._turns.is_free(0)
+    trainer.alive, made.ready = True, cast(Any, object())
+    await made._begin()
+    assert len(trainer.sent) == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_ranks_that_are_started_again_have_the_newest_moments(
+    vectors: SharedVectors, kept: bool
+) -> None:
+    gate = Gate()
+    gate.open.set()
+    made, _ = conductor(vectors, gate.offload)
+    trainer = cast(Trainer, made.island)
+    there = Taken(Path("checkpoint"), 0) if kept else None
+
+    async def spare() -> Taken | None:
+        return there
+
+    async def restart(**changes: int) -> None:
+        pass
+
+    made.spare, trainer.restart = spare, restart  # type: ignore[attr-defined]
+    await made._start_again(micro_batch=1)
+    made.ready = cast(Any, object())
+    await made._begin()
+    (begin,) = trainer.sent
+    assert (begin.moments, begin.moments_steps) == ("checkpoint" * kept, 0)
+    assert begin.rewarm is made.joined is not kept
+    assert not begin.resume
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_ranks_that_die_while_they_resume_begin_from_the_checkpoint_again(
+    vectors: SharedVectors, begun: bool
+) -> None:
+    """What it holds of work that is not merged is there until they have it."""
+    made, _ = conductor(vectors, at_once)
+    trainer = cast(Trainer, made.island)
+    trainer.restart = nobody  # type: ignore[attr-defined]
+    made._begun, made.ready, made.resume_dir = False, cast(Any, object()), Path("ckpt-00000000")
+    await made._begin()
+    assert not made._turns.is_free(0)
+    if begun:
+        await take_in(made, Applied(0, 0, 0, None, None))
+    await made._start_again()
+    assert made._turns.is_free(0) is begun, "rounds wait until it stands where that was made"
+    made.ready = cast(Any, object())
+    await made._begin()
+    resumed = [begin.resume for begin in trainer.sent]
+    assert resumed == ["ckpt-00000000", "" if begun else "ckpt-00000000"]
+
+
+@pytest.mark.parametrize("where", ["before it begins", "while it begins", "once it has read them"])
+async def test_a_newcomer_s_ranks_that_die_early_have_the_donor_s_moments_all_the_same(
+    vectors: SharedVectors, tmp_path: Path, where: str
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    trainer, file = cast(Trainer, made.island), tmp_path / "moments.taken"
+    trainer.restart = nobody  # type: ignore[attr-defined]
+    file.write_bytes(b"moments")
+
+    async def spare() -> Taken | None:
+        return None  # it has no checkpoint yet
+
+    made.spare, made.joined = spare, True
+    made._begun, made.ready = False, cast(Any, object())
+    if where == "before it begins":
+        made.expects_moments = True
+        await made._start_again()
+        await made.take(Taken(file, 7))
+    else:
+        await made.take(Taken(file, 7))
+        if where == "once it has read them":
+            made._has_begun()
+            assert not file.exists()
+        await made._start_again()
+    made.ready = cast(Any, object())
+    await made._begin()
+    begin, kept = trainer.sent[-1], where != "once it has read them"
+    assert (begin.moments, begin.moments_steps) == ((str(file), 7) if kept else ("", 0))
+    assert begin.rewarm is not kept
+
+
+@pytest.mark.parametrize("mode", ["diloco", "async"])
+async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
+    vectors: SharedVectors, tmp_path: Path, mode: str
+) -> None:
+    """From where ranks begin: others plan by when they will be ready."""
+    made, chain = conductor(vectors, at_once, {"mode": mode})
+    cast(Any, made.island).restart = nobody
+    made.pace.add(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+    made._since, made._target = 400, 500
+    assert made.eta(0) == 100
+    await made._start_again()
+    assert chain.said == [{"ready": False, "eta": UNKNOWN_ETA_S}]
+    made.ready = cast(Any, object())
+    await made._begin()
+    made._target = 500
+    assert made.eta(0) == 500
+    share = Share(round=0, carried=Work(steps=30), unsent=Work(steps=5))
+    standing = Standing(
+        fragments=(share,), round_step=20, step=90, tokens=1, rewarm_from=None, optimizer_steps=1
+    )
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / STATE).write_text(standing.model_dump_json())
+    made.resume_dir = tmp_path
+    await made._begin()
+    made._target = 500
+    assert made.eta(0) == (480 if mode == "diloco" else 465)
+
+
+async def test_ranks_that_were_started_meanwhile_are_told_of_no_round_before_they_begin(
+    vectors: SharedVectors,
+) -> None:
+    """An evaluation waits for another fragment, which may take longer than they need to come up."""
+    made, _ = conductor(vectors, at_once, {"mode": "diloco", "rounds": {"eval_every": 1}})
+    trainer = cast(Trainer, made.island)
+
+    async def restart() -> None:
+        trainer.starts += 1
+
+    trainer.restart = restart  # type: ignore[attr-defined]
+    made._turns = Turns(2, free=True)
+    await made._turns.take(1)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        applying = tasks.create_task(commit_without(made.replicas[0]))
+        while made.replicas[0].place.round == 0:  # noqa: ASYNC110 - a field
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await made._start_again()
+        made.ready = cast(Any, object())
+        beginning = tasks.create_task(made._begin())
+        await asyncio.sleep(0)
+        assert not applying.done()
+        assert not beginning.done()
+        made._turns.written(1)
+    assert [(type(sent), sent.round) for sent in trainer.sent] == [(Begin, 1)]
+
+
+async def test_ranks_that_were_started_while_a_guess_was_made_are_not_moved_to_it(
+    vectors: SharedVectors,
+) -> None:
+    gate = Gate()
+    made, _ = conductor(vectors, gate.offload, {"mode": "eager"}, EagerReplica)
+    trainer = cast(Trainer, made.island)
+    assert made._guesses is not None
+
+    async def restart() -> None:
+        trainer.starts += 1
+
+    trainer.restart = restart  # type: ignore[attr-defined]
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        guessing = tasks.create_task(made._guesses.make())
+        await gate.reached.wait()
+        await made._start_again()
+        made.ready = cast(Any, object())
+        beginning = tasks.create_task(made._begin())
+        await asyncio.sleep(0)
+        assert not beginning.done()
+        gate.open.set()
+        await guessing
+    assert [type(sent) for sent in trainer.sent] == [Begin]
+
+
+async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
+    vectors: SharedVectors,
+) -> None:
+    """With a checkpoint of each round one is being written at the first step of every cycle."""
+    made, _ = conductor(vectors, at_once)
+    trainer = cast(Any, made.island)
+    trainer.grown, restarted = False, []
+
+    async def restart() -> None:
+        restarted.append(made._since)
+        trainer.grown = False
+
+    trainer.restart = restart
+    made.swarm, made._since = None, 7
+
+    async def step() -> None:
+        made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+        await made._take_hosts_in()
+
+    trainer.grown = True
+    await step()
+    assert restarted == [], "in the middle of a cycle much would be lost"
+    made._since = 0
+    await made.files.save(Path("draft"))
+    for _ in range(3):
+        await step()
+    assert restarted == []
+    made.files.told(Saved("draft", "", full=False))
+    await step()
+    assert restarted == [4]
+    made._begun = True
+    await step()
+    assert restarted == [4]
+
+
+async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:
+    gate = Gate()
+    gate.open.set()
+    made, _ = conductor(vectors, gate.offload, {"mode": "eager"}, EagerReplica)
+    replica = made.replicas[0]
+    assert isinstance(replica, EagerReplica)
+    await replica.aim()
+    await replica.arrived()
+    made._begun, made.ready = False, cast(Any, object())
+    await made._begin()
+    replica.sent.copy_(replica.base - 1)  # the new trainer's first snapshot
+    assert replica.delta(0, SIZE, torch.empty(SIZE)).allclose(torch.ones(SIZE), atol=1e-5)
+
+
+@pytest.mark.parametrize("then", ["moving", "moved", "reset"])
+async def test_what_is_sent_of_a_snapshot_stays_as_it_was_when_its_trainer_begins_anew(
+    vectors: SharedVectors, then: str
+) -> None:
+    """Whether or not the trainer has said that it moved to its guess: the exchange is on."""
+    made, _ = conductor(vectors, at_once, {"mode": "eager"}, EagerReplica)
+    assert made._guesses is not None
+    replica = made.replicas[0]
+    before = replica.delta(0, SIZE, torch.empty(SIZE)).clone()
+    await made._guesses.make()
+    if then != "moving":
+        await made._guesses.moved()
+    assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
+    if then == "reset":
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        made._guesses.lost()
+        made._turns.free()
+        made._begun, made.ready = False, cast(Any, object())
+        await made._begin()
+    made._turns.free()
+    assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
+    assert await made.save(Path("draft")) is not None, "it is on no guess"
+    assert cast(Any, made.island).sent[-1].__class__.__name__ == "Checkpoint"
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_no_snapshot_takes_the_place_of_one_that_is_being_sent(
+    vectors: SharedVectors, reset: bool
+) -> None:
+    """Its slices would be of two, and the round would count the later one as merged."""
+    made, chain = conductor(vectors, at_once)
+    replica = made.replicas[0]
+    snapshot(vectors)
+    chain.contributes = True
+    if reset:
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        vectors.clear()  # its ranks are no more
+        made._begun, made.ready = False, cast(Any, object())
+        await made._begin()
+    vectors.clear()  # the trainer has read what it was given
+    made._turns.free()
+    assert not vectors.try_snapshot()
+    await commit_without(replica)
+    chain.contributes = False
+    vectors.clear(0)
+    assert vectors.try_snapshot()
+    vectors.end_snapshot(1)
+
+
+@pytest.mark.parametrize("mode", ["diloco", "async"])
+@pytest.mark.parametrize("kept", [False, True])
+async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_be_merged(
+    vectors: SharedVectors, kept: bool, mode: str
+) -> None:
+    made, chain = conductor(vectors, at_once, {"mode": mode})
+    cast(Any, made.island).restart = nobody
+    made.pace.add(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+    await made._on_snapshot(replace(snapshot(vectors), round_step=7))
+
+    async def begun() -> Begin:
+        vectors.clear()  # its ranks are no more
+        await made._start_again()
+        made.ready = cast(Any, object())
+        await made._begin()
+        begin = cast(Any, made.island).sent[-1]
+        assert isinstance(begin, Begin)
+        return begin
+
+    chain.contributes = kept
+    for _ in range(2):  # also where these die
+        assert (await begun()).round_step == (7 if kept else 0)
+    assert made._since == (7 if kept and mode == "diloco" else 0)
+    vectors.clear()
+    made._turns.free()
+    await commit_without(made.replicas[0])
+    assert (await begun()).round_step == 0, "another round has other windows"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_what_is_offered_of_a_trainer_that_goes_back_stays_ready_where_it_is_kept(
+    vectors: SharedVectors, reset: bool, kept: bool
+) -> None:
+    """The round would not begin without it, and no other snapshot is left before it has ended."""
+    made, chain = conductor(vectors, at_once)
+    cast(Any, made.island).restart = nobody
+    chain.contributes = kept
+    if reset:
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        await made._start_again()
+    assert [said["ready"] for said in chain.said] == ([] if kept else [False])
+
+
+@pytest.mark.parametrize("way", ["ranks begin", "reset"])
+async def test_what_is_learnt_anew_is_not_turned_for_the_age_of_what_was_given_up(
+    vectors: SharedVectors, way: str
+) -> None:
+    made, _ = conductor(vectors, at_once, ALIGNED)
+    cast(Any, made.island).restart = nobody
+    turning = made.replicas[0].turning
+    assert turning is not None
+    turning.train()
+    for _ in range(2):
+        await commit_without(made.replicas[0])
+        vectors.clear()
+        made._turns.free()
+    assert turning.gone >= 1
+    if way == "reset":
+        made._reset_due = {0}
+        await made._reset_if_due()
+    else:
+        await made._start_again()
+        made.ready = cast(Any, object())
+        await made._begin()
+    assert turning.gone == 0
+    vectors.clear()
+    made._turns.free()
+    await commit_without(made.replicas[0])
+    assert turning.gone > 0, "it has been training since"
+
+
+async def test_rounds_that_a_client_rests_in_do_not_make_its_next_work_late(
+    vectors: SharedVectors,
+) -> None:
+    made, _ = conductor(vectors, at_once, ALIGNED)
+    turning = made.replicas[0].turning
+    assert turning is not None
+    drawn = [False, False, True, True]
+    cast(Any, made)._targets.drawn = lambda swarm: drawn.pop(0)
+    ages = []
+    for _ in range(4):
+        await commit_without(made.replicas[0])
+        vectors.clear()
+        made._turns.free()
+        ages.append(turning.gone)
+    assert ages[:3] == [0, 0, 0]
+    assert ages[3] > 0
+
+
+async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(
+    vectors: SharedVectors,
+) -> None:
+    """Also where it has ended before they were there."""
+    made, _ = conductor(vectors, at_once)
+    vectors.keep(0, on=True)  # of ranks that have died as well
+    made._begun, made.ready = False, cast(Any, object())
+    await commit_without(made.replicas[0])
+    vectors.clear()
+    assert [type(sent) for sent in cast(Any, made.island).sent] == [Begin]
+    assert vectors.try_snapshot()
+    vectors.end_snapshot(1)
