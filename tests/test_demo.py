@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,19 +99,25 @@ def running_in(root: Path) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_no_island_outlives_it(end: signal.Signals) -> None:
-    """They have sessions of their own, and would train on for all of their rounds."""
+@contextlib.contextmanager
+def demonstration(*, idle: bool) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """One that runs, and its folder; its islands do nothing where they are ``idle``."""
     packages = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     with subprocess.Popen(
-        [sys.executable, "-c", DEMONSTRATION.format(idle=True)],
+        [sys.executable, "-c", DEMONSTRATION.format(idle=idle)],
         stdout=subprocess.PIPE,
         text=True,
         env=packages,
     ) as process:
         assert process.stdout is not None
-        root = Path(process.stdout.readline().strip())
+        yield process, Path(process.stdout.readline().strip())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_island_outlives_it(end: signal.Signals) -> None:
+    """They have sessions of their own, and would train on for all of their rounds."""
+    with demonstration(idle=True) as (process, root):
         wait_until(lambda: running_in(root), "the first island")
         process.send_signal(end)
         assert process.wait(60) != 0
@@ -120,15 +127,7 @@ def test_no_island_outlives_it(end: signal.Signals) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
 def test_no_island_outlives_it_where_it_is_killed() -> None:
-    packages = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    with subprocess.Popen(
-        [sys.executable, "-c", DEMONSTRATION.format(idle=False)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=packages,
-    ) as process:
-        assert process.stdout is not None
-        root = Path(process.stdout.readline().strip())
+    with demonstration(idle=False) as (process, root):
         wait_until(lambda: list(root.glob("*/events.jsonl")), "the first island to run")
         process.kill()
     wait_until(lambda: not running_in(root), "the island to leave")
