@@ -115,6 +115,19 @@ def within(values: torch.Tensor, bound: float) -> bool:
     return not math.isnan(square) and bool(values.abs().amax() <= bound)
 
 
+def narrowest(codec: RangeCodec, names: Iterable[str]) -> tuple[float, str]:
+    """The largest magnitude that all of these codecs carry, and which of them sets it."""
+    return min((largest(codec.named(name)), name) for name in names)
+
+
+def flaw(pieces: Iterable[torch.Tensor], bound: float, name: str) -> str:
+    """Why these cannot be encoded by codec ``name``, which has this bound; empty: they can."""
+    for values in pieces:
+        if not within(values, bound):
+            return f"beyond what {name} can carry" if values.isfinite().all() else "not finite"
+    return ""
+
+
 @dataclass
 class OwnContribution:
     """What this island has for one round; ``refused`` is told once why there is nothing."""
@@ -149,12 +162,8 @@ class OwnContribution:
         return self._sound
 
     def _bound(self) -> tuple[float, str]:
-        """The largest magnitude that is sound, and the codec that sets it.
-
-        Which codec the round will have is not known yet: any of them must do.
-        """
-        codec = self.wiring.codec
-        return min((largest(codec.named(name)), name) for name in self.shape.codecs)
+        """The largest magnitude that is sound; which codec the round will have is not known yet."""
+        return narrowest(self.wiring.codec, self.shape.codecs)
 
     async def stop(self) -> None:
         """Look at it no more; returns when nobody does."""
@@ -163,16 +172,11 @@ class OwnContribution:
                 self._sound = False
 
     def _flaw(self) -> str:
-        bound, name = self._bound()
-        scratch = torch.empty(min(CHUNK, self.shape.size))
-        for at in range(0, self.shape.size, CHUNK):
-            stop = min(at + CHUNK, self.shape.size)
-            values = self.source.delta(at, stop, scratch[: stop - at])
-            if not within(values, bound):
-                if values.isfinite().all():
-                    return f"beyond what {name} can carry"
-                return "not finite"
-        return ""
+        size = self.shape.size
+        scratch = torch.empty(min(CHUNK, size))
+        ends = ((at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
+        pieces = (self.source.delta(at, stop, scratch[: stop - at]) for at, stop in ends)
+        return flaw(pieces, *self._bound())
 
 
 class SliceFeed:

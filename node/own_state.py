@@ -19,7 +19,7 @@ from bootstrap.state import state_digest
 from diloco.optimizers import Rates
 from diloco.outer import outer_rates
 from gossip.letters import Letter
-from gossip.slicing import largest, within
+from gossip.slicing import flaw, narrowest
 from node.blending import Blend
 from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
@@ -115,13 +115,8 @@ class OwnReplica(Exchanging, OuterReplica):
 
     def flaw(self) -> str:
         """Why not every codec of the run can carry the snapshot in ``sent``; empty: they can."""
-        names = self.manifest.rounds.allowed_codecs
-        bound, name = min((largest(self.codec.named(name)), name) for name in names)
-        for at in range(0, self.size, CHUNK):
-            values = self.sent[at : at + CHUNK]
-            if not within(values, bound):
-                return f"beyond what {name} can carry" if values.isfinite().all() else "not finite"
-        return ""
+        bound = narrowest(self.codec, self.manifest.rounds.allowed_codecs)
+        return flaw(torch.split(self.sent, CHUNK), *bound)
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         """Take the outer step of a round and hand the result to the trainer.

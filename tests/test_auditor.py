@@ -15,7 +15,7 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
 from diloco import robust
-from gossip.auditor import SUSPENDED, UNANSWERED, Auditor
+from gossip.auditor import SUSPENDED, UNANSWERED, Auditor, _Weighed
 from gossip.chain import Chain
 from gossip.exchange import Exchange
 from gossip.judging import WeighedMerge
@@ -177,16 +177,21 @@ def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.Monkey
     virtual_time.run(main())
 
 
+async def weighed(swarm: SimulatedSwarm) -> tuple[Member, _Weighed]:
+    """A member after some rounds, and what it has noted of the newest one."""
+    await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+    member = swarm.living()[0]
+    return member, list(member.swarm.chains[0].auditor._rounds.values())[-1]
+
+
 @pytest.mark.parametrize("made_up", [False, True])
 def test_who_has_stated_products_is_asked_for_them_whoever_has_merged(made_up: bool) -> None:
     """A leader could sign any for a part that somebody else merges, honestly, by what follows."""
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
-            member = swarm.living()[0]
+            member, found = await weighed(swarm)
             auditor = member.swarm.chains[0].auditor
-            found = list(auditor._rounds.values())[-1]
             outcome = found.certificate.outcome
             key, gram = next((k, g) for k, g in found.grams.items() if g.owner != member.peer)
             merger = next(peer for peer in found.certificate.roster if peer != gram.owner)
@@ -274,10 +279,8 @@ def test_whose_part_was_handed_over_may_have_lost_what_it_weighed(code: str) -> 
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
-            member = swarm.living()[0]
+            member, found = await weighed(swarm)
             auditor = member.swarm.chains[0].auditor
-            found = list(auditor._rounds.values())[-1]
             owners = {part.owner for part in found.certificate.outcome.parts}
             where = next(key for key, gram in found.grams.items() if gram.owner != member.peer)
             case = auditor._case(found, *where, 0)
