@@ -108,10 +108,14 @@ async def test_who_opens_many_lanes_gets_no_more_of_a_limit() -> None:
     reactor = Reactor(10e6)
     greedy = [Waiting(reactor, "greedy") for _ in range(31)]
     modest = Waiting(reactor, "modest")
+
+    def begin() -> None:
+        for one in (*greedy, modest):
+            one.begin()
+
     reactor.start()
     try:
-        for one in (*greedy, modest):
-            reactor.post(one.begin)
+        reactor.post(begin)  # all at one moment: who comes later missed what the others got
         await wait_for(lambda: sum(one.got for one in greedy) > 200 * 1400)
     finally:
         await reactor.aclose()
