@@ -12,7 +12,7 @@ from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
 from gossip.certificate import majority
 from gossip.company import Company
-from gossip.estimating import bounded, prolonged
+from gossip.estimating import bounded, links_of, prolonged
 from gossip.holding import NO_MORE, Holding
 from gossip.ladder import Ladder
 from gossip.planning import fresh_plan, owners_among, renewed_plan, repeated_plan, roll_call
@@ -195,8 +195,10 @@ class Opening:
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live
             remains = replace(remains, held=held)
+            merging = [announce for announce in here if announce.peer in live]
+            links = links_of(merging, set(), self.rules.believed)
             renewed = renewed_plan(
-                self.identity, self.place, plan, remains, gone, live, next_roster
+                self.identity, self.place, plan, remains, gone, live, next_roster, links
             )
             return prolonged(renewed, self.spent_s(now))
         measured = self._trips_s(self.agreement.roster, PATIENCE_S)

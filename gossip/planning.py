@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import partial
 
 from gossip.agreed import Ballot, Remains
 from gossip.certificate import basis_of, leader_order, sign_result
@@ -15,6 +16,7 @@ from gossip.estimating import choose_codec, links_of, measured, timing_of
 from gossip.grouping import UNGROUPED, lay_out, may_group, renewed_groups
 from gossip.ladder import Ladder
 from gossip.mixing import MAX_NORM
+from gossip.partition import Link
 from gossip.rules import Rules
 from gossip.validity import (
     MAX_EXPECTED_S,
@@ -164,12 +166,14 @@ def renewed_plan(
     gone: set[PeerId],
     live: Sequence[PeerId],
     next_roster: Iterable[PeerId],
+    links: Sequence[Link] = (),
 ) -> Plan:
     """What to do with the remains of a round whose plan cannot be completed as it stands.
 
-    Whatever is merged already is kept; the parts of the ``gone`` go to ``live`` members; a
-    part for which no contributor is left is certified as empty. A draft stays one as long as
-    there is anything to weigh.
+    Whatever is merged already is kept; the parts of the ``gone`` go to ``live`` members, each to
+    whoever is through first with it by the speeds in ``links`` (none: all alike); a part for which
+    no contributor is left is certified as empty. A draft stays one as long as there is
+    anything to weigh.
     """
     contributors = tuple(
         dataclasses.replace(c, active=c.active and c.peer not in gone) for c in plan.contributors
@@ -182,6 +186,7 @@ def renewed_plan(
     for part in plan.parts:
         if part.owner in load:
             load[part.owner] += part.stop - part.start
+    heir = partial(_heir, load, {link.peer: min(link.upload, link.download) for link in links})
     parts = []
     for part in plan.parts:
         result = held.get((part.start, part.stop, part.owner, basis))
@@ -196,7 +201,7 @@ def renewed_plan(
             owner = identity.peer_id
             result = _empty(identity, place, plan.codec, basis, part)
         elif owner not in load:
-            owner = min(load, key=lambda peer: (load[peer], peer))
+            owner = heir(part, len(contributors) - 1, plan.parts[-1].stop)
             load[owner] += part.stop - part.start
         parts.append(Part(part.start, part.stop, owner, result))
     return _plan(
@@ -214,6 +219,24 @@ def renewed_plan(
         grams=plan.grams,
         groups=renewed_groups(plan.groups, plan.parts, parts, set(live)),
     )
+
+
+def _heir(
+    load: Mapping[PeerId, int], speeds: Mapping[PeerId, float], part: Part, others: int, size: int
+) -> PeerId:
+    """Who is through first with one part more, if each moves what it contributes as well.
+
+    ``load``: elements that each is to merge already, for as many ``others``, of ``size`` in all.
+    ``speeds``: bytes a second; whoever has none is like the median. Slow members own little or
+    nothing in a plan, so by load alone the slowest of all would inherit.
+    """
+    median = sorted(speeds.values())[len(speeds) // 2] if speeds else 1.0
+
+    def through(peer: PeerId) -> float:
+        elements = size + others * (load[peer] + part.stop - part.start)
+        return elements / speeds.get(peer, median)
+
+    return min(load, key=lambda peer: (through(peer), peer))
 
 
 def repeated_plan(

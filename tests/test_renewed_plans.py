@@ -10,10 +10,12 @@ from planning_kit import Identities, remains
 
 from gossip.certificate import outcome_of
 from gossip.opening import usable
+from gossip.partition import Link
 from gossip.planning import renewed_plan, repeated_plan
 from gossip.validity import Known, check_plan, key_of
 from protocols.counts import Included
 from protocols.errors import LocalProtocolError
+from protocols.messages import Part
 
 
 def test_a_part_that_was_merged_in_another_codec_is_not_taken_over(identities: Identities) -> None:
@@ -53,6 +55,25 @@ def test_the_parts_of_the_gone_are_spread(identities: Identities) -> None:
     owners = [part.owner for part in renewed.parts]
     assert set(owners) <= set(live)
     assert max(owners.count(peer) for peer in live) <= 2
+
+
+def test_the_part_of_the_gone_goes_to_whoever_is_through_with_it_first(
+    identities: Identities,
+) -> None:
+    members = identities(6)
+    plan = plan_of(leader(members), members)
+    by = leader(members, 6)
+    whole = plan.parts[-1].stop
+    quick, dead, *slow = plan.roster  # the slow own nothing, as in plans by measured speeds
+    half = whole // 2
+    parts = (Part(0, half, quick, None), Part(half, whole, dead, None))
+    plan = dataclasses.replace(plan, parts=parts)
+    links = [Link(quick, 250e6, 250e6), *(Link(peer, 25e6, 25e6) for peer in slow)]
+    live = [quick, *slow]
+    renewed = renewed_plan(by, PLACE, plan, remains(plan, []), {dead}, live, live, links)
+    assert [part.owner for part in renewed.parts] == [quick, quick]
+    alike = renewed_plan(by, PLACE, plan, remains(plan, []), {dead}, live, live)
+    assert alike.parts[1].owner == min(slow)
 
 
 def test_a_part_merged_by_an_owner_that_was_replaced_is_kept(identities: Identities) -> None:
