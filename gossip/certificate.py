@@ -97,7 +97,7 @@ def basis_of(codec: str, contributors: Iterable[Contributor]) -> bytes:
 
 
 def majority(roster: Sequence[PeerId]) -> int:
-    """The fewest votes that any two decisions of one roster must share a voter for."""
+    """The fewest votes of a roster such that any two sets of that many share a voter."""
     return len(roster) // 2 + 1
 
 

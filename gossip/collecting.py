@@ -79,7 +79,7 @@ class Collecting(ABC):
             task.cancel()
         self._abandon(part)
         part.sending.clear()
-        part.overseers.clear()  # a cancelled task keeps its frame, and that the part
+        part.overseers.clear()  # a cancelled task keeps its frame alive, and so the part
         return part
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class Collecting(ABC):
         self.wiring.transport.post(lambda: on_loop(loop, passed.set))
         await passed.wait()
         for part in self._parts.values():
-            part.overseers.clear()  # a cancelled task keeps its frame, and that the part
+            part.overseers.clear()  # a cancelled task keeps its frame alive, and so the part
         self._parts.clear()
 
     # --- slices ----------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class Collecting(ABC):
     async def _oversee(self, part: CollectedPart, who: Set[PeerId]) -> None:
         """Give up on who of these is too late or stands still.
 
-        Not on everybody: where nothing comes in at all the others find me at fault, rightly, or
-        themselves, and then they bring it once more.
+        Not on everybody: where nothing has come at all by the deadline, the clock starts anew. The
+        fault is mine then, or that of the contributors' links, and they bring it once more.
         """
         now, merge, plan = self.wiring.now, part.merge, part.plan
         size = len(merge.result)

@@ -92,7 +92,10 @@ class AnyChain(Protocol):
 
     @property
     def planned(self) -> bool:
-        """Whether this node's work of the round under way is on its way to others."""
+        """Whether the round has a plan, or in pairs an exchange is under way.
+
+        It says nothing about this node's own work: see :attr:`contributes`.
+        """
         ...
 
     @property

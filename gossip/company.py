@@ -15,10 +15,10 @@ from gossip.certificate import majority
 from protocols.identity import PeerId
 from protocols.messages import Announce, Plan, Suspect
 
-BELIEVED = 1 / 4  # of the plan's patience, after which whom I doubt is to blame
+BELIEVED = 1 / 4  # of the plan's patience: after that a peer that I doubt is to blame
 ALONE = 1.0  # likewise, if I lead and nobody else has said so: it may be me, as others see it
 QUIET = 1.25  # heartbeats: who has been silent for so long is hardly well, whoever else says so
-PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to go on without me
+PASSED_OVER = 4.0  # patiences, and the expected time, that the others have to go on without me
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Company(Attendance):
     def judge(self, now: float, patience: float) -> None:
         """Blame the fewest that explain who failed whom (:mod:`gossip.blame`).
 
-        That a dead one fails somebody says all, unless most of the others seem dead. If I am to
+        That a dead peer fails others needs no other reason, unless most seem dead. If I am to
         blame, or too many are, I am not the one to say: I blame nobody, and leave it to the others
         to go on. But all may find so at once (everybody's link was dark for a moment, a machine
         that runs them all was busy), and then nobody goes on. So where nobody has, though most of

@@ -29,7 +29,7 @@ ENOUGH = 1.5  # what there is no credit for, with so much slack at least, is not
 QUIET_S = 10.0  # after it was waited for in vain once, four times as long after the next time
 QUIETER = 4.0
 MOST_VAIN = 8  # times that are counted
-NO_MORE = -1.0  # asked for by who stands where it asked to be waited for, and the others do not
+NO_MORE = -1.0  # asked for by a member that has come where it was waited for: all may move on
 
 
 @dataclass

@@ -202,7 +202,7 @@ class Inbox:
         self.listener.held(result)
 
     def _keep(self, result: PartResult, data: torch.Tensor) -> None:
-        """What was voted for stays beside it: the votes may be there already, and unknown here."""
+        """Store a part. One that I voted for stays beside it: it may have votes enough already."""
         key = key_of(result)
         before = self.parts.get(key)
         if before is not None and self.listener.voted_for(before[0]):

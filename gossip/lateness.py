@@ -121,7 +121,7 @@ class Lateness:
     doubtful: Set[PeerId] = frozenset()
     what: str = "its slice"  # that is waited for, in words
     _paces: dict[PeerId, Pace] = field(default_factory=dict)
-    _ends: dict[PeerId, float] = field(default_factory=dict)  # when they were in, who are
+    _ends: dict[PeerId, float] = field(default_factory=dict)  # when each whole slice was in
     _half: float | None = None  # when half of the contributors were in
     _usual_s: float = field(init=False)  # by what has moved
 

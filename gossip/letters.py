@@ -94,7 +94,7 @@ class _Receipt:
         return self.filled == len(self.data)
 
     def cut(self) -> None:
-        """End what fills it now, or is about to: who asks then is told that it has not come."""
+        """Stop what fills it, or is about to: a sender that asks is told that it has not come."""
         self.ended = True
 
 
@@ -285,9 +285,7 @@ class Letters:
                 codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
 
         await self.wiring.offload(check)
-        if (
-            receipt.ended or self._closed
-        ):  # meanwhile others may have been told that it has not come
+        if receipt.ended or self._closed:  # its sender may have been told that it has not come
             raise RemoteRefused("late", "it made way, or its receiver leaves")
         stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))
         return Letter(stamp, weight, Encoded(codec, body))

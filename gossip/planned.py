@@ -32,7 +32,9 @@ class Route:
     plan: Plan  # the newest that asks for the part
     sending: asyncio.Task[None] | None = None  # of my slice; kept when it has ended
     via: PeerId | None = None  # the relay that gets my slice, not the owner
-    passed_on: tuple[PeerId, ...] | None = None  # who gets the part from me; None: I relay it not
+    passed_on: tuple[PeerId, ...] | None = (
+        None  # who gets the part from me; None: I do not relay it
+    )
     inflow: Inflow | None = None  # the merged part on its way in
 
 

@@ -21,7 +21,7 @@ from protocols.messages import PartRequest, PartResult
 
 
 class Inflow:
-    """So much of a part as is here; a broken transfer is taken up where it ended."""
+    """What has arrived of a part; a broken transfer is taken up where it ended."""
 
     def __init__(self, codec: RangeCodec, start: int, stop: int, whole: Whole) -> None:
         self.codec, self.start, self.stop = codec, start, stop
@@ -29,7 +29,7 @@ class Inflow:
         self.data = whole.take(codec, start, stop)
         self.checked = 0  # chunks that are here, whole and sound
         self.filled = 0  # bytes from the part's beginning that are here
-        self.moved = 0  # so many were at most: a chunk that broke off and comes again is no news
+        self.moved = 0  # the most that ``filled`` has been: a chunk that comes again is no progress
         self.newest: object = None  # of the transfers: an older one has no more to say
         self.open = 0  # pushes of it that are going on
         self._hasher = blake3()

@@ -211,7 +211,7 @@ class Roamer(OfFragment):
 
     @property
     def exchanges(self) -> int:
-        """One after the other in a round; shares leave at the same time."""
+        """Exchanges of a round, one after the other; 1 for push-sum, whose shares leave at once."""
         return 1 if self.habits.one_way else self._meetings
 
     @property

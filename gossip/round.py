@@ -296,16 +296,16 @@ class Round:
 
     @property
     def doubt_s(self) -> float:
-        """For so long nobody is to blame for what does not come."""
+        """Seconds to wait before anybody is blamed for what has not come."""
         return BELIEVED * self._patience()
 
     def knows(self, ballot: Ballot) -> bool:
-        """Whether somebody who goes by this ballot knows of no later plan than I do."""
+        """Whether my plan is at least as new as ``ballot``."""
         plan = self.agreement.plan
         return plan is not None and (plan.epoch, plan.ballot) >= ballot
 
     def awaits(self, head: bytes, now: float) -> bool:
-        """Whether who stands at ``head`` is not ahead: it has what is on its way to me as well."""
+        """Whether a peer at ``head`` only has votes already that are still on their way to me."""
         return self.telling.awaited(head, self._voted_at, now, self._patience())
 
     def wake_at(self, now: float) -> float:

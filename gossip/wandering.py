@@ -8,9 +8,10 @@ out; :mod:`gossip.roamer` carries them out.
 An exchange is two letters, an opening and its answer, whenever they come, and moves both islands
 by the same difference: each adds half of *the other's letter less its own of this exchange*. So
 what one gains the other gives, the mean of all stays, and a late answer takes nothing back of what
-was learnt meanwhile. Half whoever else has written: the other cannot know, and would move by
-another share. Of three letters by a half each nothing good would come, so openings beyond two
-letters are answered afterwards, with the parameters as they are then.
+was learnt meanwhile. The share is always a half, however many others have written: the partner
+cannot know of them, and would move by a different share. Three halves would throw an island past
+all others, so two letters at most are mixed at once, and further openings are answered afterwards,
+with the parameters as they are then.
 
 - Whom an island opens an exchange with follows from the members and the median of their rounds
   (:mod:`gossip.pairing`): islands that are ready at about the same time choose each other.

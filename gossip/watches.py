@@ -38,7 +38,7 @@ class Watches:
     shunned: Collection[PeerId]
     _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
     _judges: dict[PartKey, Overdue] = field(default_factory=dict)
-    _ends: dict[PartKey, float] = field(default_factory=dict)  # when those were here that are
+    _ends: dict[PartKey, float] = field(default_factory=dict)  # when each part that is here came
     _known: tuple[float, float] = (-1.0, 0.0)  # when it was asked what is usual, and the answer
 
     def watch(self, route: Route, plan: Plan, passing: PeerId | None) -> None:

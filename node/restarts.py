@@ -32,8 +32,8 @@ class Restarts:
     def applied(self, applied: Applied) -> None:
         """The trainer has read what it was given.
 
-        What it begins with is no round in between, nor is that again, as after steps that were
-        not finite: ranks that die in each first step would be started for ever.
+        Neither what it begins with nor the same round once more, as after steps that were not
+        finite, counts as progress: ranks that die in each first step would be started for ever.
         """
         if applied.fragment is None:
             self._began_at = self._rounds

@@ -252,7 +252,8 @@ class Lane:
             return
         receiving, sending = self._receiving, self._sending
         events = 0
-        if not receiving.paused if receiving is not None else not self.blind:
+        wanted = not self.blind if receiving is None else not receiving.paused
+        if wanted:
             events |= _READ
         if sending is not None and sending.blocked:
             events |= _WRITE

@@ -76,7 +76,7 @@ class Link:
         return self._reactor.unlimited(self.lane)
 
     def name(self, peer: PeerId) -> None:
-        """Whose it is is known now: lanes of one peer share its turns under a limit."""
+        """The peer is known now: its lanes share its turns under the upload limit."""
         self.who = peer
 
         def named() -> None:

@@ -83,8 +83,8 @@ class Begin(Message, kind=100):
 class Apply(Message, kind=101):
     """Round ``round - 1`` is committed: θ ← base + (θ − sent), exactly ``base`` if ``reset``.
 
-    All of it is about one fragment; but ``target_steps`` is the same for all of them, slots are
-    those of fragment 0, and so is the evaluation: that of all of ``base``.
+    It concerns one fragment, except ``target_steps`` (the same for all), ``slot`` and ``slots``
+    (those of fragment 0) and ``evaluate`` (the loss of the whole ``base``).
     ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
     its steps and tokens still count towards the next contribution. ``voids``: where ``sent`` is NaN
     θ is exactly ``base`` as well. Answered by :class:`Applied`.

@@ -12,7 +12,9 @@ steps, whenever it comes:
 ``base`` is the new outer state, and θ − sent what was learnt since the snapshot: nothing when
 the loop waited, so that θ is ``base`` exactly; the work of the wait when it did not; all local
 work when the round went without this island, for then the daemon has put the old outer state
-into ``sent``. Nothing but this formula moves θ from outside.
+into ``sent``. Apart from this only three things move θ from outside: :class:`Begin` (to ``base``
+or a checkpoint), an :class:`Apply` with ``reset`` or in mode ``allreduce`` (to ``base``), and
+:class:`Shift` in mode ``eager``.
 """
 
 from __future__ import annotations

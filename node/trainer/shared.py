@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADER_BYTES = 4096  # one page: three int64 flags for each fragment
-# round of the unanswered snapshot plus one, or zero; 0 or 1; 0 or 1
+# _SNAPSHOT: round of the unanswered snapshot + 1, or 0; _CLAIMED and _KEPT: 0 or 1
 _SNAPSHOT, _CLAIMED, _KEPT = 0, 1, 2
 FLOAT_BYTES = 4
 SHM = Path("/dev/shm")
@@ -93,7 +93,10 @@ class SharedVectors:
 
     @property
     def sent(self) -> npt.NDArray[np.float32]:
-        """The last snapshot as far as it was merged, fp32 [size]; a view."""
+        """θ at the last snapshot, fp32 [size]; a view.
+
+        At a merge the daemon sets what was not merged back to the old ``base``.
+        """
         offset = HEADER_BYTES + FLOAT_BYTES * self.size
         return np.frombuffer(self._map, np.float32, self.size, offset)
 
