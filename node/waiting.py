@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from gossip.chain import Chain
+from gossip.validity import MAX_ROSTER
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress
 from node.monitor.wording import duration, short
@@ -52,6 +53,11 @@ class Waiting:
             return f"waits for those who decide on rounds, and none of them is there: {names}"
         if max(announce.round for announce in there.values()) > here + 1:
             return ""
+        if len(office) >= MAX_ROSTER:
+            return (
+                f"waits until one of the {MAX_ROSTER} members leaves: a run has no room for more "
+                "that train and decide"
+            )
         said = {
             peer: membership.eta(peer, now) for peer in there if there[peer].eta < UNKNOWN_ETA_S
         }

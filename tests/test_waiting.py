@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gossip.membership import Membership
+from gossip.validity import MAX_ROSTER
 from node.monitor.events import JoinProgress
 from node.waiting import Waiting
 from protocols import virtual_time
@@ -27,10 +28,11 @@ class Scene:
         self.membership = Membership(ME)
         self.place = SimpleNamespace(round=5)
         self.status = SimpleNamespace(status="joining")
+        self.roster: tuple[PeerId, ...] = (OTHER,)
 
     async def play(self, seconds: float, *, rounds: bool = False, silent: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        replica = SimpleNamespace(place=self.place, roster=(OTHER,))
+        replica = SimpleNamespace(place=self.place, roster=self.roster)
         chain: Any = SimpleNamespace(
             now=loop.time, membership=self.membership, replica=replica, status=self.status
         )
@@ -82,3 +84,11 @@ def test_where_nobody_is_there_who_decides_they_are_named() -> None:
     scene = Scene()
     virtual_time.run(scene.play(20.0, silent=True))
     assert f"none of them is there: …{PeerId(OTHER)[-8:]}" in scene.told[0][1]
+
+
+def test_it_is_told_that_a_run_has_no_room_for_more() -> None:
+    scene = Scene()
+    scene.roster = (OTHER, *(f"member {n}" for n in range(MAX_ROSTER - 1)))
+    virtual_time.run(scene.play(100.0, rounds=True))
+    assert scene.told
+    assert all("until one of the 256 members leaves" in text for _, text in scene.told)

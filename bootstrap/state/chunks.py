@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from math import inf
+from operator import or_
 from typing import Protocol
 
 from bootstrap.state.digest import (
@@ -91,13 +93,14 @@ class Work:
     ) -> None:
         self.state = state
         self.digest = digest
-        self.fellows: dict[PeerId, set[int]] = {}  # who download the same: what each has of it
+        self.fellows: dict[PeerId, int] = {}  # who download the same: a bit for each chunk it has
         self._dice = random.Random(digest + me.encode())
         self.sources: dict[PeerId, Served] = {}
         self.chunk = 0  # bytes, once an offer has been accepted
         self.hashes = b""
         self._progress = progress
         self._wanted: deque[int] = deque()
+        self._wanted_bits = 0  # the same: a large state has ten thousand, and sets are slow
         # in the order they were begun: who is at a chunk, and since when
         self._pulling: dict[int, dict[Served, float]] = {}
         self._claimed: set[int] = set()
@@ -127,6 +130,7 @@ class Work:
             order = list(range(count_chunks(offer.length, offer.chunk)))
             self._dice.shuffle(order)  # else all who begin together would have the same ones
             self._wanted.extend(order)
+            self._wanted_bits = (1 << len(order)) - 1
             self._wake()
 
     async def take(self, source: Served) -> int | None:
@@ -141,11 +145,11 @@ class Work:
 
     def take_from(self, peer: PeerId, source: Served) -> int | None:
         """A chunk that a fellow has and this node wants; None where there is none now."""
-        has = self.fellows.get(peer, set())
-        index = next((one for one in self._wanted if one in has), None)
-        if index is not None:
-            self._wanted.remove(index)
-            self._begin(index, source)
+        has = self.fellows.get(peer, 0) & self._wanted_bits
+        if not has:
+            return None
+        index = self._next_of(has)
+        self._begin(index, source)
         return index
 
     async def changed(self, seconds: float) -> None:
@@ -169,6 +173,7 @@ class Work:
             del self._pulling[index]
             if index not in self._claimed:
                 self._wanted.appendleft(index)
+                self._wanted_bits |= 1 << index
         self._wake()
 
     def place(self, index: int, size: int, source: Served) -> None:
@@ -199,24 +204,32 @@ class Work:
     def is_shared_by(self, peer: PeerId) -> None:
         """A peer downloads the same."""
         if peer not in self.fellows and len(self.fellows) < MAX_READERS:
-            self.fellows[peer] = set()
+            self.fellows[peer] = 0
             self._wake()
 
     def has(self, peer: PeerId, bits: bytes) -> None:
         """A fellow has so much of it. Raises :class:`Malformed` for more than there is."""
         count = count_chunks(self.state.length, self.chunk)
-        found = {
-            8 * at + bit for at, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1
-        }
-        if found and max(found) >= count:
+        found = int.from_bytes(bits, "little")
+        if found.bit_length() > count:
             raise Malformed("more chunks than the state has")
         self.fellows[peer] = found
 
     def _rarest(self) -> int:
         """A wanted chunk, if possible one that no fellow has: from there others get it."""
-        elsewhere = set[int]().union(*self.fellows.values())
-        index = next((one for one in self._wanted if one not in elsewhere), self._wanted[0])
+        elsewhere = reduce(or_, self.fellows.values(), 0)
+        return self._next_of(self._wanted_bits & ~elsewhere or self._wanted_bits)
+
+    def _next_of(self, some: int) -> int:
+        """Take the next in order of some wanted chunks, of which there is a bit each."""
+        bits = some.to_bytes(-(-some.bit_length() // 8), "little")
+
+        def among(index: int) -> int:
+            return index >> 3 < len(bits) and bits[index >> 3] >> (index & 7) & 1
+
+        index = next(index for index in self._wanted if among(index))
         self._wanted.remove(index)
+        self._wanted_bits ^= 1 << index
         return index
 
     def _begin(self, index: int, source: Served) -> None:

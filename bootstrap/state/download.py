@@ -239,7 +239,7 @@ class _Fetch:
         except (TransportError, ProtocolError, OperatorError) as error:
             log.info("state download: nothing from %s, which downloads it too: %s", peer, error)
         finally:
-            self.work.fellows[peer] = set()
+            self.work.fellows[peer] = 0
 
     async def _stream(
         self,
