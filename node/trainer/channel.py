@@ -32,7 +32,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, get_args
 
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import AtollError, Malformed
@@ -290,22 +290,8 @@ Report = (
     | Leaving
 )
 
-COMMANDS = (Begin, Apply, Shift, InnerSteps, Checkpoint, Donate, Stop, Terms, Ended)
-REPORTS = (
-    Ready,
-    StepDone,
-    Snapshot,
-    Applied,
-    Shifted,
-    Staged,
-    Saved,
-    Donated,
-    Evaluated,
-    Cold,
-    Failed,
-    Stopped,
-    Leaving,
-)
+COMMANDS: tuple[type[Command], ...] = get_args(Command)
+REPORTS: tuple[type[Report], ...] = get_args(Report)
 
 
 class ChannelClosedError(AtollError):
