@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from blake3 import blake3
 from pydantic import Field, ValidationError, model_validator
 
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.manifest_gossip import Gossip, check_gossip
 from bootstrap.manifest_modes import check_gradients, check_mode, check_trust, with_defaults
 from bootstrap.manifest_rounds import (
@@ -278,6 +279,15 @@ class Manifest(Section):
     def run_id(self) -> bytes:
         """BLAKE3-256 of the canonical bytes: 32 bytes."""
         return blake3(self.canonical()).digest()
+
+    @property
+    def numbered(self) -> bool:
+        """Whether batches have numbers through the run (:mod:`node.trainer.numbers`).
+
+        A script reads what it likes, and in pairs nobody counts for all.
+        """
+        alone = self.rounds.at_will and self.mode not in GOSSIP
+        return alone and not self.script.layout
 
     @property
     def label(self) -> str:

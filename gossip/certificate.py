@@ -230,17 +230,22 @@ def work_after(
     A contributor of whom only a share of the elements was merged counts with that share of its
     tokens, rounded down: the rest of what it has learnt is not in the chain.
     """
+    return min(before + sum(merged_tokens(contributors, results)), MAX_WORK)
+
+
+def merged_tokens(contributors: Sequence[Contributor], results: Iterable[PartResult]) -> list[int]:
+    """What each contributor of a round counts for in :func:`work_after`."""
     size, steps = 0, Counter[int]()  # how the count changes from one contributor to the next
     for result in results:
         size += result.stop - result.start
         for run in runs_of(result.counts):
             steps[run.first] += run.elements
             steps[run.stop] -= run.elements
-    tokens, count = 0, 0
+    found, count = list[int](), 0
     for index, contributor in enumerate(contributors):
         count += steps[index]
-        tokens += contributor.tokens * count // size if count else 0
-    return min(before + tokens, MAX_WORK)
+        found.append(contributor.tokens * count // size if count else 0)
+    return found
 
 
 def _result_bytes(run: bytes, result: PartResult) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
+from node.allotment import Allotment
 from node.choosing import Chooser
 from node.eager_state import EagerReplica
 from node.guessing import Guesses
@@ -94,6 +95,7 @@ class Conductor:
     def __post_init__(self) -> None:
         self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_inner_steps)
         self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
+        self._allotment = Allotment(self.manifest, self.replicas[0])
         self.files = TrainerFiles(self.island)
         self._at_will = at_will(self.manifest)
         # after a restart the trainer first has to stand where its checkpoint was made
@@ -129,11 +131,12 @@ class Conductor:
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
+        slot, slots = self._targets.slot(self.swarm)
+        batches, anew = self._allotment.turn(slot) if fragment == 0 else ((), False)
         if not self._begun:
             self._turns.free(fragment)
             await self._begin()
             return
-        slot, slots = self._targets.slot(self.swarm)
         self._aim(self._targets.next(self.swarm), anew=[fragment] if reset else ())
         round_ = self.replicas[fragment].place.round
         evaluate = fragment == 0 and self._evaluations.due(round_)
@@ -157,6 +160,8 @@ class Conductor:
             tau=self._chooser.tau(),
             position=self._targets.position(self.swarm),
             voids=self.replicas[fragment].voids,
+            batches=batches,
+            anew=anew,
         )
         try:
             await self.island.send(apply)
@@ -305,6 +310,7 @@ class Conductor:
             moments_steps=moments.steps if moments else 0,
             position=max(self.pace.position, self._targets.position(self.swarm)),
             round_step=kept,
+            batches=self._allotment.begin(self.resume_dir, slot),
         )
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
@@ -330,6 +336,7 @@ class Conductor:
         if short := shrunk_of(done, self.pace.halved):
             self.events.emit(Problem.of(short))
         self.pace.add(done)
+        self._allotment.stepped()
         self._since += 1
         if (swarm := self.swarm) is not None:
             for chain in swarm.chains:

@@ -109,6 +109,9 @@ class OuterReplica:
         # Local work and residual are a checkpoint's: who made it may have had them merged since.
         self.inherited = False
         self.voids = False  # ``sent`` is NaN where the trainer is to take ``base`` as it is
+        # work of this island's that came in with the last move, and whether a life before did it
+        self.brought: Outcome | None = None
+        self.relived = False
         run = manifest.run_id
         self._place = Place(run, fragment, 0, genesis(run), b"", 0)
         self._roster = first_roster
@@ -209,6 +212,7 @@ class OuterReplica:
         mine = merged if snapshot == outcome.round else []
         unseen = bool(merged) and not mine
         reset, self.voids = unseen and self.whole and self.inherited, unseen and not self.whole
+        self.brought, self.relived = outcome if merged else None, unseen
         codec = self.codec.named(outcome.codec)
         rates = self._rates(outcome)
 
@@ -268,7 +272,8 @@ class OuterReplica:
         """
         if self.inherited and keep == "local" and state.place.round > self._place.round:
             keep = "nothing"
-        self.inherited = self.inherited and state.place.round <= self._place.round
+        self.relived = self.inherited and state.place.round > self._place.round
+        self.inherited = self.inherited and not self.relived
         onward = self._place.round < state.place.round and keep == "local"
         out = await self._hold() == self._place.round
         merged: list[tuple[int, int]] = []
@@ -277,6 +282,7 @@ class OuterReplica:
         elif onward and sent:
             merged = [(0, self.size)]
         counted = merged if out else []  # else the ranks that sent it have died since
+        self.brought = decided if merged else None
         self.voids = False
 
         def move() -> None:

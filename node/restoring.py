@@ -112,14 +112,20 @@ def steps_in(checkpoint: Path | None, *, at_will: bool) -> int:
 
     ``at_will``: since its last contribution. None where it does not tell, which the trainer says.
     """
-    if checkpoint is None:
-        return 0
-    try:
-        standing = Standing.model_validate_json((checkpoint / FOLDER / STATE).read_bytes())
-    except (OSError, ValueError):
+    if (standing := standing_in(checkpoint)) is None:
         return 0
     first = standing.fragments[0]
     return (first.carried + first.unsent).steps if at_will else standing.round_step
+
+
+def standing_in(checkpoint: Path | None) -> Standing | None:
+    """What a trainer that resumes from it finds; None where it does not tell."""
+    if checkpoint is None:
+        return None
+    try:
+        return Standing.model_validate_json((checkpoint / FOLDER / STATE).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> ChainStanding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +22,7 @@ from node.trainer.channel import (
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
+from protocols.identity import PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.tasks import Offload
 
@@ -45,7 +46,7 @@ class Gate:
 class Trainer:
     """An island whose trainer reads at once what it is given."""
 
-    alive, starts, directory = True, 1, Path()
+    alive, grown, starts, directory = True, False, 1, Path()
 
     def __init__(self, vectors: SharedVectors) -> None:
         self.vectors = vectors
@@ -71,6 +72,9 @@ class Chain:
 
     def update(self, **changes: Any) -> None:
         self.said.append(changes)
+
+    def note(self, **changes: Any) -> None:
+        pass
 
 
 def conductor(
@@ -136,19 +140,24 @@ async def take_in(made: Conductor, *reports: Any) -> None:
 
 async def commit_without(replica: OuterReplica) -> None:
     """A round of the other island alone."""
+    await commit(replica, {OTHER: 1})
+
+
+async def commit(replica: OuterReplica, tokens: Mapping[PeerId, int]) -> None:
+    """A round of islands that have brought so many tokens each."""
     place = replica.place
-    counts = counts_of((Included(0, SIZE),))
+    counts = counts_of(tuple(Included(index, SIZE) for index in range(len(tokens))))
     part = PartResult(0, 0, 0, SIZE, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
     outcome = Outcome(
         0,
-        0,
+        place.round,
         place.previous,
         place.state,
         "fp32",
-        (Contributor(OTHER, 1.0, 1, True),),
+        tuple(Contributor(peer, 1.0, count, True) for peer, count in tokens.items()),
         (part,),
         (ME, OTHER),
-        1,
+        place.work + sum(tokens.values()),
     )
     data = torch.empty(replica.codec.encoded_size(0, SIZE), dtype=torch.uint8)
     replica.codec.encode(0, 0.01 * normal(3, SIZE), data)

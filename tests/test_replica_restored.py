@@ -140,6 +140,20 @@ async def test_only_the_first_of_such_rounds_takes_local_work(replica: OuterRepl
     torch.testing.assert_close(replica.base - trainer.theta, since)
 
 
+async def test_what_was_merged_is_told_with_whether_an_earlier_life_did_it(
+    replica: OuterReplica,
+) -> None:
+    """What that life read after its checkpoint is not known: it is not to be read again."""
+    trainer = restored(replica)
+    told: list[tuple[bool, bool]] = []
+    for mine, now in ((0, False), (SIZE, False), (SIZE, False), (SIZE, True), (0, True)):
+        if now:
+            trainer.take_snapshot()
+        await commit(replica, mine, 0.5 * normal(9, SIZE))
+        told.append((replica.brought is not None, replica.relived))
+    assert told == [(False, False), (True, True), (True, True), (True, False), (False, False)]
+
+
 async def test_of_a_few_coordinates_those_are_dropped_that_the_life_before_had_merged(
     sparse: OuterReplica,
 ) -> None:
@@ -187,6 +201,7 @@ async def test_a_download_keeps_local_work_unless_it_may_be_in_what_was_missed(
     state = ChainStanding(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
     await replica.jump([normal(20, SIZE)], state, keep="local")
     assert torch.equal(replica.base, normal(20, SIZE))
+    assert replica.relived is (inherited and to > 0)
     kept = torch.zeros(SIZE) if inherited and to else work
     torch.testing.assert_close(replica.base - trainer.theta, kept)
 
@@ -212,3 +227,4 @@ async def test_a_download_over_the_round_of_a_snapshot_keeps_what_was_not_merged
     work[:left] = 0.0
     torch.testing.assert_close(replica.base - trainer.theta, work + since)
     assert trainer.told == [(left > 0, False)]
+    assert replica.brought is decided

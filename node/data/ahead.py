@@ -87,9 +87,10 @@ class Ahead:
         seen: set[int] = set()
         room = self._tokens.cache_bytes // 2
         length, batch = self._sampler.seq_len + 1, self._sampler.batch_size
-        following = replace(place, round=place.round + 1, step=0)
-        # the trainer is in the first of them
-        for first, steps in ((place, self._steps + TOGETHER), (following, self._steps)):
+        coming = [(place, self._steps + TOGETHER)]  # the trainer is in the first of them
+        if self._sampler.reserved:  # else all steps are of one round
+            coming.append((replace(place, round=place.round + 1, step=0), self._steps))
+        for first, steps in coming:
             for step in range(first.step, first.step + steps, TOGETHER):
                 until = min(step + TOGETHER, first.step + steps)
                 rows = range(step * batch, until * batch)

@@ -170,7 +170,7 @@ def _tell_of_repeats(manifest: Manifest, tokens: int, tell: Tell) -> None:
         sampler = sampler_of(manifest, tokens)
     except ValueError:
         return  # who trains on them refuses them
-    if not sampler.rounds:
+    if sampler.reserved and not sampler.rounds:
         tell(
             f"reads windows again: {sampler.windows:,} are fewer than the {sampler.reserved:,} "
             f"that a round has of its own (inner steps, batch, data.islands)"

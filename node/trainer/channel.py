@@ -34,6 +34,7 @@ import time
 from contextlib import suppress
 from typing import Annotated, Protocol, get_args
 
+from node.trainer.numbers import Stretches
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import AtollError, Malformed
 from protocols.wire import Max, Message, decode_any
@@ -78,6 +79,7 @@ class Begin(Message, kind=100):
     # inner steps of the round that a snapshot holds which is still to be merged: what was read for
     # them is not read again. A checkpoint's own are preferred
     round_step: int = 0
+    batches: Stretches = ()  # that come next, by number; empty: a round has windows of its own
 
 
 class Apply(Message, kind=101):
@@ -87,7 +89,8 @@ class Apply(Message, kind=101):
     (those of fragment 0) and ``evaluate`` (the loss of the whole ``base``).
     ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
     its steps and tokens still count towards the next contribution. ``voids``: where ``sent`` is NaN
-    θ is exactly ``base`` as well. Answered by :class:`Applied`.
+    θ is exactly ``base`` as well. ``batches``, where these have numbers, are more to read, and
+    ``anew`` says that those from before are an earlier life's. Answered by :class:`Applied`.
     """
 
     round: int
@@ -101,6 +104,8 @@ class Apply(Message, kind=101):
     tau: int | None = None  # inner steps to take before waiting for an outcome; None: as before
     position: int = 0  # as in :class:`Begin`
     voids: bool = False
+    batches: Stretches = ()
+    anew: bool = False
 
 
 class InnerSteps(Message, kind=107):

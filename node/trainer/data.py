@@ -151,15 +151,17 @@ class TrainingData:
 def sampler_of(manifest: Manifest, tokens: int) -> Sampler:
     """Who reads what of so many tokens; raises ValueError where they are fewer than two sequences.
 
-    A round has as many windows as ``data.islands`` islands take in ``rounds.inner_steps``.
+    A round has as many windows as ``data.islands`` islands take in ``rounds.inner_steps``; none
+    where batches are numbered through the run, as if it were a single round's.
     """
     data, rounds = manifest.data, manifest.rounds
+    each = 0 if manifest.numbered else rounds.inner_steps + rounds.overlap_steps
     return Sampler(
         tokens,
         data.seq_len,
         data.batch_size,
         data.seed,
-        reserved=data.islands * (rounds.inner_steps + rounds.overlap_steps) * data.batch_size,
+        reserved=data.islands * each * data.batch_size,
         pool=data.pool_windows,
     )
 

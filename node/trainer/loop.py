@@ -142,6 +142,8 @@ class Trainer(Progress):
 
     @property
     def _place(self) -> Place:
+        if self.numbers is not None and not isinstance(self.data, StreamData):
+            return Place(0, 0, 1, self.numbers.next)
         return Place(self.round, self.slot, self.slots, self.round_step)
 
     # --- one inner step -----------------------------------------------------------------------

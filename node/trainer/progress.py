@@ -35,6 +35,7 @@ from node.trainer.files import Files
 from node.trainer.layout import Layout
 from node.trainer.leader import Action, Leader, TakeSnapshot
 from node.trainer.moments import read
+from node.trainer.numbers import Numbers
 from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise, stateless
 from node.trainer.parallel import Ranks
@@ -80,6 +81,7 @@ class Progress:
         self.at_will = self.forgets = self.gradients = False
         self.in_hand = False  # a gradient that is to be sent
         self.round_step = 0  # inner steps since the last Apply: the sampler's position
+        self.numbers: Numbers | None = None  # that position where rounds have no windows of theirs
         self.step = self.tokens = 0
         self.position = 0  # in the learning rate's schedule: of the swarm, which may be further
         self.rewarm_from: int | None = None
@@ -171,6 +173,8 @@ class Progress:
         for piece in self.pieces:
             piece.unsent += done
         self.round_step += 1
+        if self.numbers is not None:
+            self.numbers.take()
         self.step += 1
         self.position += 1
         self.tokens += done.tokens
@@ -193,6 +197,7 @@ class Progress:
             self.weights.set(name, base.get(name))
         rounds = (command.round, *command.others)
         self.slot, self.slots = command.slot, command.slots
+        self.numbers = Numbers(command.batches) if command.batches else None
         self.at_will, self.forgets = command.at_will, command.forgets
         self.gradients, self.in_hand = command.gradients, False
         self.step, self.tokens = command.step, command.tokens
@@ -338,6 +343,8 @@ class Progress:
         piece.answer(command.round, contributed=command.contributed, reset=dropped)
         if command.fragment == 0:
             self.round_step = 0
+        if self.numbers is not None and command.batches:
+            self.numbers.give(command.batches, anew=command.anew)
         self.slot, self.slots = command.slot, command.slots
         self._set_pace(command)
         self._read_vectors(loss, command.fragment)
@@ -385,6 +392,7 @@ class Progress:
             position=self.position,
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
+            batches=self.numbers.stretches if self.numbers is not None else (),
         )
         self.files.save(command.directory, standing)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
+from node.trainer.numbers import MOST
 from node.trainer.optimizer_state import (
     Number,
     beside_moments,
@@ -110,6 +111,8 @@ class Standing(BaseModel):
     # what the optimizer keeps of a parameter beside moments and the count of steps
     numbers: dict[str, dict[str, Number]] = {}
     unkept: str = ""  # what it had that is not here, in words
+    # numbers of those to come (node/trainer/numbers.py), where they have such
+    batches: tuple[NonNegativeInt, ...] = Field(default=(), max_length=2 * MOST)
 
 
 class Writing:

@@ -1,0 +1,77 @@
+"""The numbers of batches that certified work brings its island (:mod:`node.trainer.numbers`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bootstrap.manifest import Manifest
+from gossip.certificate import merged_tokens
+from node.replica import OuterReplica
+from node.restoring import standing_in
+from node.trainer.numbers import Numbers
+from protocols.messages import Outcome
+
+
+class Allotment:
+    """Of one island, as its trainer has them: ranks that are started again go on with them."""
+
+    def __init__(self, manifest: Manifest, replica: OuterReplica) -> None:
+        """``replica`` is fragment 0's, whose rounds count."""
+        data, rounds = manifest.data, manifest.rounds
+        self._replica, self._numbered = replica, manifest.numbered
+        self._batch = data.batch_size * data.seq_len
+        self._steps = rounds.inner_steps + rounds.overlap_steps
+        # of those who have had nothing merged yet, when the run begins
+        self._reserve = data.islands * self._steps
+        self._numbers: Numbers | None = None
+
+    def begin(self, checkpoint: Path | None, slot: int) -> tuple[int, ...]:
+        """What a trainer begins with, from its ``checkpoint`` if there is one."""
+        if not self._numbered:
+            return ()
+        standing = standing_in(checkpoint)
+        if standing is not None and standing.batches:
+            self._numbers = Numbers(standing.batches)
+        if self._numbers is None:
+            self._numbers = Numbers(self._at_first(slot))
+        return self._numbers.stretches
+
+    def turn(self, slot: int) -> tuple[tuple[int, ...], bool]:
+        """What the replica's last move brings, once, and whether nothing from before is left.
+
+        So it is where an earlier life had work merged of which this trainer knows nothing: what
+        that has read, or would have next, is not known.
+        """
+        replica = self._replica
+        outcome, anew = replica.brought, replica.relived
+        replica.brought, replica.relived = None, False
+        if not self._numbered or (outcome is None and not anew):
+            return (), False
+        more = self._at_first(slot) if outcome is None else self._for(outcome)
+        if self._numbers is None:
+            self._numbers = Numbers(more)
+        else:
+            self._numbers.give(more, anew=anew)
+        return more, anew
+
+    def stepped(self) -> None:
+        """The trainer has taken an inner step."""
+        if self._numbers is not None:
+            self._numbers.take()
+
+    def _at_first(self, slot: int) -> tuple[int, int]:
+        """For who has had nothing merged: behind what was merged, by its place in the roster."""
+        first = self._number(self._replica.place.work) + slot * self._steps
+        return first, first + self._steps
+
+    def _for(self, outcome: Outcome) -> tuple[int, int]:
+        """For this island's work in a round."""
+        tokens = merged_tokens(outcome.contributors, outcome.parts)
+        at = [one.peer for one in outcome.contributors].index(self._replica.me)
+        before = outcome.work - sum(tokens[at:])
+        first, end = self._number(before), self._number(before + tokens[at])
+        return self._reserve + first, self._reserve + end
+
+    def _number(self, work: int) -> int:
+        """The first batch behind so many tokens."""
+        return -(-work // self._batch)
