@@ -15,14 +15,17 @@ from protocols.messages import Outcome
 class Allotment:
     """Of one island, as its trainer has them: ranks that are started again go on with them."""
 
-    def __init__(self, manifest: Manifest, replica: OuterReplica) -> None:
-        """``replica`` is fragment 0's, whose rounds count."""
+    def __init__(self, manifest: Manifest, replica: OuterReplica, *, ahead: bool = False) -> None:
+        """``replica`` is fragment 0's, whose rounds count.
+
+        ``ahead``: what is read has to be made first, so a round's worth more is to be known.
+        """
         data, rounds = manifest.data, manifest.rounds
         self._replica, self._numbered = replica, manifest.numbered
         self._batch = data.batch_size * data.seq_len
-        self._steps = rounds.inner_steps + rounds.overlap_steps
+        self._at_first = (1 + ahead) * (rounds.inner_steps + rounds.overlap_steps)
         # of those who have had nothing merged yet, when the run begins
-        self._reserve = data.islands * self._steps
+        self._reserve = data.islands * self._at_first
         self._numbers: Numbers | None = None
 
     def begin(self, checkpoint: Path | None, slot: int) -> tuple[int, ...]:
@@ -33,7 +36,7 @@ class Allotment:
         if standing is not None and standing.batches:
             self._numbers = Numbers(standing.batches)
         if self._numbers is None:
-            self._numbers = Numbers(self._at_first(slot))
+            self._numbers = Numbers(self._newcomers(slot))
         return self._numbers.stretches
 
     def turn(self, slot: int) -> tuple[tuple[int, ...], bool]:
@@ -47,7 +50,7 @@ class Allotment:
         replica.brought, replica.relived = None, False
         if not self._numbered or (outcome is None and not anew):
             return (), False
-        more = self._at_first(slot) if outcome is None else self._for(outcome)
+        more = self._newcomers(slot) if outcome is None else self._for(outcome)
         if self._numbers is None:
             self._numbers = Numbers(more)
         else:
@@ -59,10 +62,10 @@ class Allotment:
         if self._numbers is not None:
             self._numbers.take()
 
-    def _at_first(self, slot: int) -> tuple[int, int]:
+    def _newcomers(self, slot: int) -> tuple[int, int]:
         """For who has had nothing merged: behind what was merged, by its place in the roster."""
-        first = self._number(self._replica.place.work) + slot * self._steps
-        return first, first + self._steps
+        first = self._number(self._replica.place.work) + slot * self._at_first
+        return first, first + self._at_first
 
     def _for(self, outcome: Outcome) -> tuple[int, int]:
         """For this island's work in a round."""

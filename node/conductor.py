@@ -16,6 +16,7 @@ from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from node.allotment import Allotment
 from node.choosing import Chooser
+from node.data.live import is_recipe
 from node.eager_state import EagerReplica
 from node.guessing import Guesses
 from node.island import Island
@@ -95,7 +96,8 @@ class Conductor:
     def __post_init__(self) -> None:
         self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_inner_steps)
         self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
-        self._allotment = Allotment(self.manifest, self.replicas[0])
+        streams = is_recipe(str(self.island.settings.tokens))
+        self._allotment = Allotment(self.manifest, self.replicas[0], ahead=streams)
         self.files = TrainerFiles(self.island)
         self._at_will = at_will(self.manifest)
         # after a restart the trainer first has to stand where its checkpoint was made

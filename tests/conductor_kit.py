@@ -47,6 +47,7 @@ class Trainer:
     """An island whose trainer reads at once what it is given."""
 
     alive, grown, starts, directory = True, False, 1, Path()
+    settings = SimpleNamespace(tokens="")
 
     def __init__(self, vectors: SharedVectors) -> None:
         self.vectors = vectors

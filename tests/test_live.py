@@ -121,6 +121,75 @@ def test_another_machine_reads_the_same_at_the_same_place_whatever_it_read_befor
     assert windows(late, 3, 2, 3) != through[3]
 
 
+NUMBERED = Manifest.model_validate(
+    {
+        "mode": "async",
+        "model": {"max_seq_len": SEQ_LEN},
+        "data": {"seq_len": SEQ_LEN, "batch_size": BATCH, "islands": ISLANDS},
+        "rounds": {"inner_steps": 8},
+        "evaluation": {"sequences": 2},
+    }
+)
+
+
+def numbered(data, *stretches):
+    """What an island trains on at the numbers that it was given, as bytes by row."""
+    found = []
+    for first, end in zip(stretches[::2], stretches[1::2], strict=True):
+        for number in range(first, end):
+            found += [bytes(row.tolist()) for row in data.batch(0, 0, 1, number)[0]]
+    return found
+
+
+def settled():
+    """Until nothing is made ahead any more."""
+    for thread in threading.enumerate():
+        if thread.name == "stream-ahead":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("texts", ["json", "parquet"], indirect=True)
+def test_of_numbered_batches_no_text_is_read_twice_and_only_own_parts_are_made(texts, tmp_path):
+    """Stretches begin and end anywhere: a part that is cut is made by both."""
+    given = [(0, 7, 16, 21), (7, 13), (13, 16, 21, 24)]
+    islands = [stream(NUMBERED, texts[1], tmp_path / str(n)) for n in range(len(given))]
+    rows = []
+    for data, stretches in zip(islands, given, strict=True):
+        data.expect(stretches)
+        rows.append(numbered(data, *stretches))
+    assert [len(set(one)) for one in rows] == [12 * BATCH, 6 * BATCH, 6 * BATCH]
+    for one, other in itertools.combinations(rows, 2):
+        assert not set(one) & set(other)
+    settled()
+    # of two batches each; the thread knows where a stretch ends
+    assert [data.parts.made for data in islands] == [4 + 3, 4, 2 + 2]
+    late = stream(NUMBERED, texts[1], tmp_path / "late")
+    assert numbered(late, 20, 21, 7, 8) == [*rows[0][-BATCH:], *rows[1][:BATCH]]
+
+
+def test_the_part_that_follows_is_made_as_soon_as_it_is_known(texts, tmp_path):
+    data = stream(NUMBERED, texts[1], tmp_path)
+    assert data.numbered
+    data.expect((0, 2))
+    numbered(data, 0, 1)
+    settled()
+    assert data.parts.made == 1
+    data.expect((1, 2, 9, 12))
+    settled()
+    kept = {file.stem for file in data.parts._directory.glob("part-*.bin")}
+    assert kept == {"part-0-0", "part-4-0"}, "the first is being read"
+    numbered(data, 1, 2, 9, 10)
+    settled()
+    assert data.parts.made == 3
+    assert data.parts.get(4, 0) is not None
+
+
+def test_a_stream_that_was_dealt_out_by_rounds_stays_so(texts, tmp_path):
+    kept = recipe_for(run(), ByteTokenizer(), texts[1], lambda done, total: None)
+    assert not StreamData(read_recipe(kept), NUMBERED, tmp_path).numbered
+
+
 def begun_at(monkeypatch):
     """The list of marks from which readers begin from now on."""
     begun = []

@@ -77,10 +77,16 @@ def test_nearly_all_is_read_and_nothing_twice(
 
 
 class Watched:
-    """Training data, and where they were read."""
+    """Training data, and where they were read, and what was expected."""
+
+    numbered = True
 
     def __init__(self, data: Batches) -> None:
         self.data, self.places = data, list[tuple[int, int, int, int]]()
+        self.expected: list[tuple[int, ...]] = []
+
+    def expect(self, stretches: tuple[int, ...]) -> None:
+        self.expected.append(stretches)
 
     def batch(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None
@@ -145,13 +151,22 @@ def test_who_resumes_reads_on_where_the_checkpoint_was_made(tmp_path: Path) -> N
     assert again.script.losses == bench.script.losses[2:]
 
 
-def test_what_comes_later_in_the_run_is_not_fetched_as_the_next_round(tmp_path: Path) -> None:
-    tokens = cast(FolderTokens, Files())
-    ahead = Ahead(tokens, Sampler(100_000, 16, 4, seed=0), steps=2 * TOGETHER)
-    files = list(ahead._coming(Place(0, 0, 1, 5 * TOGETHER)))
-    assert len(files) == 3 * TOGETHER * 4
-    rounds = Ahead(tokens, Sampler(100_000, 16, 4, seed=0, reserved=4000), steps=2 * TOGETHER)
-    assert len(list(rounds._coming(Place(0, 0, 1, 5 * TOGETHER)))) == 5 * TOGETHER * 4
+def test_files_of_the_numbers_to_come_are_fetched_and_no_others() -> None:
+    sampler = Sampler(1_000_000, 16, 4, seed=0)
+    ahead = Ahead(cast(FolderTokens, Files()), sampler, steps=2 * TOGETHER)
+
+    def fetched(number: int, *stretches: int) -> list[int]:
+        """The numbers whose windows come, in their order."""
+        ahead.expect(stretches)
+        number = number // TOGETHER * TOGETHER  # as the trainer says it
+        files = list(ahead._coming(Place(0, 0, 1, number)))
+        return [by_window[file] for file in files[:: sampler.batch_size]]
+
+    by_window = {start: n for n in range(500) for start in sampler.starts(0, 0, 1, n).tolist()}
+    assert fetched(40, 0, 80, 200, 400) == [*range(32, 80)]
+    assert fetched(70, 0, 80, 200, 400) == [*range(64, 80), *range(200, 232)]
+    assert fetched(70, 66, 74, 210, 215) == [*range(66, 82), *range(210, 226)]
+    assert fetched(100, 0, 80) == [], "it reads on in others' numbers, for a moment"
 
 
 class Files:
@@ -171,6 +186,19 @@ def vectors() -> Iterator[SharedVectors]:
     made = SharedVectors.create(SIZE)
     yield made
     made.close()
+
+
+def test_data_are_told_of_what_comes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, lambda bench, report: [], manifest=at_will())
+    trainer, data = bench.trainer, watched(bench)
+    trainer.carry_out(begin(at_will=True))
+    assert data.expected == [], "rounds have windows of their own"
+    trainer.carry_out(begin(at_will=True, batches=(2, 5)))
+    trainer.inner_step()
+    base, sent = bench.vectors.tensors()
+    sent.copy_(base)
+    trainer.carry_out(apply(1, batches=(9, 12)))
+    assert data.expected == [(2, 5), (3, 5, 9, 12)]
 
 
 async def test_ranks_that_are_started_again_read_on(vectors: SharedVectors) -> None:

@@ -16,7 +16,7 @@ from replica_kit import ME, OTHER
 from bootstrap.manifest import Manifest
 from gossip.certificate import work_after
 from node.allotment import Allotment
-from node.trainer.numbers import MOST, Numbers
+from node.trainer.numbers import MOST, Numbers, following
 from node.trainer.resume import FOLDER, STATE, Share, Standing
 from protocols.counts import Included
 from protocols.identity import PeerId
@@ -50,6 +50,12 @@ def test_numbers_are_read_in_the_order_in_which_they_are_given() -> None:
     assert read(numbers, 4) == [11, 20, 21, 22], "who has none left reads on"
     numbers.give((30, 32))
     assert read(numbers, 2) == [30, 31]
+
+
+def test_what_follows_is_known_as_far_as_numbers_are_given() -> None:
+    stretches = (4, 6, 10, 12)
+    found = [following(stretches, number) for number in range(3, 13)]
+    assert found == [4, 4, 5, 10, 10, 10, 10, 10, 11, None]
 
 
 def test_what_an_earlier_life_may_have_read_is_left_out() -> None:
@@ -147,9 +153,13 @@ def test_who_has_had_nothing_merged_begins_by_its_place() -> None:
     first = [island.begin(None, slot) for slot, island in enumerate(chain.islands)]
     assert first == [(slot * STEPS, (slot + 1) * STEPS) for slot in range(4)]
     chain.commit({0: 5 * BATCH})
-    (newcomer,) = Chain(2).islands[:1]
-    newcomer._replica = chain.replicas[1]
+    manifest = Manifest.model_validate(RUN)
+    newcomer = Allotment(manifest, chain.replicas[1])
     assert newcomer.begin(None, 1) == (5 + STEPS, 5 + 2 * STEPS)
+    # of what has to be made first more is known
+    streams = Allotment(manifest, chain.replicas[0], ahead=True)
+    assert streams.begin(None, 1) == (5 + 2 * STEPS, 5 + 4 * STEPS)
+    assert streams.turn(1) == ((2 * ISLANDS * STEPS, 2 * ISLANDS * STEPS + 5), False)
 
 
 def test_ranks_that_are_started_again_go_on_where_the_others_were() -> None:

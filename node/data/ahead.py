@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from node.data.remote import FolderTokens
+from node.trainer.numbers import following
 from node.trainer.sampler import TOGETHER, Sampler
 from protocols.errors import OperatorError
 
@@ -39,6 +40,7 @@ class Ahead:
     def __init__(self, tokens: FolderTokens, sampler: Sampler, steps: int = STEPS) -> None:
         self._tokens, self._sampler, self._steps = tokens, sampler, steps
         self._place: Place | None = None
+        self._stretches: tuple[int, ...] | None = None  # None: what follows is the next round
         self._changed = threading.Condition()
         self._idle = False
         self._thread: threading.Thread | None = None
@@ -59,6 +61,12 @@ class Ahead:
             self._thread = threading.Thread(target=self._run, name="data-ahead", daemon=True)
             self._thread.start()
 
+    def expect(self, stretches: tuple[int, ...]) -> None:
+        """Of numbered batches these come next (:mod:`node.trainer.numbers`)."""
+        with self._changed:
+            self._stretches, self._idle = stretches, self._place is None
+            self._changed.notify_all()
+
     def wait(self, timeout: float) -> bool:
         """Until all that is to be fetched for the last place has been tried, or the time is up."""
         with self._changed:
@@ -68,17 +76,17 @@ class Ahead:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: not self._idle)
-                place = self._place
+                place, stretches = self._place, self._stretches
             assert place is not None
             for file in self._coming(place):
-                if self._place != place:
+                if (self._place, self._stretches) != (place, stretches):
                     break
                 try:
                     self._tokens.fetch(file)
                 except OperatorError:
                     break  # whoever reads it tries again, and says so
             with self._changed:
-                if self._place == place:
+                if (self._place, self._stretches) == (place, stretches):
                     self._idle = True
                     self._changed.notify_all()
 
@@ -87,19 +95,33 @@ class Ahead:
         seen: set[int] = set()
         room = self._tokens.cache_bytes // 2
         length, batch = self._sampler.seq_len + 1, self._sampler.batch_size
-        coming = [(place, self._steps + TOGETHER)]  # the trainer is in the first of them
-        if self._sampler.reserved:  # else all steps are of one round
-            coming.append((replace(place, round=place.round + 1, step=0), self._steps))
-        for first, steps in coming:
-            for step in range(first.step, first.step + steps, TOGETHER):
-                until = min(step + TOGETHER, first.step + steps)
-                rows = range(step * batch, until * batch)
-                starts = self._sampler.compute(first.round, first.slot, first.slots, rows)
-                for file in self._tokens.files(starts, length):
-                    if file in seen:
-                        continue
-                    seen.add(file)
-                    room -= self._tokens.size_of(file)
-                    if room < 0:
-                        return
-                    yield file
+        for at, until in self._steps_from(place):
+            rows = range(at.step * batch, until * batch)
+            starts = self._sampler.compute(at.round, at.slot, at.slots, rows)
+            for file in self._tokens.files(starts, length):
+                if file in seen:
+                    continue
+                seen.add(file)
+                room -= self._tokens.size_of(file)
+                if room < 0:
+                    return
+                yield file
+
+    def _steps_from(self, place: Place) -> Iterator[tuple[Place, int]]:
+        """Steps to come, a few at once: where they begin, and the first step beyond.
+
+        The trainer is in the first of them.
+        """
+        stretches, step = self._stretches, place.step
+        if stretches is not None:  # all steps are of one round, and this island has some of them
+            for _ in range(0, self._steps + TOGETHER, TOGETHER):
+                if (found := following(stretches, step)) is None:
+                    return
+                step = found + TOGETHER
+                yield replace(place, step=found), step
+            return
+        next_round = replace(place, round=place.round + 1, step=0)
+        for first, steps in ((place, self._steps + TOGETHER), (next_round, self._steps)):
+            end = first.step + steps
+            for step in range(first.step, end, TOGETHER):
+                yield replace(first, step=step), min(step + TOGETHER, end)

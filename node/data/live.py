@@ -12,6 +12,10 @@ in the order that a sampler of its own gives them (:mod:`node.trainer.sampler`).
   there and deal again; nothing is kept but the parts of two rounds, and the next one, made ahead,
 - a resumed island finds its place by a mark: examples so far, and the library's own state.
 
+Where batches are numbered through the run (:mod:`node.trainer.numbers`) a stretch is one part, of a
+quarter of a round's inner steps, and batch n of that many steps lies in part n // steps. An island
+makes those parts alone of which it reads batches, and passes over the others.
+
 Only bytes are counted to tell where a stretch ends, so the parts of others cost reading, not
 tokenizing. Islands beyond ``data.islands`` share parts, taking turns at its windows. Who trains
 for longer in a round than planned reads its part again, in another order.
@@ -47,6 +51,7 @@ from node.errors import operator_error, reason
 from node.headway import Progress
 from node.trainer.corpus import MORE_TEXT, is_held_out, spread
 from node.trainer.data import gather, targets, token_type
+from node.trainer.numbers import following
 from node.trainer.sampler import Sampler
 from protocols.errors import OperatorError
 
@@ -54,6 +59,7 @@ SUFFIX = ".stream.json"
 HEAD = 512  # texts, from which follows how many bytes a token has
 MARGIN = 17 / 16  # for texts further on that have more bytes a token
 EVALUATION_TEXTS = 100_000  # looked through, at most, for those that are held out
+QUARTER = 4  # parts of a round's steps, where batches are numbered: some are cut between islands
 AT_ONCE = 256  # documents that are tokenized together
 LOOK_S = 0.1  # between looks for a part that another process is to make
 IDLE_S = 10.0  # that nobody makes it, until this one does: ranks of an island ask at one time
@@ -70,6 +76,8 @@ class Recipe(BaseModel):
     document_end: int | None = Field(default=None, ge=0)  # where the tokenizer is a file
     parts: int = Field(ge=1)  # of a stretch
     part_bytes: int = Field(ge=1)  # of text that one has at least
+    # batches of a part, where these are numbered; None: a part is a round's
+    part_steps: int | None = Field(default=None, ge=1)
 
     @property
     def digest(self) -> str:
@@ -106,7 +114,10 @@ def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: P
     except ValueError as error:
         raise operator_error("E601", f"cannot stream {place}", why=str(error)) from error
     data, rounds = manifest.data, manifest.rounds
-    steps = rounds.inner_steps + rounds.overlap_steps
+    steps, parts, part_steps = rounds.inner_steps + rounds.overlap_steps, data.islands, None
+    if manifest.numbered:
+        steps = part_steps = -(-steps // QUARTER)
+        parts = 1
     # the sampler leaves a sequence for its offset, and a window has one token more than it
     wanted = (steps * data.batch_size + 1) * data.seq_len + 1
     if tokenizer.digest != BYTES:
@@ -122,8 +133,9 @@ def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: P
         tokenizer=tokenizer.digest,
         tokenizer_file=known,
         document_end=end,
-        parts=data.islands,
+        parts=parts,
         part_bytes=wanted,
+        part_steps=part_steps,
     )
     name = f"{recipe.digest[:16]}{SUFFIX}"
     return str(_keep(name, recipe.model_dump_json(indent=1).encode()))
@@ -321,8 +333,10 @@ class Parts:
         self._marks.note(at + 1, reader.mark)
         self._reader = at + 1, reader
         self.made += 1
-        for old in self._directory.glob("part-*"):
-            if int(old.name.split("-")[1]) < round - 1:
+        there = [(int(old.name.split("-")[1]), old) for old in self._directory.glob("part-*")]
+        before = max((number for number, _ in there if number < round), default=0)
+        for number, old in there:  # the one before is being read
+            if number < before:
                 old.unlink(missing_ok=True)
 
     def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
@@ -346,7 +360,20 @@ class StreamData:
         apart = manifest.model.attention == "document"
         self._document_end = manifest.model.document_end if apart else None
         self.parts = Parts(recipe, token_type(manifest.model.vocab_size), cache)
+        self._steps = recipe.part_steps  # of a part of numbered batches
         self._open: tuple[tuple[int, int], npt.NDArray[Any], Sampler] | None = None
+        self._stretches: tuple[int, ...] = ()
+        self._following: int | None = None  # the part that is made ahead
+
+    @property
+    def numbered(self) -> bool:
+        """False as well for a stream that was begun by a version that dealt it out by rounds."""
+        return self._steps is not None
+
+    def expect(self, stretches: tuple[int, ...]) -> None:
+        """Have the part that follows made."""
+        self._stretches = stretches
+        self._look_ahead()
 
     def batch(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None
@@ -354,6 +381,8 @@ class StreamData:
         """Inputs and targets, int64 [rows, seq_len] each; see :meth:`TrainingData.batch`."""
         if not 0 <= slot < slots:
             raise ValueError(f"no such place: slot {slot} of {slots}")
+        if self._steps is not None:
+            round, step = divmod(step, self._steps)
         part, turn = slot % self._count, slot // self._count
         sharing = len(range(part, slots, self._count))
         tokens, sampler = self._part(round, part)
@@ -367,10 +396,23 @@ class StreamData:
             data = self._data
             sampler = Sampler(len(tokens), data.seq_len, data.batch_size, data.seed)
             self._open = (round, part), tokens, sampler
-            threading.Thread(
-                target=self._ahead, args=(round + 1, part), name="stream-ahead", daemon=True
-            ).start()
+            self._look_ahead()
         return self._open[1], self._open[2]
+
+    def _look_ahead(self) -> None:
+        """Make the part that follows the open one in a thread, once it is known which that is."""
+        if self._open is None:
+            return
+        round, part = self._open[0]
+        next_round: int | None = round + 1
+        if self._steps is not None:
+            number = following(self._stretches, (round + 1) * self._steps)
+            next_round = None if number is None else number // self._steps
+        if next_round is not None and next_round != self._following:
+            self._following = next_round
+            threading.Thread(
+                target=self._ahead, args=(next_round, part), name="stream-ahead", daemon=True
+            ).start()
 
     def _ahead(self, round: int, part: int) -> None:
         # whoever reads the part tries again, and says what is wrong

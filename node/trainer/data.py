@@ -105,6 +105,14 @@ def gather(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> Tensor
 class Batches(Protocol):
     """What an island trains on, by its place in the run."""
 
+    @property
+    def numbered(self) -> bool:
+        """Whether numbers of batches are places, where the run has such: steps of round 0."""
+        ...
+
+    def expect(self, stretches: tuple[int, ...]) -> None:
+        """These are the numbers that come next (:mod:`node.trainer.numbers`)."""
+
     def batch(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -119,6 +127,7 @@ class TrainingData:
     sampler: Sampler
     document_end: int | None = None  # where documents are apart: its token
     ahead: Ahead | None = None  # where files come from afar
+    numbered = True
 
     @classmethod
     def of(cls, manifest: Manifest, tokens: Tokens) -> TrainingData:
@@ -132,6 +141,11 @@ class TrainingData:
         if isinstance(tokens, FolderTokens) and tokens.cache_bytes:
             ahead = Ahead(tokens, sampler)
         return cls(tokens, sampler, manifest.model.document_end if apart else None, ahead)
+
+    def expect(self, stretches: tuple[int, ...]) -> None:
+        """Have their files fetched."""
+        if self.ahead is not None:
+            self.ahead.expect(stretches)
 
     def batch(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None

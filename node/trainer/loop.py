@@ -30,7 +30,7 @@ from node.data.cached_file import cache_folder
 from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error, reason
 from node.schedule import learning_rate
-from node.trainer.channel import Ready, StepDone
+from node.trainer.channel import Apply, Ready, StepDone
 from node.trainer.computing import Computing, has_bf16
 from node.trainer.data import Batches, TrainingData, open_tokens, targets, unreadable
 from node.trainer.early import Early, may_take_long
@@ -142,9 +142,17 @@ class Trainer(Progress):
 
     @property
     def _place(self) -> Place:
-        if self.numbers is not None and not isinstance(self.data, StreamData):
+        if self.numbers is not None and self.data.numbered:
             return Place(0, 0, 1, self.numbers.next)
         return Place(self.round, self.slot, self.slots, self.round_step)
+
+    def carry_out(self, action: Action) -> bool:
+        """As any, and what is to be read next is made or fetched meanwhile."""
+        before = self.numbers
+        stops = super().carry_out(action)
+        if self.numbers is not None and (self.numbers is not before or isinstance(action, Apply)):
+            self.data.expect(self.numbers.stretches)
+        return stops
 
     # --- one inner step -----------------------------------------------------------------------
 

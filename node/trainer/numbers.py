@@ -26,6 +26,14 @@ MOST = 64  # stretches that are kept; beyond, the oldest is not read in this epo
 Stretches = Annotated[tuple[int, ...], Max(2 * MOST)]  # first number and end of each, in a row
 
 
+def following(stretches: Sequence[int], number: int) -> int | None:
+    """The first number to read that is ``number`` or beyond; None: it is not known yet."""
+    for first, end in zip(stretches[::2], stretches[1::2], strict=True):
+        if number < end:
+            return max(first, number)
+    return None
+
+
 class Numbers:
     """Those of one island that it has yet to read, in their order: at least one."""
 
