@@ -49,7 +49,7 @@ def passes(error: BaseException | None) -> bool:
     if not isinstance(error, Exception):
         return False
     error = met(error)
-    if (status := _status(error)) is not None:
+    if (status := status_of(error)) is not None:
         return status >= 500 or status in (408, 429)
     if isinstance(error, NOW_OR_NEVER) or is_full(error):
         return False
@@ -59,7 +59,7 @@ def passes(error: BaseException | None) -> bool:
 def met(error: Exception) -> Exception:
     """What really was met: fsspec says of a web server's every error that there is no such file."""
     if isinstance(error, FileNotFoundError) and of_a_server(cause := error.__cause__):
-        return error if _status(cause) in GONE else cause
+        return error if status_of(cause) in GONE else cause
     return error
 
 
@@ -73,7 +73,7 @@ def of_a_server(error: BaseException | None) -> TypeGuard[Exception]:
     return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in OF_SERVERS
 
 
-def _status(error: BaseException | None) -> int | None:
+def status_of(error: BaseException | None) -> int | None:
     """Of a web server's answer: aiohttp's errors have it, others have the answer."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status", "status_code"):

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from node.data.cached_file import replacing
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
+from node.data.opened import Opened, opened
 from node.data.patience import Patience, is_full, met, passes
 from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
@@ -31,7 +32,6 @@ from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
 DEFAULT_CACHE_BYTES = 20 * 10**9
-SILENCE_S = 60.0  # of a web server, in the middle of a file
 MAPPED = 64  # files of one process
 NOTED_S = 5.0  # between notes that a mapped file is in use
 
@@ -83,8 +83,8 @@ class Folder:
     def read(self, name: str, limit: int) -> bytes:
         """A small file's bytes; raises E603 where it has more than ``limit``."""
         data = bytearray()
-        with self.opening(name) as file:
-            while len(data) <= limit and (piece := file.read(limit + 1 - len(data))):
+        with self.opening(name) as found:
+            while len(data) <= limit and (piece := found.file.read(limit + 1 - len(data))):
                 data += piece
         if len(data) > limit:
             raise operator_error(
@@ -140,21 +140,19 @@ class Folder:
         )
 
     @contextlib.contextmanager
-    def opening(self, name: str) -> Iterator[BinaryIO]:
-        """A file of the folder, to be read, maybe in smaller pieces than asked for.
+    def opening(self, name: str, start: int = 0, version: str = "") -> Iterator[Opened]:
+        """A file of the folder, from byte ``start`` on if that version of it can be had so.
 
         Raises OperatorError E603, and E605 where a library is missing.
         """
         where = f"{self.place}/{name}"
         try:
             if self.remote:
-                import fsspec
-
-                with fsspec.open(where, "rb", **_streaming(where)) as file:
-                    yield file
+                with opened(where, start, version) as found:
+                    yield found
             else:
                 with open(where, "rb") as file:
-                    yield file
+                    yield Opened(file)
         except OperatorError:
             raise
         except ImportError as error:  # fsspec says which library the protocol needs
@@ -180,16 +178,6 @@ def _kept_index(copy: Path) -> Index | None:
     with contextlib.suppress(OSError, OperatorError), copy.open("rb") as file:
         return parse_index(file.read(MAX_INDEX_BYTES + 1), str(copy))
     return None
-
-
-def _streaming(where: str) -> dict[str, Any]:
-    """A web server's file comes in one answer, however long that takes: not all serve parts."""
-    if not where.startswith(("http://", "https://")):
-        return {}
-    from aiohttp import ClientTimeout
-
-    timeout = ClientTimeout(total=None, connect=SILENCE_S, sock_read=SILENCE_S)
-    return {"block_size": 0, "timeout": timeout}
 
 
 def _text(error: Exception) -> str:

@@ -1,8 +1,10 @@
 """Files by sha256 on this machine, of bounded size: what was not used for longest goes first.
 
 A file is checked against its hash before it is used; one with another hash is fetched again, and
-after some tries refused. A server that does not answer is asked again for some minutes. The
-processes of a machine share a cache, so only one of them fetches.
+after some tries refused. A server that does not answer, or breaks off, is asked again for some
+minutes, and as long again once more has come; what came stays, also when this process is killed
+(:mod:`node.data.partial_file`). The processes of a machine share a cache, so only one of them
+fetches.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
-from node.data.cached_file import new_draft, sweep
+from node.data.cached_file import sweep
+from node.data.opened import Opened
+from node.data.partial_file import COPY_BYTES, PART, PartialFile, bytes_held, remove
 from node.data.patience import Patience, is_full
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
@@ -27,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 INDEX_COPY = ".index-"  # how the name of a folder's index begins, which stays and is small
-COPY_BYTES = 4 * 1024 * 1024
+PROGRESS_BYTES = 1 << 20  # further than ever before: then a break costs no patience
 
 
 class FileSource(Protocol):
@@ -36,7 +40,9 @@ class FileSource(Protocol):
     @property
     def place(self) -> str: ...
 
-    def opening(self, name: str) -> AbstractContextManager[BinaryIO]: ...
+    def opening(
+        self, name: str, start: int = 0, version: str = ""
+    ) -> AbstractContextManager[Opened]: ...
 
 
 class ShardCache:
@@ -60,18 +66,26 @@ class ShardCache:
         ):  # one fetches a file, others wait
             if self._intact(path, sha256, size):
                 return path
+            part, furthest = PartialFile(self.directory, sha256, size), 0
             left, patience = TRIES, Patience()
             while left:
+                failure: OperatorError | None = None
                 try:
-                    if self._fetch(source, name, path, sha256, size):
+                    if self._fetch(source, name, path, part):
                         self._checked.add(sha256)
                         return path
-                    left -= 1
                 except OperatorError as error:
-                    if is_full(error.__cause__) and self._give_way(size):
-                        continue
-                    if error.code != "E603" or not patience.wait(error):
-                        raise
+                    failure = error
+                    if is_full(error.__cause__):
+                        if self._give_way(part):
+                            continue
+                        part.drop()
+                if part.length >= furthest + PROGRESS_BYTES:
+                    furthest, patience = part.length, Patience()
+                elif failure is None:
+                    left -= 1
+                if failure is not None and (failure.code != "E603" or not patience.wait(failure)):
+                    raise failure
         raise operator_error(
             "E603",
             f"{source.place}/{name} has another hash than its index says",
@@ -114,40 +128,41 @@ class ShardCache:
             return False
         return True
 
-    def _make_room(self, size: int) -> tuple[int, str]:
-        """Throw out what was not used for longest; an open draft that holds the room meanwhile."""
-        if size > self.max_bytes:
+    def _make_room(self, part: PartialFile) -> None:
+        """Throw out what was not used for longest, and open the file, which holds the room."""
+        if part.size > self.max_bytes:
             raise operator_error(
                 "E603",
                 "the data cache is too small",
-                why=f"a file of {size:,} bytes does not fit into {self.max_bytes:,}",
+                why=f"a file of {part.size:,} bytes does not fit into {self.max_bytes:,}",
                 fix="allow it more with --data-cache",
             )
         with self._locked(".lock"):
+            part.open()
             held, files = self._held()
-            self._throw_out(files, held + size - self.max_bytes)
-            handle, name = new_draft(self.directory)
-            os.truncate(handle, size)
-            return handle, name
+            self._throw_out(files, held - self.max_bytes)
 
-    def _give_way(self, size: int) -> bool:
+    def _give_way(self, part: PartialFile) -> bool:
         """The disk is full of other things: throw out as much as is to come; False: nothing is."""
         with self._locked(".lock"):
-            return self._throw_out(self._held()[1], size)
+            files = [one for one in self._held()[1] if one[1] != part.path]
+            return self._throw_out(files, part.size - part.length)
 
     def _held(self) -> tuple[int, list[tuple[os.stat_result, Path]]]:
-        """Bytes of all files, and those that are whole, in the order of their last use."""
+        """Bytes of all files, and those that nobody writes, in the order of their last use."""
         sweep(self.directory)
         held, files = 0, []
         for file in self.directory.iterdir():
             if file.name.startswith(INDEX_COPY):
                 continue
+            partial = file.name.startswith(PART)
             try:
                 status = file.stat()
+                size, busy = bytes_held(file) if partial else (status.st_size, False)
             except FileNotFoundError:  # given up, or a person is tidying up
                 continue
-            held += status.st_size  # drafts of others count
-            if file.name[0] != ".":
+            held += size
+            if not busy if partial else file.name[0] != ".":
                 files.append((status, file))
         return held, sorted(files, key=lambda known: known[0].st_mtime_ns)
 
@@ -158,34 +173,33 @@ class ShardCache:
             if size <= 0:
                 break
             size -= status.st_size
-            file.unlink(missing_ok=True)
-            self._checked.discard(file.name)
+            if file.name.startswith(PART):
+                remove(file)
+            else:
+                file.unlink(missing_ok=True)
+                self._checked.discard(file.name)
         return size < before
 
-    def _fetch(self, source: FileSource, name: str, path: Path, sha256: str, size: int) -> bool:
-        """Whether what came is the file; no more than ``size`` bytes and a bit are taken."""
-        hasher = hashlib.sha256()
-        length = 0
-        draft = ""
-        try:
-            with self._keeping():
-                handle, draft = self._make_room(size)
-                with os.fdopen(handle, "wb") as out, source.opening(name) as incoming:
-                    while length <= size and (piece := incoming.read(COPY_BYTES)):
-                        length += len(piece)
-                        hasher.update(piece)
-                        out.write(piece)
-                    out.flush()
-                    note_used(out.fileno())
-                    if length != size or hasher.hexdigest() != sha256:
-                        return False
-                    with self._locked(".lock"):  # whoever counts what is held sees it once
-                        os.replace(draft, path)  # it is still open, or somebody would sweep it
-            self.fetched += 1
-            return True
-        finally:
-            if draft:
-                Path(draft).unlink(missing_ok=True)
+    def _fetch(self, source: FileSource, name: str, path: Path, part: PartialFile) -> bool:
+        """Whether what came is the file; no more than its size and a bit is taken."""
+        with self._keeping(), contextlib.closing(part):
+            self._make_room(part)
+            have = part.resume()
+            if have < part.size or not have:
+                with source.opening(name, have, part.version or "") as found:
+                    if not have or found.start != have:
+                        part.begin(found.version)
+                    while part.length <= part.size and (piece := found.file.read(COPY_BYTES)):
+                        part.add(piece)
+            if not part.intact:
+                if part.length >= part.size or part.length == have:  # nothing to go on from
+                    part.drop()
+                return False
+            note_used(part.path)
+            with self._locked(".lock"):  # whoever counts what is held sees it once
+                part.become(path)
+        self.fetched += 1
+        return True
 
 
 def note_used(file: int | Path) -> None:
