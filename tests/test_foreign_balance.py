@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from hf_kit import MIXTRAL, QWEN
 
 from bootstrap.manifest import Data, Manifest
+from node.data.supply import Given, make
 from node.trainer.computing import Computing
 from node.trainer.engine import Engine
 from node.trainer.foreign import cut_stage
-from node.trainer.foreign_balance import balance_of, keep_busy
+from node.trainer.foreign_balance import balance_of, check_balance, keep_busy
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of
 from node.trainer.parallel import Ranks
 from protocols.errors import OperatorError
@@ -159,20 +161,53 @@ def test_a_family_that_chooses_in_another_way_is_refused() -> None:
     assert caught.value.code == "E606"
 
 
-def test_a_family_that_computes_on_a_gpu_alone_is_looked_at_in_its_first_step() -> None:
+def no_kernel(*_: object) -> None:
+    raise RuntimeError("no kernel for this device")
+
+
+def on_a_gpu_alone(family: str, **more: Any) -> ForeignDecoder:
     """What is built is on the CPU, where its kernels do not run."""
+    model = made(family, **more)
+    model.blocks[0].register_forward_pre_hook(no_kernel)
+    return model
 
-    def no_kernel(*_: object) -> None:
-        raise RuntimeError("no kernel for this device")
 
-    model = made("doge", is_moe=True, num_experts=16)
-    hook = model.blocks[0].register_forward_pre_hook(no_kernel)
-    balance = balance_of(model)
-    assert balance is not None
-    hook.remove()
-    keep_busy(model, balance, ALONE, 1, 16)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "granitemoe"])
+def test_of_a_family_that_computes_on_a_gpu_alone_the_routers_are_looked_at(family: str) -> None:
+    assert balance_of(on_a_gpu_alone(family)) == balance_of(made(family))
+
+
+def test_a_family_that_computes_on_a_gpu_alone_is_refused_before_its_first_step() -> None:
+    """Its node would take part already."""
     with pytest.raises(OperatorError, match="experts of doge equally busy"):
-        model(tokens(1))
+        balance_of(on_a_gpu_alone("doge", is_moe=True, num_experts=16))
+
+
+def test_routers_that_need_a_gpu_themselves_are_refused() -> None:
+    model = on_a_gpu_alone("qwen3_moe")
+    for module in model.modules():
+        if type(module).__name__.endswith("Router"):
+            module.register_forward_pre_hook(no_kernel)
+    with pytest.raises(OperatorError, match="can only be seen on a GPU") as caught:
+        balance_of(model)
+    assert caught.value.code == "E606"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_may_have_a_family_that_is_known(family: str) -> None:
+    check_balance(model_of(EXPERTS | FAMILIES[family] | {"model_type": family}))
+    check_balance(model_of(QWEN))
+
+
+def test_a_run_does_not_come_to_be_with_a_family_that_would_be_refused(tmp_path: Path) -> None:
+    """The model is as large as it may: nothing of it is built."""
+    plain = {"model_type": "doge", "is_moe": True, "hidden_size": 8192, "intermediate_size": 65536}
+    run = Manifest(model=model_of(plain), data=Data(seq_len=16, batch_size=4))
+    with pytest.raises(OperatorError, match="experts of doge equally busy") as caught:
+        make(run, "", Given(), tmp_path, lambda done, total: None)
+    assert caught.value.code == "E606"
+    with_weights = {"initial": "0" * 64}  # whose routers are trained
+    check_balance(run.model.model_copy(update=with_weights))
 
 
 def test_looking_at_what_a_model_returns_leaves_nothing_behind_and_ends_at_the_first_layer() -> (

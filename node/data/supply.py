@@ -72,6 +72,10 @@ def make(
     stated = _stated(given, model.document_end if said else None)
     if given.init_from is not None:
         manifest = with_weights(manifest, given.init_from)
+    if manifest.model.kind == "hf":
+        from node.trainer.foreign_balance import check_balance
+
+        check_balance(manifest.model)  # else this island's ranks refuse it once there is a run
     place = place or manifest.data.path
     if place and "name" not in manifest.model_fields_set:  # not the path: it is nobody's business
         manifest = manifest.model_copy(update={"name": OWN_TEXT})

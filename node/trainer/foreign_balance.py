@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bootstrap.manifest import Model
 from node.trainer.experts import mean_over
 from node.trainer.hf import ForeignDecoder, family, unfit
 from node.trainer.model_moe import Attach, Whole, balance_loss, here_alone
@@ -25,6 +27,7 @@ from node.trainer.parallel import Ranks
 from protocols.errors import OperatorError
 
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")  # the library's words
+WITHOUT = f"set {' or '.join(COEFFICIENTS)} to 0 in its config.json to do without"
 LOOKED_AT = 16  # tokens of the forward that shows what is returned
 
 
@@ -44,18 +47,42 @@ def balance_of(model: ForeignDecoder) -> Balance | None:
     configurations, since it is about what is returned as well. But routers that come with weights
     are trained, by whatever loss their authors had: they get it where it is on, as in the library.
 
-    Raises OperatorError E606 where what chooses returns logits in no known form.
+    Raises OperatorError E606 where what chooses returns logits in no known form, or cannot be
+    looked at before the first step, when this island would take part already.
     """
-    lm, choosing = model.lm, _choosing(model)
+    choosing = _choosing(model)
+    balance = _asked_for(model, choosing)
+    if balance is not None and not _look(model, choosing, balance):
+        _look_alone(model, choosing, balance)
+    return balance
+
+
+def check_balance(config: Model) -> None:
+    """Raise E606 for a model that :func:`balance_of` is known to refuse, before a run has it.
+
+    Nothing is allocated: its tensors have shapes and no values. Where that does not suffice to
+    compute with, nothing is said.
+    """
+    with FakeTensorMode():
+        try:
+            model = ForeignDecoder(config)
+        except OperatorError:  # it may want values; whether it can be built is asked elsewhere
+            return
+        choosing = _choosing(model)
+        balance = _asked_for(model, choosing)
+        if balance is not None:
+            _look(model, choosing, balance)
+
+
+def _asked_for(model: ForeignDecoder, choosing: dict[nn.Module, int]) -> Balance | None:
+    lm = model.lm
     coefficient = next((getattr(lm, name) for name in COEFFICIENTS if hasattr(lm, name)), None)
     if not coefficient or not choosing:
         return None
     if model.config.initial and not model.balance_asked:
         return None
     weight = coefficient * lm.num_experts_per_tok / len(choosing)
-    balance = Balance(weight, lm.num_experts_per_tok, lm.num_experts)
-    _look(model, choosing, balance)
-    return balance
+    return Balance(weight, lm.num_experts_per_tok, lm.num_experts)
 
 
 class _SeenAllError(Exception):
@@ -63,18 +90,16 @@ class _SeenAllError(Exception):
 
 
 @torch.no_grad()
-def _look(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balance) -> None:
+def _look(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balance) -> bool:
     """Raise E606 unless the loss can be hung on what one module of each kind returns.
 
     By a forward of a few tokens, for nothing but that tells what a module returns; it ends at the
-    first layer that has experts.
+    first layer that has experts. Returns whether it came so far.
     """
     kinds = {type(module) for module in choosing}
 
     def look(module: nn.Module, _: object, out: Any) -> None:
-        parts = out if isinstance(out, tuple) else (out,)
-        index = choosing[module] if isinstance(out, tuple) else 0
-        _find(parts, index, balance, family(model.config))
+        _see(out, choosing[module], balance, family(model.config))
         kinds.discard(type(module))
         if not kinds:
             raise _SeenAllError
@@ -83,14 +108,45 @@ def _look(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balanc
     try:
         model(torch.zeros(1, min(LOOKED_AT, model.config.max_seq_len), dtype=torch.int64))
     except _SeenAllError:
-        return
+        return True
     except OperatorError:
         raise
     except Exception:  # noqa: BLE001 - a family's kernels may be for a GPU alone, and this is the
-        return  # CPU: then the first step tells
+        return False  # CPU
     finally:
         for hook in hooks:
             hook.remove()
+    return True
+
+
+@torch.no_grad()
+def _look_alone(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balance) -> None:
+    """As :func:`_look`, with no layer before what chooses: it is called with states of its own."""
+    states = torch.zeros(LOOKED_AT, model.width)
+    of_family = family(model.config)
+    for module, index in {type(one): (one, index) for one, index in choosing.items()}.values():
+        refused = unfit(
+            f"what the routers of {of_family} return can only be seen on a GPU, when this island "
+            f"would take part already: {WITHOUT}"
+        )
+        for given in (states, states[None]):  # which of them it takes is its own business
+            try:
+                _see(module(given), index, balance, of_family)
+                break
+            except OperatorError as error:
+                refused = error
+            except Exception:  # noqa: BLE001 - whatever it makes of them: it is refused below
+                continue
+        else:
+            raise refused
+
+
+def _see(out: Any, index: int, balance: Balance, of_family: str) -> None:
+    """Raise E606 where there are no logits in what a module has returned."""
+    if isinstance(out, tuple):
+        _find(out, index, balance, of_family)
+    else:
+        _find((out,), 0, balance, of_family)
 
 
 def keep_busy(
@@ -99,8 +155,7 @@ def keep_busy(
     """Hang the loss on what chooses among experts, in a model or a stage, in place.
 
     ``batch`` and ``seq_len`` are the island's. Returns what is to be told whether the next
-    sequences are of the batch. A forward raises OperatorError E606 where :func:`balance_of` could
-    not see what is returned.
+    sequences are of the batch.
     """
     dims = ranks.dims
     whole = partial(mean_over, ranks.axis("cp").get_group()) if dims.cp > 1 else here_alone
@@ -160,8 +215,7 @@ def _find(
     known = isinstance(logits, Tensor) and logits.shape[1:] == (balance.experts,)
     if not known or not (others or len(parts) == 1):
         raise unfit(
-            f"what keeps the experts of {of_family} equally busy is not known here: set "
-            f"{' or '.join(COEFFICIENTS)} to 0 in its config.json to do without"
+            f"what keeps the experts of {of_family} equally busy is not known here: {WITHOUT}"
         )
     assert isinstance(logits, Tensor)
     return logits, others[0] if others else index
