@@ -282,9 +282,30 @@ def _made(path: Path) -> float:
     return 0.0
 
 
-def under_way(directory: Path) -> bool:
-    """Whether a checkpoint is being written there, or copied to a second place."""
-    return any(directory.glob(f"{DRAFT_PREFIX}*"))
+@dataclass(frozen=True)
+class UnderWay:
+    """How far a checkpoint is that is being written, or copied to a second place."""
+
+    size: int  # bytes of its files so far
+    moved: float  # when the newest of its folders was changed, or said to be (:func:`touch`)
+
+
+def under_way(directory: Path) -> UnderWay | None:
+    """What is being written or copied there; None where nothing is."""
+    found = list(directory.glob(f"{DRAFT_PREFIX}*"))
+    size, moved = 0, 0.0
+    for draft in found:
+        with suppress(OSError):  # renamed or gone meanwhile
+            moved = max(moved, draft.stat().st_mtime)
+            size += bytes_in(draft)
+    return UnderWay(size, moved) if found else None
+
+
+def touch(aside: Path) -> None:
+    """Say of what :meth:`CheckpointStore.aside` has made that its copy has come further."""
+    if aside.parent.name.startswith(ASIDE_PREFIX):
+        with suppress(OSError):
+            os.utime(aside.parent)
 
 
 def run_of(path: Path) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from node.checkpoint import CheckpointStore, bytes_in
+from node.checkpoint import CheckpointStore, bytes_in, touch
 from node.checkpoint_copy import CheckpointCopy
 from node.errors import operator_error, without_credentials
 from node.monitor.event_log import EventLog
@@ -104,7 +104,7 @@ class Copying:
         def work() -> None:
             failed: OperatorError | None = None
             try:
-                put(aside, self._on_moved)
+                put(aside, partial(self._on_moved, aside))
             except OperatorError as error:
                 failed = error
             with suppress(RuntimeError):  # the loop has ended
@@ -118,8 +118,9 @@ class Copying:
         self._moved = time.monotonic()
         self._until = self._moved + STILL_S + (TIMES * self._longest or size / SLOWEST)
 
-    def _on_moved(self) -> None:
+    def _on_moved(self, aside: Path) -> None:
         """In the copy's thread."""
+        touch(aside)
         now = time.monotonic()
         self._longest = max(self._longest, now - self._moved)
         self._moved, self._until = now, now + STILL_S + TIMES * self._longest

@@ -12,12 +12,38 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from checkpoint_kit import make
 from saving_kit import inline, keeper_at
 
-from node.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoint import CheckpointStore, Facts, UnderWay, under_way, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.copying import STILL_S, Copying
 from node.monitor.events import Notice, Problem
+
+
+async def test_who_waits_for_a_copy_sees_that_it_comes_further(tmp_path: Path) -> None:
+    """As a script does for its node: the files are hard links, and stay as they are."""
+    looks: list[UnderWay | None] = [under_way(tmp_path)]
+
+    class Slow:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            os.utime(checkpoint.parent, (1, 1))
+            looks.append(under_way(tmp_path))
+            moved()
+            looks.append(under_way(tmp_path))
+
+    keeper, store = keeper_at(tmp_path, []), CheckpointStore(tmp_path)
+    copying = Copying(cast(CheckpointCopy, Slow()), store, keeper.events, inline)
+    await copying.soon(make(store, 1).path)
+    await copying.done()
+    nothing, began, later = looks
+    assert nothing is under_way(tmp_path) is None
+    assert began is not None
+    assert later is not None
+    assert later.size == began.size > 0
+    assert later.moved > began.moved
 
 
 async def test_a_second_place_that_hangs_holds_up_no_checkpoint(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -92,13 +93,16 @@ def test_a_node_that_was_killed_is_met_at_the_end_too(
 
 
 class Slow:
-    """A daemon that has a farewell to say, and a checkpoint to write that takes ``waits`` times."""
+    """A daemon that has a farewell to say, and a checkpoint to write that takes ``waits`` times.
 
-    def __init__(self, store: CheckpointStore, waits: int) -> None:
-        self.store, self.waits = store, waits
+    After ``hangs`` of them it writes nothing more.
+    """
+
+    def __init__(self, store: CheckpointStore, waits: int, hangs: int = 99) -> None:
+        self.store, self.waits, self.hangs = store, waits, hangs
         self.waited, self.killed = 0, False
         self.draft = contextlib.ExitStack()
-        self.draft.enter_context(store.draft())
+        self.path = self.draft.enter_context(store.draft())
 
     def wait(self, timeout: float | None = None) -> int:
         self.waited += 1
@@ -106,6 +110,8 @@ class Slow:
             return -9
         if self.waited == self.waits:
             self.draft.close()
+        elif self.waited < min(self.waits, self.hangs):
+            (self.path / str(self.waited)).write_bytes(b"w")
         if self.waited > self.waits + 1:
             raise AssertionError("waited on")
         raise subprocess.TimeoutExpired("node", timeout)
@@ -124,6 +130,22 @@ def test_a_node_that_saves_when_its_script_is_gone_is_waited_for(tmp_path: Path)
     joined.leave()
     assert daemon.waited == daemon.waits + 1  # the last one: that it is gone
     assert daemon.killed  # it had nothing to save, and did not end
+
+
+def test_a_node_that_hangs_while_it_saves_is_waited_for_as_long_as_a_disk_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung file system may never answer, and only Ctrl-C ended the wait."""
+    played = Played(silent)
+    monkeypatch.setattr("node.script.session.SLOWEST", 0.5)  # bytes a second: of two bytes 4 s
+    daemon = Slow(CheckpointStore(tmp_path), waits=99, hangs=3)
+    joined = Joined(played.joined._progress, cast("subprocess.Popen[bytes]", daemon), tmp_path)
+    joined._part()
+    clock = SimpleNamespace(monotonic=lambda: float(daemon.waited))  # each wait is a second
+    monkeypatch.setattr("node.script.session.time", clock)
+    joined.leave()
+    assert daemon.killed
+    assert daemon.waited == 2 + 5 + 1  # it still wrote, it did not, and it is gone
 
 
 def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(

@@ -17,7 +17,8 @@ from types import TracebackType
 
 from torch import Tensor
 
-from node.checkpoint import under_way
+from node.checkpoint import UnderWay, under_way
+from node.copying import SLOWEST
 from node.errors import operator_error
 from node.hosts.wire import fitting
 from node.interrupts import held_back
@@ -248,18 +249,26 @@ class Joined:
     def _reap(self, seconds: float, *, saves: bool) -> None:
         """Wait so long for the daemon to end by itself, then kill it.
 
-        But where it ``saves`` not before its checkpoint is complete, which of a large model takes
-        minutes; it says itself that it does.
+        But where it ``saves`` not before its checkpoint is complete and copied, which of a large
+        model takes minutes; only one that comes no further is not waited for.
         """
         if self._daemon is None:
             return
         daemon, self._daemon = self._daemon, None
+        before: UnderWay | None = None
+        since = time.monotonic()
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     daemon.wait(seconds)
                     return
-                if not (saves and self._checkpoints and under_way(self._checkpoints)):
+                found = under_way(self._checkpoints) if saves and self._checkpoints else None
+                if found is None:
+                    return
+                now = time.monotonic()
+                if found != before:
+                    before, since = found, now
+                elif now - since > found.size / SLOWEST:
                     return
         finally:  # also after Ctrl-C: it has the state directory
             daemon.kill()
