@@ -96,7 +96,8 @@ class Met:
     partner: PeerId | None
     outcome: str
     seconds: float
-    # of these, while a letter of the two was on its way; None: it went to somebody who is gone
+    # of these, while a letter of the two was on its way, or for the longest time that it may be;
+    # None: it went to somebody who is gone
     moving_s: float | None = 0.0
     others: tuple[PeerId, ...] = ()  # whose letters were mixed in, beside the partner's
 

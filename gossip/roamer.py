@@ -353,8 +353,8 @@ class Roamer(OfFragment):
         took = self.now() - began
         if sent.arrived or sent.overdue:  # which says that it takes longer still
             self.times.note(own.choice, took, [post.to for post in posts], own.budget)
-        if sent.arrived and not any(post.awaited for post in posts):
-            self._timed.append(took)
+            if not any(post.awaited for post in posts):
+                self._timed.append(took)
         self._sending -= 1
         self._sent.set()
 

@@ -403,6 +403,8 @@ class Wandering:
         else:
             outcome = "alone" if peer is None else "lost"
         others = tuple(sorted(took - {peer, self.me}))  # own: a share that came back
-        moving_s = None if self._lost else self._moving_s
+        # who does not take all of a letter in the longest time has a link to tell of
+        gone = self._lost and not self._overdue(now)
+        moving_s = None if gone else self._moving_s
         seconds = now - self._since
         self.met.append(Met(self.round, self.exchange, peer, outcome, seconds, moving_s, others))

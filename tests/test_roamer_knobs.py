@@ -100,6 +100,26 @@ def test_where_a_link_has_no_time_for_fine_letters_any_more_coarse_ones_come_thr
     run(main())
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_inner_steps_follow_from_letters_that_run_out_of_time(rule: str) -> None:
+    """None of them ever comes, and the islands would go on to wait for each as long as it may."""
+    only = manifest(rule, codec="fp32", codecs=["fp32"])
+
+    async def main() -> None:
+        async with swarm(rule, 2, size=200_000, manifest=only) as made:
+            made.shape(100 * WIDE)
+            await made.rounds(6)
+            assert [one.steps[-1] for one in made.living()] == [20, 20]
+            made.shape(1e4)  # they take 80 seconds, and 60 are the most
+
+            def rare() -> bool:
+                return all(one.steps[-1] > 100 for one in made.living())
+
+            await made.until(rare, 2000.0)
+
+    run(main())
+
+
 def test_who_is_silent_makes_no_letter_coarse() -> None:
     async def main() -> None:
         async with swarm("average", 4, made=Unmeasured) as made:
