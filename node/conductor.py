@@ -127,9 +127,11 @@ class Conductor:
 
     async def resume(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
-        self.readiness.merged[fragment] += contributed
-        if fragment == 0:  # steps are counted from here
-            self.readiness.snapshot_step = [0] * len(self.replicas)
+        self.readiness.answered(fragment, contributed=contributed)
+        await self._go_on(fragment, contributed=contributed, reset=reset)
+
+    async def _go_on(self, fragment: int, *, contributed: bool, reset: bool, read: int = 0) -> None:
+        """Behind ``read`` inner steps of the cycle, where it is fragment 0's."""
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
@@ -149,7 +151,7 @@ class Conductor:
                 return  # other ranks by now: they begin, or have begun, with what was written here
         steps_count_from_here = contributed and self._guesses is None  # and not from a snapshot
         if fragment == 0 and (reset or steps_count_from_here or not self._at_will):
-            self._since = 0
+            self._since = 0 if self._at_will else read
         apply = Apply(
             round_,
             self._target,
@@ -162,6 +164,7 @@ class Conductor:
             tau=self._chooser.tau(),
             position=self._targets.position(self.swarm),
             voids=self.replicas[fragment].voids,
+            round_step=read,
             batches=batches,
             anew=anew,
         )
@@ -288,10 +291,9 @@ class Conductor:
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
-        fragments = range(len(self.replicas))
-        kept = max(self.readiness.snapshot_step[one] * self._keep_sent(one) for one in fragments)
+        read = self.readiness.read_steps([self._keep_sent(one) for one in range(len(others) + 1)])
         if not (resume or self._at_will):
-            self._since = kept
+            self._since = read
         moments = self.moments
         begin = Begin(
             round_,
@@ -311,7 +313,7 @@ class Conductor:
             moments=str(moments.path) if moments else "",
             moments_steps=moments.steps if moments else 0,
             position=max(self.pace.position, self._targets.position(self.swarm)),
-            round_step=kept,
+            round_step=read,
             batches=self._allotment.begin(self.resume_dir, slot),
         )
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
@@ -436,7 +438,9 @@ class Conductor:
                     await self._guesses.leave()
                 self._take_back_ready(fragment)
                 self._keep_sent(fragment)
-                await self.resume(fragment, contributed=False, reset=True)
+                offered = [self._contributes(one) for one in range(len(self.replicas))]
+                read = self.readiness.read_steps(offered)
+                await self._go_on(fragment, contributed=False, reset=True, read=read)
 
     def _take_back_ready(self, fragment: int) -> None:
         """The trainer goes back to the base: what it left is offered on only where it is kept.
@@ -452,9 +456,12 @@ class Conductor:
         Whether that is so.
         The round in which it is counted ends with a merge, which is when the next one may come.
         """
-        kept = self.swarm is not None and self.swarm.chains[fragment].contributes
+        kept = self._contributes(fragment)
         self.island.vectors.keep(fragment, on=kept)
         return kept
+
+    def _contributes(self, fragment: int) -> bool:
+        return self.swarm is not None and self.swarm.chains[fragment].contributes
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""

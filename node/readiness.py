@@ -6,6 +6,7 @@ snapshot was taken for may commit meanwhile without this work: it is not ready f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bootstrap.manifest import Manifest
@@ -41,10 +42,28 @@ class Readiness:
         self.snapshot_at = [0.0] * fragments  # when the last one came, in the event loop's time
         self.snapshot_of = [-1] * fragments  # and for which round
         self.snapshot_step = [0] * fragments  # and after how many inner steps of this cycle
+        self._merged_step = 0  # the furthest of these that was merged
         # round of the last snapshot, and turn of the sketch that was made with it
         self.sketched = [(-1, 0)] * fragments
         # in pairs there are no common turns: a sketch is as old as its oldest part
         self._whole = WholeSketch(fragments, min if manifest.mode in GOSSIP else turn_of)
+
+    def answered(self, fragment: int, *, contributed: bool) -> None:
+        """A round has ended; ``contributed``: with this island's snapshot."""
+        self.merged[fragment] += contributed
+        if contributed:
+            self._merged_step = max(self._merged_step, self.snapshot_step[fragment])
+        if fragment == 0:  # steps are counted from here
+            self.snapshot_step, self._merged_step = [0] * len(self.merged), 0
+
+    def read_steps(self, offered: Sequence[bool]) -> int:
+        """Inner steps of this cycle whose windows are not read again by who begins anew.
+
+        The base has what was learnt from them, or will have it.
+        ``offered``: of which fragments the last snapshot is still to be merged.
+        """
+        still = (step * kept for step, kept in zip(self.snapshot_step, offered, strict=True))
+        return max(self._merged_step, *still)
 
     def is_out(self, snapshot: Snapshot) -> bool:
         """Whether ``sent`` still is this snapshot, and waits for the round it was taken for.

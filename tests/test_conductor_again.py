@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,7 @@ from conductor_kit import (
 )
 
 from node.eager_state import EagerReplica
+from node.readiness import Readiness
 from node.trainer.channel import (
     Applied,
     Begin,
@@ -361,6 +363,48 @@ async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_b
     made._turns.free()
     await commit_without(made.replicas[0])
     assert (await begun()).round_step == 0, "another round has other windows"
+
+
+@pytest.mark.parametrize("mode", ["diloco", "async"])
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_trainer_that_goes_back_does_not_read_again_what_is_still_to_be_merged(
+    vectors: SharedVectors, kept: bool, mode: str
+) -> None:
+    made, chain = conductor(vectors, at_once, {"mode": mode})
+    await made._on_snapshot(replace(snapshot(vectors), round_step=7))
+    chain.contributes = kept
+    for _ in range(2):  # also where it is lost again
+        made._reset_due = {0}
+        await made._reset_if_due()
+        back = cast(Any, made.island).sent[-1]
+        assert (back.reset, back.round_step) == (True, 7 if kept else 0)
+        assert made._since == (7 if kept and mode == "diloco" else 0)
+        vectors.clear()
+        made._turns.free()
+    made._reset_due = {0}
+    await commit_without(made.replicas[0])
+    back = cast(Any, made.island).sent[-1]
+    assert (back.reset, back.round_step) == (True, 0), "another round has other windows"
+
+
+def test_windows_whose_steps_one_fragment_has_are_read_again_for_none() -> None:
+    """A cycle ends with fragment 0's round."""
+    three = cast(Any, SimpleNamespace(mode="diloco"))
+    made = Readiness(
+        three, cast(Any, None), cast(Any, (None,) * 3), cast(Any, None), Turns(3, free=True)
+    )
+    nothing = [False] * 3
+    made.snapshot_step[1] = 5
+    assert made.read_steps(nothing) == 0
+    assert made.read_steps([False, True, False]) == 5
+    made.answered(1, contributed=False)
+    assert made.read_steps(nothing) == 0
+    made.answered(1, contributed=True)
+    made.snapshot_step[2] = 8
+    assert made.read_steps(nothing) == 5
+    assert made.read_steps([False, False, True]) == 8
+    made.answered(0, contributed=True)
+    assert made.read_steps([True] * 3) == 0
 
 
 @pytest.mark.parametrize("kept", [False, True])

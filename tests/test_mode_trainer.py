@@ -171,6 +171,9 @@ def test_windows_of_a_snapshot_of_earlier_ranks_are_not_read_again(tmp_path: Pat
     trainer.take_snapshot()
     (said,) = (r for r in bench.script.reports if isinstance(r, Snapshot))
     assert (said.steps, said.round_step) == (2, TARGET + 2)
+    trainer.apply(apply(0, contributed=False, reset=True, round_step=TARGET + 1))
+    trainer.inner_step()
+    assert read[-1] == TARGET + 1
     trainer.apply(apply(1))
     trainer.inner_step()
     assert read[-1] == 0

@@ -76,8 +76,8 @@ class Begin(Message, kind=100):
     moments: Location = ""
     moments_steps: int = 0  # that a donor's have seen; 0: they are of a checkpoint
     position: int = 0  # of the swarm in the learning rate's schedule; the island's own, if further
-    # inner steps of the round that a snapshot holds which is still to be merged: what was read for
-    # them is not read again. A checkpoint's own are preferred
+    # inner steps of the round that are in ``base``, or in a snapshot still to be merged: their
+    # windows are not read again. A checkpoint's own are preferred
     round_step: int = 0
     batches: Stretches = ()  # that come next, by number; empty: a round has windows of its own
 
@@ -104,6 +104,7 @@ class Apply(Message, kind=101):
     tau: int | None = None  # inner steps to take before waiting for an outcome; None: as before
     position: int = 0  # as in :class:`Begin`
     voids: bool = False
+    round_step: int = 0  # with ``reset`` in the same round: as in :class:`Begin`
     batches: Stretches = ()
     anew: bool = False
 

@@ -342,7 +342,7 @@ class Progress:
         dropped = command.reset or self.gradients
         piece.answer(command.round, contributed=command.contributed, reset=dropped)
         if command.fragment == 0:
-            self.round_step = 0
+            self.round_step = command.round_step
         if self.numbers is not None and command.batches:
             self.numbers.give(command.batches, anew=command.anew)
         self.slot, self.slots = command.slot, command.slots
