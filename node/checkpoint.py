@@ -16,17 +16,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
 
+from node.tensor_files import File, take_notes
 from protocols.errors import OperatorError
 
 INDEX = "checkpoint.json"
@@ -36,7 +34,6 @@ OLD_PREFIX = f"{DRAFT_PREFIX}old-"  # in front of the name of one that a newer i
 ASIDE_PREFIX = f"{DRAFT_PREFIX}aside-"  # of one that is being copied to a second place
 _NAME = re.compile(r"ckpt-(\d{8,})")
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -70,14 +67,6 @@ class CheckpointError(OperatorError):
     def __init__(self, path: Path, why: str, fix: str) -> None:
         super().__init__("E404", f"checkpoint {path.name} cannot be used", why, fix)
         self.path = path
-
-
-class File(BaseModel):
-    """One file of a checkpoint."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    bytes: int = Field(ge=0)
-    blake3: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Facts(BaseModel):
@@ -188,11 +177,14 @@ class CheckpointStore:
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
-        Reads every file once for its hash; run it off the event loop.
+        Reads every file for its hash of which no note tells that; run it off the event loop.
         """
         with _disk_errors(draft):
-            found = files_in(draft)
-            files = {f.relative_to(draft).as_posix(): _fingerprint(f) for f in found}
+            told = take_notes(draft)
+            files = {
+                file.relative_to(draft).as_posix(): told.get(file) or _fingerprint(file)
+                for file in files_in(draft)
+            }
             created = max(
                 [time.time(), *(math.nextafter(_made(p), math.inf) for p in self.paths())]
             )
@@ -325,27 +317,6 @@ def _read_index(path: Path) -> Index:
         return Index.model_validate_json(raw)
     except ValidationError as error:
         raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
-
-
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """Write arrays as safetensors; a full disk raises ``OSError`` with its errno."""
-    from safetensors.numpy import save_file
-
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:
-        found = _OS_ERROR.search(str(error))
-        raise OSError(int(found[1]) if found else errno.EIO, str(error), str(path)) from error
-
-
-def read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Read what :func:`write_tensors` wrote; raises ValueError when the file is damaged."""
-    from safetensors.numpy import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 @contextmanager

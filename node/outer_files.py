@@ -22,13 +22,12 @@ from node.checkpoint import (
     CheckpointError,
     CheckpointStore,
     Index,
-    read_tensors,
     verify,
-    write_tensors,
 )
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.errors import reason
 from node.statedir import MANIFEST, StateDir
+from node.tensor_files import leave_note, read_tensors, write_tensors
 from protocols.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def write_outer(draft: Path, outer: OuterFiles) -> None:
     if outer.rounds:
         tensors["weights"] = np.array(outer.weights)
         tensors["rounds"] = np.array(outer.rounds)
-    write_tensors(draft / TENSORS, tensors)
+    leave_note(draft, draft / TENSORS, write_tensors(draft / TENSORS, tensors))
     (draft / MANIFEST).write_bytes(outer.signed.data)
 
 

@@ -8,8 +8,8 @@ from node.checkpoint import (
     Checkpoint,
     CheckpointStore,
     Facts,
-    write_tensors,
 )
+from node.tensor_files import write_tensors
 
 VALUES = np.arange(5000, dtype=np.float32)
 

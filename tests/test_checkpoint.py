@@ -22,10 +22,9 @@ from node.checkpoint import (
     DiskFullError,
     Facts,
     FolderGoneError,
-    read_tensors,
-    write_tensors,
 )
 from node.places import newest_checkpoint
+from node.tensor_files import read_tensors, write_tensors
 
 
 def names(store: CheckpointStore) -> list[str]:

@@ -28,6 +28,7 @@ from node.outer_files import OuterFiles, read_newest, write_outer
 from node.participation import Participation
 from node.restoring import restore
 from node.statedir import StateDir
+from node.tensor_files import File
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import TrainerFiles
@@ -267,7 +268,7 @@ def test_what_is_read_back_is_read_through_once_before(
     read: list[str] = []
     fingerprint = checkpoint._fingerprint
 
-    def counted(path: Path) -> checkpoint.File:
+    def counted(path: Path) -> File:
         read.append(path.name)
         return fingerprint(path)
 
