@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
@@ -27,7 +27,7 @@ from node.checkpoint import (
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.errors import reason
 from node.statedir import MANIFEST, StateDir
-from node.tensor_files import leave_note, read_tensors, write_tensors
+from node.tensor_files import Entry, leave_note, read_tensors, write_entries
 from protocols.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash i
 
 @dataclass(frozen=True)
 class OuterFiles:
-    """What :func:`write_outer` wrote: fp32 [N] each, on the CPU."""
+    """What a checkpoint holds of the outer state: fp32 [N] each, on the CPU."""
 
     base: torch.Tensor
     vectors: dict[str, torch.Tensor]  # of the outer optimizer, by name
@@ -54,19 +54,41 @@ class OuterFiles:
     weights: tuple[float, ...] = ()
     rounds: tuple[int, ...] = ()
 
+    def entries(self) -> list[Entry]:
+        """What the file has."""
+        tensors = {"base": self.base}
+        tensors |= {PREFIX + name: vector for name, vector in self.vectors.items()}
+        if self.residual is not None:
+            tensors["residual"] = self.residual
+        found = [Entry.of_tensor(name, tensor) for name, tensor in tensors.items()]
+        return found + numbers(self.weights, self.rounds)
 
-def write_outer(draft: Path, outer: OuterFiles) -> None:
-    """Write into a draft; raises ``OSError`` for a full disk. Run it off the event loop."""
+
+class Writable(Protocol):
+    """What :func:`write_outer` takes."""
+
+    @property
+    def signed(self) -> SignedManifest:
+        """The run's manifest."""
+        ...
+
+    def entries(self) -> list[Entry]:
+        """The tensors."""
+        ...
+
+
+def numbers(weights: tuple[float, ...], rounds: tuple[int, ...]) -> list[Entry]:
+    """What a checkpoint of an island in pairs has beside vectors; of others it is nothing."""
     import numpy as np
 
-    tensors = {"base": outer.base.numpy()}
-    tensors |= {PREFIX + name: vector.numpy() for name, vector in outer.vectors.items()}
-    if outer.residual is not None:
-        tensors["residual"] = outer.residual.numpy()
-    if outer.rounds:
-        tensors["weights"] = np.array(outer.weights)
-        tensors["rounds"] = np.array(outer.rounds)
-    leave_note(draft, draft / TENSORS, write_tensors(draft / TENSORS, tensors))
+    both = {"weights": np.array(weights), "rounds": np.array(rounds)}
+    return [Entry.of_array(*each) for each in both.items()] if rounds else []
+
+
+def write_outer(draft: Path, outer: Writable) -> None:
+    """Write into a draft; raises ``OSError`` for a full disk. Run it off the event loop."""
+    file = write_entries(draft / TENSORS, outer.entries())
+    leave_note(draft, draft / TENSORS, file)
     (draft / MANIFEST).write_bytes(outer.signed.data)
 
 

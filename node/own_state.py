@@ -134,6 +134,7 @@ class OwnReplica(Exchanging, OuterReplica):
             self.blend.step(self.rule, self.vectors, Rates(lr, momentum, round_ + 1))
             return bytes(state_digest(self.state)[0])
 
+        await self._released()
         digest: bytes = await self._alone(step)
         self._place = replace(self._place, round=round_ + 1, state=digest)
         if self.trainer is not None:

@@ -174,7 +174,6 @@ class Participation:
             store,
             run.signed,
             self.replicas,
-            vectors.tensors()[0],
             None,
             self.events,
             self.swarm.still,

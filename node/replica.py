@@ -25,6 +25,7 @@ from diloco.pseudo_gradient import norm, pseudo_gradient
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
 from gossip.validity import Place
+from node.freezing import FrozenOuter
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from node.turning import Turning
@@ -103,6 +104,7 @@ class OuterReplica:
         self.trainer: Trainer | None = None
         self.residual: Residual | None = None  # where codecs lose so much that it is sent later
         self.certificate: Certificate | None = None
+        self.frozen: FrozenOuter | None = None  # where a checkpoint is of this very state
         # where late work is turned towards the momentum
         aligned = manifest.rounds.align
         self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
@@ -236,6 +238,7 @@ class OuterReplica:
             self._finish(mine, outcome)
             return bytes(state_digest(self.state)[0])
 
+        await self._released()
         digest: bytes = await self.offload(step)
         self.inherited = self.inherited and not (merged if self.whole else mine)
         if self.turning is not None:
@@ -303,6 +306,7 @@ class OuterReplica:
             elif self.residual is not None:
                 self.residual.forget_round()
 
+        await self._released()
         await self.offload(move)
         await self.settle(state)
         if self.trainer is not None:
@@ -311,6 +315,11 @@ class OuterReplica:
     async def _hold(self) -> int | None:
         """Keep the trainer from the vectors; the round of a snapshot that is out, or None."""
         return await self.trainer.hold() if self.trainer is not None else None
+
+    async def _released(self) -> None:
+        """Return when a checkpoint that is being written does not need the vectors any more."""
+        if self.frozen is not None:
+            await self.frozen.release(self._place.fragment)
 
     def merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
         """Ranges of my snapshot that are in the merged parts."""

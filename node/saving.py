@@ -1,9 +1,9 @@
 """Checkpoints of a running node: the outer state, the place in the chain, and the trainer's files.
 
 Both halves go into one draft (:mod:`node.checkpoint`), so a checkpoint is one consistent moment or
-it does not exist. While no round is applied the daemon copies its part and asks the trainer for its
-own, who copies it when its inner step is over, which may take minutes: rounds that are applied
-meanwhile reach it afterwards. The copies are written beside training.
+it does not exist. While no round is applied the daemon freezes its part (:mod:`node.freezing`) and
+asks the trainer for its own, who copies it when its inner step is over, which may take minutes:
+rounds that are applied meanwhile reach it afterwards. Both are written beside training.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from diloco.optimizers import named
@@ -39,16 +37,17 @@ from node.checkpoint import (
 from node.conductor import Conductor
 from node.copying import Copying
 from node.earlier import moments_in, take_over
+from node.freezing import FrozenOuter
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped
-from node.outer_files import OuterFiles, write_beside, write_outer
+from node.monitor.machine import Machine
+from node.outer_files import PREFIX, write_beside, write_outer
 from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.restoring import standing_files
 from node.trainer.channel import ChannelClosedError
 from node.trainer_files import Asked, Taken
 from protocols.errors import OperatorError
-from protocols.messages import Certificate
 from protocols.tasks import Offload
 
 # for the trainer's copy, and so many of its inner steps: the one that it is at may take far longer
@@ -56,16 +55,21 @@ from protocols.tasks import Offload
 TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
 FIRST_STEP_S = 3600.0  # while no step has told how long they are
 MIN_PAUSE_S = 0.1
+TRAINER_VECTORS = 3  # as long as the model that a trainer copies: θ and Adam's two moments
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
+
+
+def _available() -> int | None:
+    return Machine(Path())().memory_available
 
 
 @dataclass(frozen=True)
 class _Outer:
-    """A copy of the outer state, with the certificate and the lineage of each fragment."""
+    """The outer state, with the certificate and the lineage of each fragment, encoded."""
 
-    files: OuterFiles
+    files: FrozenOuter
     place: Place  # of fragment 0
-    standing: list[tuple[Certificate | None, Lineage]]
+    standing: list[tuple[bytes, bytes] | None]
 
 
 @dataclass
@@ -75,7 +79,6 @@ class Keeper:
     store: CheckpointStore
     signed: SignedManifest
     replicas: Sequence[OuterReplica]  # by fragment
-    base: torch.Tensor  # of all of them, fp32 [N]
     conductor: Conductor | None
     events: EventLog
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
@@ -84,6 +87,7 @@ class Keeper:
     copying: Copying | None = None  # to a second place for them
     leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     newest: Path | None = None  # of this island since it joined
+    available: Callable[[], int | None] = _available  # bytes of memory; None: not known
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
     _deserted: bool = False  # the trainer has not given its part of the one before
@@ -172,14 +176,16 @@ class Keeper:
     async def _fill(self, draft: Path, last: AsyncExitStack | None, alone: bool) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""
         asked: Asked | None = None
+        outer: _Outer | None = None
         try:
             async with self._asking(draft, last, alone) as asked:
-                outer = await self._outer()
-            if asked is not None:
-                async with self._patience():
-                    await asked.copied
+                outer = await self._outer(asked)
+            # side by side: a round that waits for the one does not wait for the other as well
+            both = self._copied(asked, outer), self._written(draft, outer)
+            for failed in await asyncio.gather(*both, return_exceptions=True):
+                if failed is not None:
+                    raise failed
             facts = self._facts(outer.place)
-            await self.offload(lambda: self._write(draft, outer))
             if asked is None and self.conductor is not None:
                 at = tuple(replica.place.round for replica in self.replicas)
                 await self.offload(lambda: take_over(self.newest, facts, at, draft))
@@ -190,6 +196,9 @@ class Keeper:
             elif asked is not None:
                 asked.written.cancel()  # nobody waits for it any more
             raise
+        finally:
+            if outer is not None:
+                self._thaw(outer)
         await self._trainer_done(draft, asked)
         return facts
 
@@ -243,40 +252,77 @@ class Keeper:
         seconds = HURRIED_S if self._waiting else patience
         return seconds + STEPS * step_s
 
-    async def _outer(self) -> _Outer:
-        """A copy of the outer state and of where it stands, on which rounds have no effect."""
+    async def _outer(self, asked: Asked | None = None) -> _Outer:
+        """The outer state and where it stands, on which rounds have no effect any more.
+
+        ``asked``: what the trainer has yet to take memory for.
+        """
         replicas = self.replicas
-        residuals = [r.residual.values for r in replicas if r.residual is not None]
         standing = [
-            (replica.certificate, lineage)
-            for replica, lineage in zip(replicas, self.lineages(), strict=True)
+            (certificate.encode(), lineage.encode()) if certificate is not None else None
+            for certificate, lineage in zip(
+                (replica.certificate for replica in replicas), self.lineages(), strict=True
+            )
         ]
         own = [replica for replica in replicas if isinstance(replica, OwnReplica)]
         weights = []
         for replica in own:
             async with replica.blending:  # of a share that is being mixed in it would have two
                 weights.append(replica.weight)
-        rounds = tuple(replica.place.round for replica in own)
+        vectors = {"base": [replica.base for replica in replicas]}
+        for name in replicas[0].vectors:
+            vectors[PREFIX + name] = [replica.vectors[name] for replica in replicas]
+        residuals = [r.residual.values for r in replicas if r.residual is not None]
+        if residuals:
+            vectors["residual"] = residuals
+        staged = TRAINER_VECTORS * sum(part.nbytes for part in vectors["base"])
 
-        def copy() -> OuterFiles:
-            vectors = {
-                name: torch.cat([replica.vectors[name] for replica in replicas])
-                for name in replicas[0].vectors
-            }
-            residual = torch.cat(residuals) if residuals else None
-            base = self.base.clone()
-            return OuterFiles(base, vectors, self.signed, residual, tuple(weights), rounds)
+        def room() -> int | None:
+            left = self.available()
+            to_come = asked is not None and not asked.copied.done()
+            return left - staged if left is not None and to_come else left
 
-        return _Outer(await self.offload(copy), replicas[0].place, standing)
+        files = FrozenOuter(
+            self.signed,
+            vectors,
+            self.offload,
+            room,
+            tuple(weights),
+            tuple(replica.place.round for replica in own),
+        )
+        for each in replicas:
+            each.frozen = files
+        return _Outer(files, replicas[0].place, standing)
+
+    def _thaw(self, outer: _Outer) -> None:
+        outer.files.close()
+        for replica in self.replicas:
+            replica.frozen = None
+
+    async def _copied(self, asked: Asked | None, outer: _Outer) -> None:
+        """Wait until the trainer has copied its part; where it does not the other is given up."""
+        if asked is None:
+            return
+        try:
+            async with self._patience():
+                await asked.copied
+        except BaseException:
+            outer.files.close()
+            raise
+
+    async def _written(self, draft: Path, outer: _Outer) -> None:
+        try:
+            await self.offload(lambda: self._write(draft, outer))
+        finally:
+            self._thaw(outer)
 
     def _write(self, draft: Path, outer: _Outer) -> None:
         write_outer(draft, outer.files)
         write_beside(draft, self.store.directory.parent)
-        for fragment, (certificate, lineage) in enumerate(outer.standing):
-            if certificate is not None:
-                made, way = standing_files(draft, fragment)
-                made.write_bytes(certificate.encode())
-                way.write_bytes(lineage.encode())
+        for fragment, encoded in enumerate(outer.standing):
+            if encoded is not None:
+                for path, data in zip(standing_files(draft, fragment), encoded, strict=True):
+                    path.write_bytes(data)
 
     async def _trainer_done(self, draft: Path, asked: Asked | None) -> None:
         """Wait for the trainer's files; raises what kept it from writing them."""

@@ -57,12 +57,13 @@ async def inline(work: Callable[[], Any]) -> Any:
 
 def keeper_at(directory: Path, events: list[Any]) -> Keeper:
     place = SimpleNamespace(round=3, previous=b"", state=b"")
-    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
+    replica = SimpleNamespace(
+        place=place, residual=None, base=torch.zeros(2), vectors={}, certificate=None, frozen=None
+    )
     return Keeper(
         CheckpointStore(directory),
         cast(SignedManifest, SimpleNamespace(run_id=b"run")),
         cast("list[OuterReplica]", [replica]),
-        torch.zeros(2),
         None,
         cast(EventLog, SimpleNamespace(emit=events.append)),
         nullcontext,

@@ -235,7 +235,7 @@ async def test_a_checkpoint_has_the_weight_of_one_moment(own: Own, tmp_path: Pat
     replica.waiting = waiting
     with ThreadPoolExecutor(2) as pool:
         keeper = keeper_at(tmp_path, [])
-        keeper.replicas, keeper.base = own.replicas, own.base
+        keeper.replicas = own.replicas
         keeper.lineages = lambda: [cast(Any, None)] * len(own.replicas)
         keeper.offload = replica.offload = offload_to(pool)
         taking = asyncio.create_task(take())

@@ -1,0 +1,179 @@
+"""A checkpoint's outer state: of one moment, though rounds change it while it is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from replica_kit import ME, OTHER, normal
+from saving_kit import SlowTrainer, keeper_at
+
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
+from gossip.lineage import Lineage
+from node.conductor import Conductor
+from node.freezing import FrozenOuter, GivenUpError
+from node.own_state import OwnReplica
+from node.replica import ChainStanding, OuterReplica
+from node.tensor_files import PIECE, read_tensors
+from node.trainer.shared import SharedVectors
+from protocols import virtual_time
+from protocols.codecs import RangeCodec
+from protocols.identity import Identity
+from protocols.virtual_time import inline
+
+PIECES = 3
+ONE = PIECE // 4  # elements of a piece
+SIZE = PIECES * ONE + 7
+NOBODY = cast(SignedManifest, None)
+IDENTITY = Identity.from_seed(bytes(32))
+
+
+def frozen(
+    *parts: torch.Tensor, room: Callable[[], int | None] = lambda: None
+) -> tuple[FrozenOuter, Iterator[np.ndarray[Any, Any]]]:
+    """One vector, which the parts are of, and its pieces on their way to the disk."""
+    one = FrozenOuter(NOBODY, {"base": parts}, inline, room)
+    (entry,) = one.entries()
+    assert entry.shape == (sum(map(len, parts)),)
+    return one, (np.array(piece).view(np.float32) for piece in entry.pieces())
+
+
+async def test_what_is_not_written_when_a_round_comes_is_copied() -> None:
+    vector = normal(1, SIZE)
+    before = vector.clone()
+    one, pieces = frozen(vector)
+    found = [next(pieces)]
+    await one.release(0)
+    vector.zero_()
+    found += pieces
+    assert np.array_equal(np.concatenate(found), before.numpy())
+    await one.release(0)  # the next round: there is nothing left to do
+
+
+async def test_what_is_written_already_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    vector, copied, clone = normal(1, SIZE), list[int](), torch.Tensor.clone
+    one, pieces = frozen(vector)
+    next(pieces)
+
+    def counted(part: torch.Tensor) -> torch.Tensor:
+        copied.append(len(part))
+        return clone(part)
+
+    monkeypatch.setattr(torch.Tensor, "clone", counted)
+    await one.release(0)
+    assert copied == [SIZE - ONE]
+
+
+async def test_one_fragment_s_round_leaves_the_others_where_they_lie() -> None:
+    first, second = normal(1, ONE + 5), normal(2, ONE + 9)
+    before = second.clone()
+    one, pieces = frozen(first, second)
+    next(pieces)
+    await one.release(1)
+    second.zero_()
+    first[ONE:] = 3.0  # nobody has released it: that is what is written
+    found = np.concatenate(list(pieces))
+    assert found[:5].tolist() == [3.0] * 5
+    assert np.array_equal(found[5:], before.numpy())
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_without_the_memory_for_a_copy_the_round_waits_for_the_disk(gives_up: bool) -> None:
+    vector = normal(1, SIZE)
+    before = vector.clone()
+    one, pieces = frozen(vector, room=lambda: int(1.05 * vector.nbytes))
+    released = asyncio.ensure_future(one.release(0))
+    await asyncio.sleep(0)
+    found = [next(pieces)]
+    assert not released.done()
+    if gives_up:
+        one.close()
+        with pytest.raises(GivenUpError):
+            next(pieces)
+    else:
+        found += pieces
+        assert np.array_equal(np.concatenate(found), before.numpy())
+        one.close()
+    await released
+
+
+@contextmanager
+def replica_of(mode: str) -> Iterator[OuterReplica]:
+    """A real one with momentum."""
+    rounds = {"rounds": {"codec": "fp32"}} if mode == "diloco" else {}
+    manifest = Manifest.model_validate({"mode": mode, **rounds})
+    vectors = SharedVectors.create(SIZE)
+    kind = OuterReplica if mode == "diloco" else OwnReplica
+    one = kind(manifest, ME, vectors, RangeCodec("fp32", SIZE - 100), inline, (ME, OTHER))
+    one.base.copy_(normal(1, SIZE))
+    one.sent.copy_(normal(2, SIZE))
+    one.vectors["v"].copy_(normal(3, SIZE))
+    yield one
+    del one.base, one.sent
+    if isinstance(one, OwnReplica):
+        del one.blend
+    vectors.close()
+
+
+async def moved(replica: OuterReplica) -> None:
+    """A round, or a download, changes it."""
+    if isinstance(replica, OwnReplica):
+        await replica.start()
+        await replica.finish(0, ours=True)
+        return
+    state = ChainStanding(replica.place, (ME, OTHER), None, Lineage(b"r" * 32, (ME,)))
+    await replica.jump([normal(8, SIZE), normal(9, SIZE)], state, keep="nothing")
+
+
+@pytest.mark.parametrize("mode", ["diloco", "gossip"])
+@pytest.mark.parametrize("memory", [None, 0])
+def test_a_round_while_the_state_is_written_is_not_in_the_checkpoint(
+    tmp_path: Path, mode: str, memory: int | None
+) -> None:
+    async def story(replica: OuterReplica) -> None:
+        expected = {"base": replica.base.clone(), "outer.v": replica.vectors["v"].clone()}
+        keeper, trainer = keeper_at(tmp_path, []), SlowTrainer(copies=False)
+        keeper.replicas, keeper.conductor = [replica], cast(Conductor, trainer)
+        keeper.available = lambda: memory
+        keeper.signed = SignedManifest.create(replica.manifest, IDENTITY)
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def held(work: Callable[[], Any]) -> Any:
+            """The disk takes its time, and the first thing that is done is to write."""
+            if not begun.is_set():
+                begun.set()
+                await goes_on.wait()
+            return work()
+
+        keeper.offload = held
+        async with asyncio.TaskGroup() as tasks:
+            saving = tasks.create_task(keeper.save())
+            await begun.wait()
+            round_ = tasks.create_task(moved(replica))
+            await asyncio.sleep(1.0)
+            assert round_.done() == (memory is None)
+            assert torch.equal(replica.base, expected["base"]) != round_.done()
+            goes_on.set()
+            await round_  # which waits for no trainer
+            assert not torch.equal(replica.base, expected["base"])
+            assert trainer.copied is not None
+            trainer.copied.set_result(None)
+            await asyncio.sleep(0)
+            trainer.write()
+        assert saving.result()
+        assert replica.frozen is None
+        found = keeper.store.latest().checkpoint
+        assert found is not None
+        written = read_tensors(found.path / "outer.safetensors")
+        for name, vector in expected.items():
+            assert np.array_equal(written[name], vector.numpy())
+
+    with replica_of(mode) as replica:
+        virtual_time.run(story(replica))
