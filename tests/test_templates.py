@@ -12,15 +12,17 @@ import pytest
 import yaml
 from api_kit import Kit
 from promql_kit import labels
+from typer.testing import CliRunner
 
 from node import outermost
+from node.cli import app
 from node.config import resolve
 from node.hosts.meeting import meeting
 from node.monitor import metrics
 from node.monitor.events import CheckpointSaved, RoundDone, Step
 from node.monitor.metrics import exposition, registry
 from node.monitor.views import GpuView, MachineView, PeerView, RunView
-from node.templates import STOP_S, TEMPLATES, open_to_others, render
+from node.templates import STOP_S, TEMPLATES, checkpoint_s, open_to_others, render, stop_s
 
 PEERS = ("203.0.113.7:4390/12D3KooWNZcxuidu2rkHZK2K5H1WMTHuvb2QbLhPfnmLGuqU9Xdz", "seed.example:1")
 KINDS = [{}, {"peers": PEERS, "public_addr": "198.51.100.2:4390"}]
@@ -48,6 +50,16 @@ def test_nothing_is_left_to_fill_in(name, kind):
     assert not re.findall(r"@[A-Z_]+@", text)
     assert text.endswith("\n")
     assert (PEERS[0] in text) == bool(kind and name not in ("prometheus", "grafana"))
+
+
+@pytest.mark.parametrize("name", ["systemd", "docker", "compose", "kubernetes", "slurm"])
+def test_a_large_model_s_node_is_given_the_time_of_two_checkpoints(name):
+    words = ["bootstrap", "template", name, "--parameters", "7e9", "--disk", "1e9"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert done.output == render(name, stop=340)  # 140 GB, twice, and a minute
+    assert re.search(r"\b340(s|\b)", done.output)
+    assert stop_s(checkpoint_s(1e6)) == STOP_S
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")

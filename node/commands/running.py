@@ -17,7 +17,7 @@ from node.interrupts import clean_up_at_any_end
 from node.island_settings import IslandSettings
 from node.monitor.machine import Machine
 from node.options import with_settings
-from node.templates import TEMPLATES, render
+from node.templates import DISK, TEMPLATES, checkpoint_s, render, stop_s
 
 if TYPE_CHECKING:
     from bootstrap.manifest import Manifest
@@ -104,6 +104,20 @@ def bootstrap(
 def template(
     flags: dict[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help=TEMPLATE_NAMES)],
+    parameters: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Of the model to train, as in 7e9: of a large one the last checkpoint takes long.",
+        ),
+    ] = 0,
+    disk: Annotated[
+        float,
+        typer.Option(
+            min=1, callback=finite, help="Bytes a second that the disk of its checkpoints writes."
+        ),
+    ] = DISK,
 ) -> None:
     """Print a file to run or watch nodes with elsewhere.
 
@@ -114,7 +128,13 @@ def template(
     if not hosts.isdigit():
         raise bad_config("--nnodes auto", "a file says how many hosts there are", "give a number")
     try:
-        text = render(name, peers=config.peers, public_addr=config.public_addr, hosts=int(hosts))
+        text = render(
+            name,
+            peers=config.peers,
+            public_addr=config.public_addr,
+            hosts=int(hosts),
+            stop=stop_s(checkpoint_s(parameters, disk)),
+        )
     except KeyError as error:
         raise bad_config(
             f"no template {name!r}{nearest(name, TEMPLATES)}",

@@ -8,6 +8,7 @@ in here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import stat
@@ -19,7 +20,10 @@ from pathlib import Path
 
 from node import __version__
 
-STOP_S = 180  # to leave: a last checkpoint, the end of the round, a farewell
+# to leave: a last checkpoint of a small model, the end of the round, a farewell
+STOP_S, OTHERWISE_S = 180, 60  # the latter without the checkpoint
+FLOATS = 5  # numbers a parameter in a checkpoint: outer parameters, momentum, θ, two moments
+DISK = 500e6  # bytes a second that a disk writes, where nobody says
 STATE = "/var/lib/atoll"
 
 
@@ -48,6 +52,19 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
+def stop_s(checkpoint_s: float) -> int:
+    """Seconds to give a node to leave in, whose checkpoints take so long.
+
+    One may be under way, and the last one follows it.
+    """
+    return max(STOP_S, math.ceil(OTHERWISE_S + 2 * checkpoint_s))
+
+
+def checkpoint_s(parameters: float, disk: float = DISK) -> float:
+    """Seconds that a checkpoint of such a model takes at so many bytes a second."""
+    return 4 * FLOATS * parameters / disk
+
+
 def closed() -> str:
     """Lines of a unit's head where its own user cannot get to this Python or its packages.
 
@@ -70,12 +87,19 @@ def open_to_others(folder: Path) -> bool:
     return bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
-def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "", hosts: int = 1) -> str:
+def render(
+    name: str,
+    *,
+    peers: tuple[str, ...] = (),
+    public_addr: str = "",
+    hosts: int = 1,
+    stop: int = STOP_S,
+) -> str:
     """The text of a template; raises KeyError for a name that is none.
 
     With ``peers`` the node trains with them, else it is a seed, or where that makes no sense
     (slurm, skypilot) makes a run. ``public_addr`` is HOST:PORT under which others reach it.
-    ``hosts``: of the island, in those templates that know of several.
+    ``hosts``: of the island, in those templates that know of several. ``stop``: seconds to leave.
     """
     template = TEMPLATES[name]
     hosts = max(hosts, template.hosts)
@@ -95,7 +119,7 @@ def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "", hos
         "STATE": STATE,
         "NNODES": str(hosts),
         "NODES": "one machine" if hosts == 1 else f"{hosts} machines",
-        "STOP_S": str(STOP_S),
+        "STOP_S": str(stop),
         "CLOSED": closed(),
     }
     for word, value in filled.items():
