@@ -149,7 +149,8 @@ class NodeConfig(IslandSettings):
     checkpoint_seconds: float = Field(
         default=600.0,
         ge=0,
-        description="Seconds between checkpoints where rounds are further apart; 0: rounds alone.",
+        description="Seconds between checkpoints where rounds are further apart, or ten times what "
+        "one takes, if that is more; 0: rounds alone.",
     )
     keep_checkpoints: int = Field(
         default=2, ge=1, le=1000, description="How many checkpoints to keep."

@@ -39,12 +39,14 @@ from node.copying import Copying
 from node.earlier import moments_in, take_over
 from node.freezing import FrozenOuter
 from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSaved, CheckpointSkipped
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, Notice
 from node.monitor.machine import Machine
+from node.monitor.wording import duration
 from node.outer_files import PREFIX, write_beside, write_outer
 from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.restoring import standing_files
+from node.templates import STOP_S, stop_s
 from node.trainer.channel import ChannelClosedError
 from node.trainer_files import Asked, Taken
 from protocols.errors import OperatorError
@@ -55,6 +57,7 @@ from protocols.tasks import Offload
 TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
 FIRST_STEP_S = 3600.0  # while no step has told how long they are
 MIN_PAUSE_S = 0.1
+RARELY = 10.0  # times what the last one took: between checkpoints that are made by time
 TRAINER_VECTORS = 3  # as long as the model that a trainer copies: θ and Adam's two moments
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
@@ -94,6 +97,8 @@ class Keeper:
     _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
     _limit: asyncio.Timeout | None = None  # of what the trainer is waited for now
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
+    _took: float = 0.0  # seconds, the newest one
+    _told: set[str] = field(default_factory=set)  # what is said once
 
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
@@ -132,10 +137,18 @@ class Keeper:
     async def by_time(self, every: float) -> None:
         """Save where rounds are further apart than ``every`` seconds, while there is training.
 
-        What was learnt in a long round is not to be lost.
+        What was learnt in a long round is not to be lost. But a checkpoint takes disk and memory
+        from all else, so of a large model they are rarer.
         """
         while True:
-            left = self._began + every - time.monotonic()
+            pause = max(every, RARELY * self._took)
+            if pause > every:
+                self._say_once(
+                    "pause",
+                    f"a checkpoint takes {duration(self._took)} here, so in rounds that are long "
+                    f"there are {duration(pause)} between two of them, and not {duration(every)}",
+                )
+            left = self._began + pause - time.monotonic()
             await asyncio.sleep(max(left, MIN_PAUSE_S))
             if left <= 0 and self.conductor is not None and self.conductor.training:
                 await self.save()
@@ -161,6 +174,7 @@ class Keeper:
             self._deserted = isinstance(error, ChannelClosedError | TimeoutError)
             return False
         self._full, self.newest = False, saved.path
+        self._took = time.monotonic() - started
         if self.copying is not None:
             await self.copying.soon(saved.path)
         self.events.emit(
@@ -168,10 +182,22 @@ class Keeper:
                 round=facts.round,
                 path=str(saved.path),
                 bytes=sum(file.bytes for file in saved.facts.files.values()),
-                seconds=time.monotonic() - started,
+                seconds=self._took,
             )
         )
+        if stop_s(self._took) > STOP_S:
+            self._say_once(
+                "stop",
+                f"a checkpoint takes {duration(self._took)} here: who stops this node is to give "
+                f"it {stop_s(self._took)} s (systemd: TimeoutStopSec=, Docker: --stop-timeout, "
+                "Kubernetes: terminationGracePeriodSeconds:), or the last one may be lost",
+            )
         return True
+
+    def _say_once(self, what: str, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self.events.emit(Notice(text=text))
 
     async def _fill(self, draft: Path, last: AsyncExitStack | None, alone: bool) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,12 +18,12 @@ from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node import checkpoint, saving
+from node import checkpoint, saving, trainer_files
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSkipped, Problem
+from node.monitor.events import CheckpointSkipped, Notice, Problem
 from node.multiples import Multiples
 from node.outer_files import OuterFiles, read_newest, write_outer
 from node.participation import Participation
@@ -31,7 +32,7 @@ from node.statedir import StateDir
 from node.tensor_files import File
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
-from node.trainer_files import TrainerFiles
+from node.trainer_files import Asked, TrainerFiles
 from protocols import virtual_time
 from protocols.errors import OperatorError
 from protocols.identity import Identity
@@ -355,3 +356,56 @@ async def test_a_checkpoint_that_was_given_up_says_nothing_of_the_next_one() -> 
     assert not asked.written.done()
     files.told(Saved("second", "", full=False))
     assert (await asked.written).directory == "second"
+
+
+def test_checkpoints_by_time_leave_the_disk_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large model one takes minutes: the next is not to begin as it ends."""
+
+    class Writes(SlowTrainer):
+        async def save(self, draft: Path) -> Asked:
+            asked = await super().save(draft)
+            begun.append(_now())
+            asyncio.get_running_loop().call_later(100.0, self.write)
+            return asked
+
+    begun: list[float] = []
+    events: list[Any] = []
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    for module in (saving, trainer_files):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=_now))
+
+    async def story() -> None:
+        keeper = keeper_at(tmp_path, events)
+        keeper.conductor, keeper._began = cast(Conductor, Writes()), _now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(4000):
+                await keeper.by_time(600.0)
+
+    virtual_time.run(story())
+    assert [round(after - begun[0]) for after in begun] == [0, 1000, 2000, 3000]
+    said = [one.text for one in events if isinstance(one, Notice)]
+    assert len(said) == 2, "each is said once"
+    assert "260 s" in said[0]  # two of them, and a minute
+    assert "16m between two of them" in said[1]
+
+
+async def test_what_grows_is_waited_for_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = itertools.count(0.0, 30.0)  # each look at the clock is half a minute later
+    monkeypatch.setattr(trainer_files, "time", SimpleNamespace(monotonic=lambda: next(moment)))
+    monkeypatch.setattr(trainer_files, "LOOK_S", 0.0)
+    sizes = itertools.chain(range(400), itertools.repeat(400))
+    monkeypatch.setattr(trainer_files, "bytes_in", lambda draft: next(sizes))
+    loop = asyncio.get_running_loop()
+    asked = Asked(loop.create_future(), loop.create_future())
+    with pytest.raises(TimeoutError, match="written nothing"):
+        await asked.all_written(tmp_path, lambda: 100.0)
+    assert next(sizes) == 400
+    assert next(moment) > 2 * 3600
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
