@@ -2,8 +2,9 @@
 
 Everything is bounded: how many wait here, how many calls, of all and of one caller, a node has not
 fetched, how many connections are carried at once and for one peer, their speed all together, and
-how long one may say nothing. Nothing is dialled from here, so nobody can be made to by asking. Whom
-a relay serves is decided where all names of a node are
+how long one may say nothing. Where as many are carried as may be, one on which nothing moves makes
+way, of whoever has most, by its key or by its address. Nothing is dialled from here, so nobody can
+be made to by asking. Whom a relay serves is decided where all names of a node are
 (:meth:`protocols.http.HttpTransport.admit`), and by ``may_wait``: only those who were greeted may
 be called through it.
 """
@@ -43,6 +44,7 @@ JOIN_S = 10.0  # for both ends of a call to come
 IDLE_S = 120.0  # without a byte: longer than connections are kept for their next use
 MAX_WAITING = 256  # hidden nodes
 MAX_WAITING_OF_ONE = 64  # of them, from one place
+QUIET_S = 10.0  # without a byte: it may make way for another
 MAX_CIRCUITS = 512  # connections carried or about to be
 MAX_CIRCUITS_OF_ONE = 64  # of them, of one peer
 
@@ -62,8 +64,10 @@ class _Circuit:
     """A call to be carried: the end that came first waits for the other."""
 
     peers: tuple[PeerId, PeerId]
+    names: frozenset[str]  # of both peers, and of the places that they come from
     tokens: tuple[bytes, bytes]
     until: float  # both must have come by then
+    moved: float  # when the last byte came
     ends: list[socket.socket] = field(default_factory=list)
     met: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -167,14 +171,17 @@ class RelayServer:
         if not self.rate:
             raise RemoteRefused("tells", "this relay carries nothing, it only tells who calls")
         both = (peer, asked.target)
-        in_the_way = [found for one in both if (found := self._in_the_way(one, both)) is not None]
-        if len(self._circuits) >= MAX_CIRCUITS:
-            raise RemoteRefused("full", f"{MAX_CIRCUITS} connections are carried already")
+        in_the_way = {found for one in both if (found := self._in_the_way(one, both)) is not None}
+        if len(self._circuits) - len(in_the_way) >= MAX_CIRCUITS:
+            if (quiet := self._quiet()) is None:
+                raise RemoteRefused("full", f"{MAX_CIRCUITS} connections are carried already")
+            in_the_way.add(quiet)
         ours, theirs = (secrets.token_bytes(TOKEN_BYTES) for _ in both)
         self.tell(asked.target, RelayCall(peer, theirs, ()))
         for found in in_the_way:
             self._cut(found)
-        circuit = _Circuit(both, (ours, theirs), self._now() + JOIN_S)
+        now, names = self._now(), frozenset({*both, *map(self.place_of, both)} - {""})
+        circuit = _Circuit(both, names, (ours, theirs), now + JOIN_S, now)
         self._circuits.add(circuit)
         self._by_token |= dict.fromkeys(circuit.tokens, circuit)
         return ours
@@ -191,7 +198,19 @@ class RelayServer:
         pair, most = by_pair.most_common(1)[0]
         if most < by_pair[frozenset(both)] + 2:
             raise RemoteRefused("full", f"{MAX_CIRCUITS_OF_ONE} connections of one peer")
-        return next(circuit for circuit in circuits if frozenset(circuit.peers) == pair)
+        of_pair = (circuit for circuit in circuits if frozenset(circuit.peers) == pair)
+        return min(of_pair, key=lambda circuit: circuit.moved)
+
+    def _quiet(self) -> _Circuit | None:
+        """Of those on which nothing moves the longest quiet of whoever has most connections."""
+        count = Counter(name for circuit in self._circuits for name in circuit.names)
+        latest = self._now() - QUIET_S
+        quiet = (one for one in self._circuits if one.met.is_set() and one.moved <= latest)
+
+        def has_most(circuit: _Circuit) -> tuple[int, float]:
+            return max(count[name] for name in circuit.names), -circuit.moved
+
+        return max(quiet, key=has_most, default=None)
 
     def _cut(self, circuit: _Circuit) -> None:
         if not circuit.met.is_set():
@@ -221,9 +240,14 @@ class RelayServer:
                     await circuit.met.wait()
                 await circuit.over.wait()
             else:
-                circuit.until = float("inf")
+                circuit.until, circuit.moved = math.inf, self._now()
                 circuit.met.set()
-                await splice(circuit.ends[0], sock, self._bucket, idle=IDLE_S, moved=self._moved)
+
+                def moved(count: int) -> None:
+                    circuit.moved = self._now()
+                    self._moved(count)
+
+                await splice(circuit.ends[0], sock, self._bucket, idle=IDLE_S, moved=moved)
         finally:
             sock.close()
             self._drop(circuit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 
 import pytest
@@ -15,7 +16,7 @@ from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
 from protocols.names import Names
 from protocols.relay_client import Relays
-from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
+from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer, _Circuit
 from protocols.relay_wire import (
     MAX_CALLS,
     MAX_CALLS_OF_ONE,
@@ -52,7 +53,8 @@ async def test_a_node_that_does_not_ask_again_is_gone() -> None:
 async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     relay, _ = server()
     monkeypatch.setattr("protocols.relay_server.MAX_WAITING_OF_ONE", 1)
-    relay.place_of = {B.peer_id: "one", C.peer_id: "one", D.peer_id: "another"}.__getitem__
+    places = {B.peer_id: "one", C.peer_id: "one", D.peer_id: "another"}
+    relay.place_of = lambda peer: places.get(peer, "")
     await begin(relay, B.peer_id)
     await begin(relay, B.peer_id)  # again
     with pytest.raises(RemoteRefused, match="from one"):
@@ -114,6 +116,40 @@ async def test_connections_of_all_together_are_bounded(monkeypatch: pytest.Monke
     clock[0] = 11  # nobody came for them
     await begin(relay, E.peer_id)
     await relay.dial(stranger, RelayDial(E.peer_id, b"", ()).encode())
+
+
+async def test_who_makes_keys_takes_no_relay_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has most connections, by key or by address, gives up the longest quiet of them."""
+    relay, clock = server()
+    monkeypatch.setattr("protocols.relay_server.MAX_CIRCUITS", 6)
+    keys = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(10, 16)]
+    relay.place_of = lambda peer: "evil" if peer in keys else peer[-8:]
+    hidden = B.peer_id
+    await begin(relay, hidden)
+
+    async def carried(caller: PeerId, target: PeerId = hidden) -> _Circuit:
+        before = set(relay._circuits)
+        await begin(relay, target)
+        await relay.dial(caller, RelayDial(target, b"", ()).encode())
+        (new,) = relay._circuits - before
+        new.met.set()  # as when both have come
+        new.until, new.moved = math.inf, clock[0]
+        return new
+
+    honest = [await carried(one.peer_id, D.peer_id) for one in (A, C)]
+    clock[0] = 5
+    evil = [await carried(key, keys[5]) for key in keys[:4]]
+    with pytest.raises(RemoteRefused, match="6 connections are carried already"):
+        await carried(E.peer_id)  # something has just moved on each
+    clock[0] = 20
+    evil[0].moved, evil[1].moved, evil[2].moved = 19, 7, 6  # the last one 5
+    honest += [await carried(E.peer_id)]
+    assert relay._circuits == {*honest, *evil[:3]}
+    clock[0] = 40
+    evil += [await carried(keys[4], keys[5])]
+    assert relay._circuits == {*honest, evil[0], evil[1], evil[4]}, (
+        "its own makes way, and no other"
+    )
 
 
 async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
