@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from threading import Barrier
+
 import pytest
 import torch
 from blake3 import blake3
@@ -13,7 +16,8 @@ from bootstrap.state import (
     state_digest,
 )
 from bootstrap.state.chunks import check_offer
-from bootstrap.state.digest import HASH_BYTES, StateBytes, count_chunks, root
+from bootstrap.state import digest as module
+from bootstrap.state.digest import HASH_BYTES, StateBytes, copied, count_chunks, root
 from protocols.errors import (
     LocalProtocolError,
 )
@@ -31,6 +35,36 @@ def test_digest_is_of_the_bytes_chunk_by_chunk() -> None:
         assert hashes == expected
         assert digest == root(len(data), chunk, expected)
     assert state_digest([base, momentum]) == state_digest([base, momentum], chunk_size(len(data)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5, 100])
+def test_threads_change_neither_digest_nor_copies(threads: int) -> None:
+    originals = vectors(count=100_003)
+    whole = state_digest(originals, 2**16, threads=1)
+    assert state_digest(originals, 2**16, threads) == whole
+    copies, *found = copied(originals, 2**16, threads)
+    assert tuple(found) == whole
+    for copy, original in zip(copies, originals, strict=True):
+        assert copy.equal(original)
+        original += 1
+    assert state_digest(copies, 2**16)[0] == whole[0] != state_digest(originals, 2**16)[0]
+
+
+@pytest.mark.parametrize("work", [state_digest, copied])
+def test_a_large_state_is_hashed_by_several_threads(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[Sequence[Tensor]], object]
+) -> None:
+    meeting = Barrier(2, timeout=20.0)  # broken where one thread comes alone
+
+    def hasher(*data: bytes) -> blake3:
+        if not data:  # for a chunk
+            meeting.wait()
+        return blake3(*data)
+
+    monkeypatch.setattr(module, "blake3", hasher)
+    monkeypatch.setattr(module, "THREADED_BYTES", 2**20)
+    monkeypatch.setattr(module, "CORES", 2)
+    work([torch.zeros(2**18)])
 
 
 def test_every_bit_and_the_shape_count() -> None:

@@ -92,7 +92,7 @@ def test_no_outer_step_is_applied_while_the_copy_is_taken(identities: Identities
         StateServer(transport, RUN, bench.current, still=still, offload=offload)
         bench.peers = [transport.peer_id]
         offers = await asyncio.gather(*(ask(bench) for _ in range(5)))
-        assert held == ["still", "work", "free", "work"]  # one copy for all five; hashed after
+        assert held == ["still", "work", "free"]  # one copy for all five
         assert {offer.digest for offer in offers} == {bench.digest}
 
     virtual_time.run(main())
@@ -184,7 +184,7 @@ def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> Non
         async def offload(work: Callable[[], Any]) -> Any:
             nonlocal copies
             copies += 1
-            await asyncio.sleep(9.0)
+            await asyncio.sleep(18.0)
             return work()
 
         transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
@@ -194,7 +194,7 @@ def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> Non
             with pytest.raises(TransportError):
                 await ask(bench)  # for 5 s, of 18
         assert (await ask(bench)).digest == bench.digest
-        assert copies == 2  # copied, and hashed
+        assert copies == 1
         await asyncio.sleep(61)
         with pytest.raises(TransportError):
             await ask(bench)
@@ -297,7 +297,7 @@ def test_who_wants_newer_copies_cannot_have_more_made_than_in_a_share_of_the_tim
         async def offload(work: Callable[[], Any]) -> Any:
             nonlocal copies
             copies += 1
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             return work()
 
         transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
@@ -308,7 +308,7 @@ def test_who_wants_newer_copies_cannot_have_more_made_than_in_a_share_of_the_tim
             with contextlib.suppress(RemoteRefused):
                 await newest(bench, bench.me, bench.round)
             await asyncio.sleep(0.1)
-        # each takes a second, in two steps, and there is room for two
-        assert 10 < copies <= 2 * 2 * (100.0 / COPY_COSTS + 1)
+        # each takes a second, and there is room for two
+        assert 5 < copies <= 2 * (100.0 / COPY_COSTS + 1)
 
     virtual_time.run(main())

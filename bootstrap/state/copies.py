@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bootstrap.state.digest import StateBytes, chunk_size, state_digest
+from bootstrap.state.digest import StateBytes, chunk_size, copied, state_digest
 from protocols.bodies import BufferFeed
 from protocols.errors import Malformed
 from protocols.tasks import Background
@@ -39,6 +39,13 @@ class Copy:
         chunk = chunk_size(state.length)
         digest, hashes = state_digest(vectors, chunk)
         return cls(state, digest, chunk, hashes)
+
+    @classmethod
+    def taken(cls, vectors: Sequence[torch.Tensor]) -> Copy:
+        """Of float32 vectors as they are now, which may change afterwards."""
+        chunk = chunk_size(StateBytes(vectors).length)
+        copies, digest, hashes = copied(vectors, chunk)
+        return cls(StateBytes(copies), digest, chunk, hashes)
 
     @property
     def length(self) -> int:

@@ -6,8 +6,10 @@ names them, little-endian float32. A chunk may span the end of one and the begin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -21,6 +23,9 @@ HASH_BYTES = 32
 MIN_CHUNK = 64 * 1024
 MAX_CHUNK = 4 * 1024 * 1024  # unless there would be more of them than
 MOST_CHUNKS = 65_536  # an offer has room for the hashes of (protocols.messages.StateOffer)
+THREADED_BYTES = 64 * 1024 * 1024  # a state of fewer is hashed sooner than threads begin
+MAX_THREADS = 8  # more would take what memory carries from those who train
+CORES = os.cpu_count() or 1
 _WANTED_CHUNKS = 64  # enough for several sources to share even a small state
 _DOMAIN = b"atoll state\x00"
 
@@ -73,20 +78,68 @@ class StateBytes:
             at += len(view)
 
 
-def state_digest(vectors: Sequence[torch.Tensor], chunk: int | None = None) -> tuple[bytes, bytes]:
+def state_digest(
+    vectors: Sequence[torch.Tensor], chunk: int | None = None, threads: int | None = None
+) -> tuple[bytes, bytes]:
     """The digest of a state (32 bytes) and the hashes of its chunks (32 bytes each).
 
     ``vectors``, base first, are contiguous float32 on the CPU; ``chunk`` is in bytes, by default
-    :func:`chunk_size`. One thread, several GB/s, without the GIL.
+    :func:`chunk_size`. Several threads where it is large (``threads``: so many), each several GB/s
+    and without the GIL.
     """
     state = StateBytes(vectors)
+    return _hashed(state, chunk, threads, state.pieces)
+
+
+def copied(
+    vectors: Sequence[torch.Tensor], chunk: int | None = None, threads: int | None = None
+) -> tuple[list[torch.Tensor], bytes, bytes]:
+    """Copies of the vectors, and their :func:`state_digest`, in one pass over memory."""
+    import numpy as np
+
+    state, copies = StateBytes(vectors), [vector.new_empty(vector.shape) for vector in vectors]
+    there = StateBytes(copies)
+
+    def copy(start: int, stop: int) -> list[memoryview]:
+        pieces = there.pieces(start, stop)
+        for piece, original in zip(pieces, state.pieces(start, stop), strict=True):
+            # unlike an assignment to a memoryview without the GIL
+            np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(original, np.uint8))
+        return pieces
+
+    return copies, *_hashed(state, chunk, threads, copy)
+
+
+def _hashed(
+    state: StateBytes,
+    chunk: int | None,
+    threads: int | None,
+    read: Callable[[int, int], list[memoryview]],
+) -> tuple[bytes, bytes]:
+    """Digest and hashes of what ``read`` gives of [start, stop), each chunk once.
+
+    Threads take the next chunk as they come to it: where others compute on the same cores, one
+    that has to wait holds up its own chunk alone.
+    """
     size = chunk or chunk_size(state.length)
-    hashes = bytearray()
-    for start in range(0, state.length, size):
-        hasher = blake3()
-        for view in state.pieces(start, min(start + size, state.length)):
-            hasher.update(view)
-        hashes += hasher.digest()
+    chunks = count_chunks(state.length, size)
+    hashes, following = bytearray(HASH_BYTES * chunks), count()
+
+    def work() -> None:
+        while (index := next(following)) < chunks:
+            hasher = blake3()
+            for view in read(index * size, min((index + 1) * size, state.length)):
+                hasher.update(view)
+            hashes[HASH_BYTES * index : HASH_BYTES * (index + 1)] = hasher.digest()
+
+    if threads is None:
+        threads = min(MAX_THREADS, CORES) if state.length >= THREADED_BYTES else 1
+    if threads == 1:
+        work()
+    else:
+        with ThreadPoolExecutor(threads, thread_name_prefix="atoll-hash") as pool:
+            for task in [pool.submit(work) for _ in range(threads)]:
+                task.result()
     return root(state.length, size, bytes(hashes)), bytes(hashes)
 
 

@@ -50,9 +50,8 @@ class StateServer:
     """Answers ``state`` calls and ``chunk`` pulls, for each of so many ``fragments``.
 
     ``current`` gives a fragment's round, the digest of its state, and its live vectors, base first.
-    They are copied while ``still()`` is held, which is to keep outer steps from being applied, and
-    hashed after it was let go; both run in ``offload``, and to their end also where who asked hangs
-    up. A state nobody has asked for in time is ``gone`` once the next round is applied; ``busy``
+    They are copied, and hashed on the way, while ``still()`` is held, which is to keep outer steps
+    from being applied. That runs in ``offload``, and to its end also where who asked hangs up. A state nobody has asked for in time is ``gone`` once the next round is applied; ``busy``
     means that all copies are in use.
     """
 
@@ -158,9 +157,7 @@ class StateServer:
         async with self._still():
             held, _, live = self._current(fragment)
             _check_round(held, round_, or_newer=or_newer)
-            vectors = await self._offload(lambda: [vector.clone() for vector in live])
-
-        copy: Copy = await self._offload(lambda: Copy.of(vectors))
+            copy: Copy = await self._offload(lambda: Copy.taken(live))
         offer = StateOffer(held, copy.digest, copy.length, copy.chunk, copy.hashes)
         now = loop.time()
         pin = _Pin(copy, offer, Use(), now + COPY_COSTS * (now - began))
