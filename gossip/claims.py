@@ -8,7 +8,8 @@ this node busy for good. All proofs share one link, so they are not all begun at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from protocols.errors import RemoteProtocolError, TransportError
@@ -25,6 +26,18 @@ FORGOTTEN = 8  # times as long after it, that it once was
 
 Shown = Callable[[int], None]  # told of bytes of a proof that hold
 Prove = Callable[[Announce, Shown], Awaitable[None]]  # raises RemoteProtocolError, TransportError
+
+
+@asynccontextmanager
+async def given_time() -> AsyncIterator[Shown]:
+    """For one proof, and more by what it shows. Raises TimeoutError."""
+    async with asyncio.timeout(PROOF_S) as limit:
+
+        def shown(count: int) -> None:
+            if (when := limit.when()) is not None:
+                limit.reschedule(when + count / SLOWEST)
+
+        yield shown
 
 
 @dataclass
@@ -102,16 +115,13 @@ class Claims:
 
     async def _proves(self, claim: Announce) -> bool:
         """Whether a peer can show how the swarm came to the place it says it stands at."""
-        limit = asyncio.timeout(PROOF_S)
-
-        def shown(count: int) -> None:
-            more = count / SLOWEST
-            self._next_at += more
-            if (when := limit.when()) is not None:
-                limit.reschedule(when + more)
-
         try:
-            async with limit:
+            async with given_time() as more_time:
+
+                def shown(count: int) -> None:
+                    self._next_at += count / SLOWEST
+                    more_time(count)
+
                 await self.prove(claim, shown)
         except RemoteProtocolError as error:
             self.unproven(claim.peer, error)

@@ -15,12 +15,14 @@ import torch
 from bootstrap.seeds import backoff
 from bootstrap.state import Fellows, Progress, Sharing, download_state
 from gossip.certificate import genesis
+from gossip.claims import PROOF_S, given_time
 from gossip.following import is_further
 from gossip.lineage import Lineage, prove
 from gossip.presence import open_announce
 from gossip.standing import fragments, progress, seen_from
 from gossip.validity import Place
 from node.errors import operator_error
+from node.proving import first_proven
 from node.replica import ChainStanding
 from node.restoring import own_standing, standing_after
 from protocols.asking import ask
@@ -31,6 +33,8 @@ from protocols.errors import (
     RemoteRefused,
     Stale,
     TransportError,
+    Unreachable,
+    Why,
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
@@ -40,8 +44,6 @@ from protocols.transport import Transport
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
-PROOF_S = 20.0  # in which those who stand at one place are asked to prove it, one after the other
-PROVED_AT_ONCE = 16  # places, once the first has not been proved
 TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
@@ -129,7 +131,7 @@ class Arrival:
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
-    _silent: set[PeerId] = field(default_factory=set)  # proved nothing when asked the last time
+    _unproven: set[PeerId] = field(default_factory=set)  # showed nothing true the last time
 
     async def fetch(
         self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
@@ -289,9 +291,8 @@ class Arrival:
     ) -> AsyncIterator[tuple[Target, ChainStanding | RemoteProtocolError | TransportError]]:
         """Each target in its turn, with its place in the chain or why it has none.
 
-        The first is nearly always the one, and is asked alone. Then several are asked at once, and
-        those last who did not answer the last time: names cost nothing, and each that claims
-        something and is silent would hold up those who have it.
+        Those last who did not show it the last time: names cost nothing, and each that claims
+        something would hold up those who have it.
         """
         now = asyncio.get_running_loop().time
 
@@ -304,15 +305,13 @@ class Arrival:
                 return error
             return state
 
-        waiting = sorted(options, key=lambda one: self._silent.issuperset(one.sources))
-        some = 1
+        waiting = sorted(options, key=lambda one: self._unproven.issuperset(one.sources))
+        alone = True
         while waiting and now() <= end:
-            asked, waiting = waiting[:some], waiting[some:]
-            async with asyncio.TaskGroup() as group:
-                proofs = [group.create_task(proof(target)) for target in asked]
-            for target, one in zip(asked, proofs, strict=True):
-                yield target, one.result()
-            some = PROVED_AT_ONCE
+            found, waiting = await first_proven(waiting, proof, end, alone=alone)
+            for target, one in found:
+                yield target, one
+            alone = False
 
     def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Raise Stale where more of those in office hold another state of the same place.
@@ -331,7 +330,7 @@ class Arrival:
         """The place in the chain, verified from the founders on.
 
         Raises RemoteProtocolError where a source answers and none can prove it, TransportError
-        where none answers. After ``until`` no more are asked: names cost nothing.
+        where none answers in time. After ``until`` no more are asked: names cost nothing.
         """
         if target.round == 0:
             place = Place(self.run, fragment, 0, genesis(self.run), target.state, 0)
@@ -343,27 +342,38 @@ class Arrival:
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
         now = asyncio.get_running_loop().time
-        for peer in sorted(target.sources, key=self._silent.__contains__):
+        for peer in sorted(target.sources, key=self._unproven.__contains__):
             if (wrong or silent) and now() > until:
                 break
+            began = now()
             try:
-                found = await prove(
-                    self.transport,
-                    peer,
-                    self.run,
-                    self.founders,
-                    claim,
-                    self.offload,
-                    fragment=fragment,
-                )
+                async with given_time() as shown:
+                    found = await prove(
+                        self.transport,
+                        peer,
+                        self.run,
+                        self.founders,
+                        claim,
+                        self.offload,
+                        fragment=fragment,
+                        shown=shown,
+                    )
             except RemoteProtocolError as error:
                 wrong = error
                 self.untrue(peer, error)
+                self._unproven.add(peer)
             except TransportError as error:
                 silent = error
-                self._silent.add(peer)
+                self._unproven.add(peer)
+            except TimeoutError:
+                silent = Unreachable(peer, Why.TIMEOUT)
+                self._unproven.add(peer)
+            except asyncio.CancelledError:
+                if now() > began + PROOF_S:
+                    self._unproven.add(peer)
+                raise
             else:
-                self._silent.discard(peer)
+                self._unproven.discard(peer)
                 return standing_after(*found)
         raise wrong or silent or Stale("nobody stands there")
 

@@ -61,9 +61,13 @@ class Scene:
         chain: Chain,
         value: float,
         kept: Lineage | None = None,
+        page_s: float = 0.0,
         **said: Any,
     ) -> Announce:
-        """``who`` announces the end of ``chain`` with a state of this value, and serves it."""
+        """``who`` announces the end of ``chain`` with a state of this value, and serves it.
+
+        ``page_s``: it shows its handovers one at a time, each after so many seconds.
+        """
         state = torch.full((SIZE,), value)
         round_, head, work = chain.claim
         place = Place(RUN, 0, round_, head, state_digest([state, state])[0], work)
@@ -87,7 +91,8 @@ class Scene:
 
         async def handovers(peer: PeerId, body: bytes) -> bytes:
             request = HandoverRequest.decode(body)
-            return lineage.page(request.first, request.count).encode()
+            await asyncio.sleep(page_s)
+            return lineage.page(request.first, 1 if page_s else request.count).encode()
 
         transport.on_call("certificates", certificates)
         transport.on_call("handovers", handovers)
@@ -104,18 +109,18 @@ class Scene:
         self.states.append(state)
         return announce
 
-    async def arrive(
+    def arrival(
         self,
         *,
         seed_known_at: float = 0.0,
         entries: Sequence[PeerId] = (),
         wanted: Callable[[Announce], bool] = lambda announce: True,
-    ) -> Arrived:
+    ) -> Arrival:
         async def greet(peer: PeerId) -> None:
             self.strangers.discard(peer)
 
         now = asyncio.get_running_loop().time
-        arrival = Arrival(
+        return Arrival(
             self.network.join(NEWCOMER.peer_id),
             RUN,
             (CREATOR.peer_id,),
@@ -128,7 +133,9 @@ class Scene:
             broken=self.broken.append,
             wanted=wanted,
         )
-        return await arrival.fetch([self.base, self.momentum], lambda *_: None)
+
+    async def arrive(self, **options: Any) -> Arrived:
+        return await self.arrival(**options).fetch([self.base, self.momentum], lambda *_: None)
 
 
 def played(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
@@ -143,3 +150,13 @@ def swarm() -> Chain:
     chain.add(HONEST)
     chain.add()
     return chain
+
+
+def forged(honest: Chain) -> tuple[Chain, Lineage]:
+    """What a member makes of the chain: from now on it decides alone, and much faster."""
+    chain = Chain()
+    chain.certificates, chain.head = list(honest.certificates), honest.head
+    chain.roster, chain.work = [LIAR], honest.work
+    kept = honest.lineage()
+    kept.add(chain.add(voters=[LIAR], tokens=10**9))
+    return chain, kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from arrival_kit import HONEST, LIAR, STRANGERS, Scene, played, swarm
+from arrival_kit import HONEST, LIAR, STRANGERS, Scene, forged, played, swarm
 from exchange_kit import until
 from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
@@ -13,9 +13,9 @@ from lineage_kit import CREATOR, OTHERS, Chain, changing
 from bootstrap.state import state_digest
 from gossip import lineage
 from gossip.certificate import genesis, heavier
-from gossip.lineage import Lineage
+from gossip.claims import PROOF_S
 from gossip.validity import Place
-from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, PROOF_S, beyond, targets
+from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import (
@@ -25,16 +25,6 @@ from protocols.messages import (
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
-
-
-def forged(honest: Chain) -> tuple[Chain, Lineage]:
-    """What a member makes of the chain: from now on it decides alone, and much faster."""
-    chain = Chain()
-    chain.certificates, chain.head = list(honest.certificates), honest.head
-    chain.roster, chain.work = [LIAR], honest.work
-    kept = honest.lineage()
-    kept.add(chain.add(voters=[LIAR], tokens=10**9))
-    return chain, kept
 
 
 def test_fifty_changes_of_office_later() -> None:
