@@ -24,7 +24,8 @@ class Targets:
     ) -> None:
         self.me, self.replica, self.chooser = me, replica, chooser
         self._clients = clients_of(manifest)
-        self._readers = 0 if manifest.script.layout else manifest.data.islands  # 0: nobody's affair
+        readers = not (manifest.script.layout or manifest.numbered)  # else it is nobody's affair
+        self._readers = readers * manifest.data.islands
 
     def next(self, swarm: AnySwarm | None) -> int:
         """Inner steps until the next contribution; 0: the next round does without this island."""

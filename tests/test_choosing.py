@@ -262,13 +262,19 @@ def test_the_schedule_stands_where_most_others_do(said: tuple[int, ...], positio
 
 
 @pytest.mark.parametrize(
-    ("islands", "scripts", "told"), [(2, False, 0), (3, False, 1), (3, True, 0)]
+    ("islands", "scripts", "mode", "told"),
+    [
+        (2, False, "diloco", 0),
+        (3, False, "diloco", 1),
+        (3, True, "diloco", 0),
+        (3, False, "async", 0),  # batches are numbered
+    ],
 )
 def test_more_islands_than_a_round_has_windows_for_are_told_once(
-    islands: int, scripts: bool, told: int
+    islands: int, scripts: bool, mode: str, told: int
 ) -> None:
     script = {"layout": "00" * 32, "parameters": 4, "dense": 4} if scripts else {}
-    run = {"data": {"islands": 2}, "script": script, "rounds": {"inner_steps": 40}}
+    run = {"mode": mode, "data": {"islands": 2}, "script": script, "rounds": {"inner_steps": 40}}
     choosing = Chooser(Manifest.model_validate(run), Pace(), EventLog())
     roster = tuple(one.peer_id for one in EVERYBODY[:islands])
     replica: Any = SimpleNamespace(roster=roster, place=PLACE)

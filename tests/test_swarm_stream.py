@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from swarm_kit import digests, islands, settings, until
 
+from node.checkpoint import CheckpointStore
+
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 pytest.importorskip("datasets")
 
@@ -72,3 +74,29 @@ def test_two_islands_read_two_parts_of_the_same_stream(tmp_path: Path, place: st
         for path in (island.dir / "data-cache").glob("stream-*/part-*.bin")
     }
     assert parts == {"0.bin", "1.bin"}
+
+
+def test_where_a_round_is_one_arrival_an_island_reads_parts_by_number(tmp_path: Path, place: str):
+    """Also one of two ranks, and one that is killed and resumed, which goes on in its own parts."""
+    changes = ("--set", "rounds.total_rounds=5000", "--set", "rounds.min_grace_s=0")
+    with islands(tmp_path) as made:
+        first = made.new("--mode", "async", "--data", place, "--nproc", "2", *RUN, *changes)
+        peer = first.await_up()
+        second = made.new("--peers", peer, "--data", place, "--checkpoint-every", "2")
+        folder = second.dir / "checkpoints"
+        until(lambda: len(list(folder.glob("ckpt-*"))) > 1, 90, "checkpoints")
+        second.signal(signal.SIGKILL)
+        second.await_end(30)
+        saved = CheckpointStore(folder).latest().checkpoint
+        assert saved is not None
+        left = json.loads((saved.path / "trainer" / "trainer.json").read_text())["batches"]
+        assert len(left) >= 2
+        second.start("--resume", "--peers", peer)
+        until(lambda: len(second.since_start("round")) > 12, 120, "rounds after it has resumed")
+    assert all(len(states) == 1 for states in digests([first, second]).values())
+    made_parts = [
+        int(path.name.split("-")[1])
+        for path in (second.dir / "data-cache").glob("stream-*/part-*-0.bin")
+    ]
+    # of three batches each: it was given none from before what it had when it was saved
+    assert min(made_parts) >= left[0] // 3
