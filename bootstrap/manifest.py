@@ -8,8 +8,8 @@ lays out its own GPUs, which device it has, or where it keeps files is its own b
 ('8c41…', 'tiny-docs-8c41')
 
 The canonical form is UTF-8 JSON with sorted keys, no spaces, every key present (a default may
-differ from one version to the next, so none is left out) and floats as the shortest decimal that
-reads back as the same float64.
+differ from one version to the next, so none is left out but :data:`LEFT_OUT`) and floats as the
+shortest decimal that reads back as the same float64.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ from protocols.errors import Malformed
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
+# keys of "script" that are not written where they are empty, which says that there is nothing of
+# the kind: runs that have none keep the id they had before there were such keys
+LEFT_OUT = ("frozen", "frozen_marks")
+MARK, MOST_MARKS = 4, 1024  # hex digits of a frozen tensor; where there are more, none has any
 
 
 class Model(Section):
@@ -151,9 +155,15 @@ class Script(Section):
     layout: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of names and shapes
     parameters: int = Field(default=0, ge=0, le=2**40)
     dense: int = Field(default=0, ge=0, le=2**40)  # of them, in tensors of two or more dims
+    # BLAKE3 of what is frozen beside them (node/script/frozen.py), and a mark of each tensor of it;
+    # empty: nobody compares it
+    frozen: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    frozen_marks: str = Field(default="", pattern=r"^([0-9a-f]{4})*$", max_length=MARK * MOST_MARKS)
 
     @model_validator(mode="after")
     def _whole(self) -> Script:
+        if (self.frozen and not self.layout) or (self.frozen_marks and not self.frozen):
+            raise ValueError("script.frozen without layout, or frozen_marks without frozen")
         if bool(self.layout) != bool(self.parameters) or self.dense > self.parameters:
             raise ValueError("script.layout, parameters and dense describe no model together")
         return self
@@ -243,6 +253,9 @@ class Manifest(Section):
     def canonical(self) -> bytes:
         """The bytes that are hashed, signed and sent; equal manifests have equal bytes."""
         plain = _no_negative_zero(self.model_dump(mode="json"))
+        for key in LEFT_OUT:
+            if not plain["script"][key]:
+                del plain["script"][key]
         return json.dumps(
             plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         ).encode()
@@ -322,7 +335,7 @@ def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _missing_keys(data: bytes, manifest: Manifest) -> list[str]:
     given = _flat(json.loads(data))
-    return [key for key in _flat(manifest.model_dump(mode="json")) if key not in given]
+    return [key for key in _flat(json.loads(manifest.canonical())) if key not in given]
 
 
 def _no_negative_zero(value: Any) -> Any:

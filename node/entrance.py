@@ -376,8 +376,11 @@ class Entrance:
 
 
 def differences(own: Manifest, theirs: Manifest) -> list[str]:
-    """What differs, apart from what only the creation of the run fills in or takes out."""
-    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer "]
+    """What differs, apart from what only the creation of the run fills in or takes out.
+
+    And from what is frozen in a script's model, which :func:`node.own_model.layout_of` compares.
+    """
+    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "script.frozen"]
     filled_in += ["model.document_end ", "model.initial "]
     if "vocab_size" not in own.model.model_fields_set:
         filled_in.append("model.vocab_size ")

@@ -33,4 +33,12 @@ async def layout_of(node: Node, manifest: Manifest) -> Outline:
             else "it trains a model that Atoll builds itself",
             fix="build the same model, or give peers of your run",
         )
+    if script is not None and (found := script.frozen.difference(manifest.script)):
+        raise operator_error(
+            "E201",
+            "what is frozen in this script's model is not what the swarm has",
+            why=f"{found}; what is trained beside one base fits no other",
+            fix="load the same revision, in the same precision and quantization, as the creator of "
+            "the run; or give node.join compare_frozen=False where islands may differ in it",
+        )
     return layout

@@ -16,9 +16,9 @@ WAIT_S = 120.0
 
 
 @contextmanager
-def fake_ranks(size: int) -> Iterator[None]:
-    """This process is rank 0 of so many; collective calls return and move nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+def fake_ranks(size: int, rank: int = 0) -> Iterator[None]:
+    """This process is one of so many ranks; collective calls return and move nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
     finally:

@@ -325,6 +325,52 @@ def test_another_model_is_refused_with_a_reason(
     assert first.running
 
 
+ADAPTS = """
+import sys, torch, node
+from protocols.errors import OperatorError
+
+revision, compares, *peers = sys.argv[1:]
+base, adapter = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+torch.nn.init.constant_(base.weight, float(revision))
+torch.nn.init.zeros_(base.bias)
+base.requires_grad_(requires_grad=False)
+model = torch.nn.ModuleDict({"base": base, "adapter": adapter})
+optimizer = torch.optim.SGD(adapter.parameters(), lr=0.01)
+run = None if peers else {"rounds": {"inner_steps": 5}}
+with node.join(model, optimizer, peers=peers, run=run, compare_frozen=compares == "yes") as island:
+    going = True
+    while going:
+        (base(torch.ones(2, 8)) + adapter(torch.ones(2, 8))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        going = island.step(tokens=8)
+"""
+
+
+def test_another_base_under_the_same_adapter_is_refused(
+    make: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    """Also where it comes back; and not where its script says that it may differ."""
+    script = tmp_path / "adapts.py"
+    script.write_text(ADAPTS)
+    saving = {"ATOLL_CHECKPOINT_EVERY": "1"}
+    first = make("first", **saving).start_script(script, "1", "yes")
+    where = first.address()
+    other = make("other").start_script(script, "2", "yes", where)
+    assert other.wait() != 0
+    assert "E201" in other.text()
+    assert "the first that differs is base.weight (float32)" in other.text()
+    rounds = {"ATOLL_ROUNDS": "3"}
+    for name, revision, compares in (("same", "1", "yes"), ("differs", "2", "no")):
+        node = make(name, **rounds, **saving).start_script(script, revision, compares, where)
+        assert node.finish() == 0, node.text()
+        assert node.events("round"), node.text()
+    node.environment |= {"ATOLL_RESUME": "true"}
+    assert node.start_script(script, "2", "yes", where).wait() != 0
+    assert "the first that differs is base.weight" in node.text()
+    assert first.running
+
+
 LEAVES_AT_ONCE = """
 import sys, torch, node
 

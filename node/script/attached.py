@@ -11,6 +11,7 @@ from pathlib import Path
 from bootstrap.manifest import Manifest
 from node.interrupts import SCRIPT_GONE
 from node.island import STOP_GRACE_S, Island
+from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
@@ -23,6 +24,7 @@ class Script:
     channel: socket.socket
     vectors: SharedVectors
     layout: str  # digest, hex, of the flat layout of the script's model
+    frozen: Fingerprint = NOT_COMPARED
 
 
 class Attached(Island):

@@ -19,6 +19,7 @@ from node import outermost
 from node.config import resolve
 from node.interrupts import clean_up_first
 from node.script.attached import Script
+from node.script.fingerprint import Fingerprint
 from node.script.session import ended
 from node.trainer.channel import frame
 from node.trainer.rank import die_with
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> int:
             socket.socket(fileno=channel),
             SharedVectors(vectors, order["size"]),
             order["layout"],
+            Fingerprint(**order["frozen"]),
         )
         return run(resolve(order["config"], os.environ), manifest, script)
     except Exception as error:  # noqa: BLE001 - the last resort: the script is told, the log has it

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +34,8 @@ from bootstrap.validation import bad_config, check
 from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.outermost import first_known
+from node.script.fingerprint import NOT_COMPARED, Fingerprint
+from node.script.frozen import fingerprint_of
 from node.script.optimizers import Watch, as_one
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
@@ -60,6 +63,7 @@ def join(
     run: Mapping[str, Any] | None = None,
     evaluate: Callable[[], float] | None = None,
     quiet: bool = False,
+    compare_frozen: bool = True,
     **settings: Any,
 ) -> Joined:
     """Make this script an island of a swarm; returns once its model holds the swarm's parameters.
@@ -75,11 +79,14 @@ def join(
     together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
     model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
     says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory instead
-    of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
+    of standard error. ``compare_frozen``: what is frozen in the model must be what the creator of
+    the run has, element by element; False on an island asks that of this one no more, and of the
+    creator of none. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
     ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
-    swarm trains another model, E204 where another island of this script trains this one.
+    swarm trains another model or has another base frozen, E204 where another island of this script
+    trains this one.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     if peers:
@@ -107,6 +114,9 @@ def join(
         vectors = SharedVectors.create(layout.size) if ranks.leads else None
         if vectors is not None:
             vectors.lock_pages(first.device)
+    # rank 0's word, as all else
+    compares = ranks.broadcast(b"compare" if compare_frozen else b"") != b""
+    there = fingerprint_of(model, ranks) if compares else NOT_COMPARED
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:
         whole = progress.weights.gather(name)
@@ -115,7 +125,7 @@ def join(
     daemon = None
     with _told_to_all(ranks):
         if config is not None and vectors is not None:
-            daemon, channel = _start_node(given, config, run, layout, vectors, quiet)
+            daemon, channel = _start_node(given, config, run, layout, there, vectors, quiet)
             progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     checkpoints = StateDir(config.dir).checkpoints if config is not None else None
     joined = Joined(progress, daemon, checkpoints)
@@ -210,8 +220,11 @@ def _refuse_shared(directory: Path) -> None:
         )
 
 
-def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
+def _manifest(
+    run: Mapping[str, Any], layout: Layout, there: Fingerprint = NOT_COMPARED
+) -> Manifest:
     script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
+    script |= {"frozen": there.digest, "frozen_marks": there.marks}
     given = {"name": "script", **run, "script": script}
     mode, rounds = run.get("mode"), run.get("rounds", {})
     if is_table(rounds):  # else the check says what it is
@@ -248,18 +261,20 @@ def _start_node(
     config: NodeConfig,
     run: Mapping[str, Any] | None,
     layout: Layout,
+    there: Fingerprint,
     vectors: SharedVectors,
     quiet: bool,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the node; its process, and this end of the channel to it. Raises OperatorError."""
     manifest = None
     if run is not None or not (config.peers or config.resume):
-        manifest = _manifest(run or {}, layout)
+        manifest = _manifest(run or {}, layout, there)
     order = _encoded(
         {
             "config": {key: _plain(value) for key, value in given.items()},
             "manifest": manifest.canonical().decode() if manifest is not None else "",
             "layout": layout.digest,
+            "frozen": asdict(there),
             "size": layout.size,
         }
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from node.errors import operator_error
 
+T = TypeVar("T", bound=Tensor)
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
 
 
@@ -51,9 +55,13 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def training(model: nn.Module) -> dict[str, nn.Parameter]:
     """What requires a gradient, by the names that the bare model has, whatever wraps it."""
-    parameters: dict[str, nn.Parameter] = {}
-    for name, parameter in model.named_parameters():
+    return bare_names({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+
+def bare_names(named: Mapping[str, T]) -> dict[str, T]:
+    """The same tensors by the names that they have in a model which nothing wraps."""
+    found: dict[str, T] = {}
+    for name, tensor in named.items():
         bare = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        if parameter.requires_grad:  # the model itself may call something "module"
-            parameters[name if bare in parameters else bare] = parameter
-    return parameters
+        found[name if bare in found else bare] = tensor  # the model may call something "module"
+    return found
