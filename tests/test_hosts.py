@@ -120,15 +120,16 @@ async def test_what_a_host_lacks_ends_the_waiting() -> None:
             await asyncio.wait_for(waiting, WAIT_S)
 
 
-async def test_what_ends_a_host_that_has_trained_may_pass() -> None:
-    """Memory for another process, room on its disk: its supervisor starts it again."""
+@pytest.mark.parametrize("code", ["E402", "E601", "E603"])
+async def test_what_ends_a_host_that_has_trained_may_pass(code: str) -> None:
+    """Room on its disk, the way to its data: its supervisor starts it again."""
     async with hub(wait_s=WAIT_S) as (made, said):
         made.offer(JOB)
         first = await ready(made)
         async with alive(first):
             await made.muster(again=False)
             made.met()
-            full = operator_error("E402", "the disk is full")
+            full = operator_error(code, "the disk is full")
             first.link.send(farewell(full))
             await until(lambda: any("lost: the disk is full" in line for line in said))
         waiting = asyncio.ensure_future(made.muster(again=False))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_kit import folder, serving
 from hub_kit import WAIT_S, hub, place, quicken, until
 from trainer_kit import tiny_manifest
 
@@ -78,7 +79,7 @@ def slow_tokens(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[str]:
     """Making tokens takes so long; the list grows with each time that it is begun."""
     begun: list[str] = []
 
-    def made(*given: Any) -> str:
+    def made(*given: Any, cache: Path) -> str:
         begun.append("begun")
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -104,6 +105,23 @@ async def test_making_tokens_takes_longer_than_silence_may(
             assert len(await asyncio.wait_for(made.muster(again=False), WAIT_S)) == 1
     assert begun == ["begun"]
     assert not [line for line in said if "lost" in line]
+
+
+async def test_a_server_of_tokens_that_is_away_for_a_while_ends_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that comes back comes while the way to them is just as bad as that to host 0."""
+    monkeypatch.setattr("node.data.patience.FIRST_PAUSE_S", 0.001)
+    folder(tmp_path / "www" / "data")
+    with serving(tmp_path / "www") as server:
+        url = f"{server.url}/data"
+        job = Job(tiny_manifest().model_dump_json().encode(), b"", b"", url, fingerprint(url, 256))
+        for away in (4, 10**6):  # the second time there is a copy of what was read
+            server.away = away
+            async with hub() as (made, _):
+                made.offer(job)
+                async with following(tmp_path / "host", made.port):
+                    assert len(await asyncio.wait_for(made.muster(again=False), WAIT_S)) == 1
 
 
 async def test_the_end_of_host_0_ends_the_making_of_tokens(

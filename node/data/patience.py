@@ -29,18 +29,25 @@ class Patience:
     def __init__(self) -> None:
         self._pause, self._end = FIRST_PAUSE_S, math.inf
 
-    def wait(self, error: OperatorError) -> bool:
-        """Wait a while to try again; False, at once, where that is in vain or was done for long.
+    def pause(self, error: OperatorError) -> float | None:
+        """Seconds until the next try; None where that is in vain or was done for long.
 
         What was met is the error's ``__cause__``.
         """
-        now = time.monotonic()
+        now, pause = time.monotonic(), self._pause
         self._end = min(self._end, now + PATIENCE_S)
-        if not passes(error.__cause__) or now + self._pause > self._end:
+        if not passes(error.__cause__) or now + pause > self._end:
+            return None
+        logger.warning("%s: %s; again in %.0f s", error.what, error.why, pause)
+        self._pause = min(2 * pause, LAST_PAUSE_S)
+        return pause
+
+    def wait(self, error: OperatorError) -> bool:
+        """Wait a while to try again; False, at once, where :meth:`pause` has none."""
+        pause = self.pause(error)
+        if pause is None:
             return False
-        logger.warning("%s: %s; again in %.0f s", error.what, error.why, self._pause)
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, LAST_PAUSE_S)
+        time.sleep(pause)
         return True
 
 

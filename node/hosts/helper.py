@@ -19,6 +19,7 @@ from bootstrap.manifest import Manifest
 from node import __version__
 from node.config import NodeConfig
 from node.cores import threads_of
+from node.data.patience import Patience
 from node.errors import operator_error
 from node.hardware import hardware
 from node.hosts.interface import told
@@ -264,14 +265,25 @@ class Helper:
             from node.data.supply import tokens_for
             from node.trainer.data import unreadable
 
-            found = tokens_for(manifest, job.shard, job.tokenizer, place, progress)
+            found = tokens_for(
+                manifest, job.shard, job.tokenizer, place, progress, cache=self._cache
+            )
             try:
                 return found, fingerprint(found, manifest.model.vocab_size, self._cache)
             except OSError as error:
                 raise unreadable(found, error) from error
 
+        patience = Patience()  # host 0 has read it, so it is there
         try:
-            self.tokens, found = await asyncio.to_thread(tokens)
+            while True:
+                try:
+                    self.tokens, found = await asyncio.to_thread(tokens)
+                    break
+                except OperatorError as error:
+                    if (pause := patience.pause(error)) is None:
+                        raise
+                    self.say(f"{error.what}: {error.why}; again in {pause:.0f} s")
+                    await asyncio.sleep(pause)
         finally:
             wanted = False  # a thread that still reads ends soon
         if found != job.tokens:

@@ -49,7 +49,8 @@ RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
 FAREWELL_S = 3.0
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
-PASSING = ("E401", "E402")  # memory or disk, which a host may lack for a while
+# memory, disk, and the way to the data, which a host may lack for a while
+PASSING = ("E401", "E402", "E601", "E603")
 GONE_BEATS = 2  # in a row without a word, and another machine may come with a host's number
 
 
