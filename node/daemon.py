@@ -84,8 +84,10 @@ class Daemon:
                 stack.push_async_callback(sinks.aclose)
             leave_cores_to_ranks(self.config)
             pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
-            # beside the event loop, which still has to hear a second Ctrl-C
-            stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
+            # a large model's checkpoint takes minutes: no round's first word may wait behind it
+            files = ThreadPoolExecutor(3, thread_name_prefix="atoll-files")
+            for each in (pool, files):  # beside the event loop, which has to hear a second Ctrl-C
+                stack.push_async_callback(asyncio.to_thread, each.shutdown, cancel_futures=True)
             self._catch_signals(loop, events)
             new_key = not self.config.identity_path.exists()
             identity = Identity.load_or_create(self.config.identity_path)
@@ -94,7 +96,8 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 tasks = Tasks(group)
                 try:
-                    node = Node(self, events, identity, new_key, transport, tasks, offload_to(pool))
+                    beside = offload_to(pool), offload_to(files)
+                    node = Node(self, events, identity, new_key, transport, tasks, *beside)
                     await node.live(stack)
                 finally:
                     tasks.cancel()

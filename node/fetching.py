@@ -84,7 +84,7 @@ class Fetcher:
             self.node.transport,
             self.run.manifest,
             self.node.home.root,
-            self.node.offload,
+            self.node.offload_files,
             self._greet,
             Headway(lambda text: self.events.emit(Notice(text=f"downloads moments: {text}"))),
         )

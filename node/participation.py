@@ -177,7 +177,7 @@ class Participation:
             None,
             self.events,
             self.swarm.still,
-            self.node.offload,
+            self.node.offload_files,
             lambda: [chain.lineage for chain in self.swarm.chains],
             self._copying(store),
             self.node.daemon.stop_reason.done,
@@ -243,7 +243,7 @@ class Participation:
             fragments=len(self.replicas),
         )
         stack.push_async_callback(self.states.aclose)
-        root, offload = self.node.home.root, self.node.offload
+        root, offload = self.node.home.root, self.node.offload_files
         clean(root)
         if self.conductor is not None:
             if moments_last(run.manifest) and isinstance(self._layout, Layout):
@@ -260,7 +260,7 @@ class Participation:
     def _copying(self, store: CheckpointStore) -> Copying | None:
         if self._copy is None:
             return None
-        return Copying(self._copy, store, self.events, self.node.offload)
+        return Copying(self._copy, store, self.events, self.node.offload_files)
 
     def _still(self) -> AbstractAsyncContextManager[None]:
         """The keeper's own, which is another one once the last checkpoint is taken."""

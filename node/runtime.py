@@ -60,10 +60,13 @@ class Node:
         transport: HttpTransport,
         tasks: Tasks,
         offload: Offload,
+        offload_files: Offload,
     ) -> None:
+        """``offload`` is for what rounds wait for, ``offload_files`` for what may take minutes."""
         self.daemon, self.config, self.home = daemon, daemon.config, daemon.home
         self.events, self.identity, self.new_key = events, identity, new_key
-        self.transport, self.tasks, self.offload = transport, tasks, offload
+        self.transport, self.tasks = transport, tasks
+        self.offload, self.offload_files = offload, offload_files
         self.whereabouts = Whereabouts(transport, identity, transport.book)
         self.outbound = Outbound(transport, events, tasks.spawn)
         self.place = OwnPlace(self.config, transport, self.outbound, self.whereabouts)

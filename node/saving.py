@@ -311,7 +311,7 @@ class Keeper:
         files = FrozenOuter(
             self.signed,
             vectors,
-            self.offload,
+            replicas[0].offload,  # a round waits for what it has to copy
             room,
             tuple(weights),
             tuple(replica.place.round for replica in own),

@@ -58,7 +58,13 @@ async def inline(work: Callable[[], Any]) -> Any:
 def keeper_at(directory: Path, events: list[Any]) -> Keeper:
     place = SimpleNamespace(round=3, previous=b"", state=b"")
     replica = SimpleNamespace(
-        place=place, residual=None, base=torch.zeros(2), vectors={}, certificate=None, frozen=None
+        place=place,
+        residual=None,
+        base=torch.zeros(2),
+        vectors={},
+        certificate=None,
+        frozen=None,
+        offload=inline,
     )
     return Keeper(
         CheckpointStore(directory),

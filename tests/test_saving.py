@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,33 @@ def test_a_long_inner_step_holds_up_no_round(
     found = keeper.store.latest().checkpoint
     assert found is not None
     assert (found.facts.round, found.facts.step) == (3, 8)
+
+
+async def test_a_round_waits_for_no_thread_that_writes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has to copy before it changes the vectors, it copies by a thread of rounds."""
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    keeper, trainer = keeper_at(tmp_path, []), SlowTrainer()
+    keeper.conductor, free = cast(Conductor, trainer), asyncio.Event()
+
+    async def busy(work: Callable[[], Any]) -> Any:
+        await free.wait()
+        return work()
+
+    keeper.offload = busy
+    replica: Any = keeper.replicas[0]
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        saved = tasks.create_task(keeper.save())
+        while replica.frozen is None:  # noqa: ASYNC110 - a field of a fake
+            await asyncio.sleep(0)
+        await replica.frozen.release(0)
+        assert not free.is_set()
+        free.set()
+        while trainer.writing is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        trainer.write()
+    assert saved.result()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
