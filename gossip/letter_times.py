@@ -46,6 +46,7 @@ class LetterTimes:
     ladder: Ladder = field(default_factory=Ladder)
     chosen: Chosen | None = None  # how the newest letter came to its codec, where links decide
     _last: tuple[frozenset[PeerId], float] | None = None  # letter: to whom, seconds a byte
+    _other: tuple[frozenset[PeerId], float] | None = None  # the newest that went to others
 
     def budget(self, round_s: float, me: Announce, exchanges: int) -> float:
         """Seconds that a letter may take, of so many one after the other in a usual round.
@@ -85,16 +86,27 @@ class LetterTimes:
         fitting = (name for name in codecs[codecs.index(own) :] if self.size_as(name) <= passing)
         return Choice(next(fitting, codecs[-1]), wide)
 
-    def note(self, choice: Choice, took: float, to: Sequence[PeerId], budget: float) -> None:
+    def note(
+        self,
+        choice: Choice,
+        took: float,
+        to: Sequence[PeerId],
+        budget: float,
+        *,
+        nobody_else: bool = False,
+    ) -> None:
         """A letter has arrived at all of these, at the last after ``took`` seconds.
 
-        One that was slow may have gone to a slow peer; that this island is slow shows when the next
-        one, to another, is slow as well.
+        One that was slow may have gone to a slow peer, however often: that this island is slow
+        shows when one to others is slow as well, or where there are no others.
         """
         if not choice.counts:
             return
         moved = len(to) * self.size_as(choice.codec)
-        before, self._last = self._last, (frozenset(to), took / moved)
-        if before is not None and before[0] != self._last[0]:
-            took = min(took, before[1] * moved)
+        peers, before = frozenset(to), self._last
+        if before is not None and before[0] != peers:
+            self._other = before
+        self._last = (peers, took / moved)
+        if self._other is not None and not nobody_else:
+            took = min(took, self._other[1] * moved)
         self.ladder.note(self.terms.codecs, choice.codec, took, moved, budget)

@@ -352,7 +352,10 @@ class Roamer(OfFragment):
         sent = await self.postman.send_all(posts, own.body, own.weight * self._standing)
         took = self.now() - began
         if sent.arrived or sent.overdue:  # which says that it takes longer still
-            self.times.note(own.choice, took, [post.to for post in posts], own.budget)
+            to = [post.to for post in posts]
+            alive = {one.peer for one in self.membership.islands_alive(self.now())}
+            nobody_else = alive <= {self.me, *to}
+            self.times.note(own.choice, took, to, own.budget, nobody_else=nobody_else)
             if not any(post.awaited for post in posts):
                 self._timed.append(took)
         self._sending -= 1

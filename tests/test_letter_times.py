@@ -64,6 +64,16 @@ def test_a_slow_peer_among_others_changes_nothing_and_two_in_a_row_do() -> None:
     assert one.choose(1.0, said(), to).codec == "int8"
 
 
+def test_a_slow_peer_changes_nothing_however_often_it_comes_while_there_are_others() -> None:
+    one, to = times(), [said(A)]
+    one.note(one.choose(1.0, said(), to), 0.1, [A], 1.0)
+    for _ in range(3):
+        one.note(one.choose(1.0, said(), to), 60.0, [B], 1.0)
+        assert one.choose(1.0, said(), to).codec == "fp32"
+    one.note(one.choose(1.0, said(), to), 60.0, [B], 1.0, nobody_else=True)
+    assert one.choose(1.0, said(), to).codec == "int8"
+
+
 def test_a_partner_with_a_narrow_link_gets_a_coarse_letter_that_says_nothing_of_others() -> None:
     one = times()
     one.note(one.choose(1.0, said(), [said(A)]), 0.1, [A], 1.0)
