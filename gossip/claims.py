@@ -8,10 +8,11 @@ this node busy for good. All proofs share one link, so they are not all begun at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -46,17 +47,24 @@ class LeftAlone:
 
     _until: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # and how long it was
 
-    def leave(self, peer: PeerId, now: float, alive: Iterable[PeerId]) -> None:
+    def leave(self, peer: PeerId, now: float) -> None:
         """Do nothing about what this peer says, for a while.
 
-        Of others it remembers those alone who are ``alive``.
+        It is not forgotten where it is silent meanwhile: names would take turns.
         """
-        until, wait = self._until.get(peer, (0.0, 0.0))
-        new = not wait or now > until + FORGOTTEN * wait
+        _, wait = self._until.get(peer, (0.0, 0.0))
+        new = not wait or now > self._forgotten_at(peer)
         wait = LEFT_S if new else min(2 * wait, LONGEST_LEFT_S)
-        known = set(alive)
-        self._until = {one: left for one, left in self._until.items() if one in known}
+        self._until = {
+            one: self._until[one] for one in self._until if now <= self._forgotten_at(one)
+        }
         self._until[peer] = (now + wait, wait)
+        if len(self._until) > MAX_PEERS:
+            del self._until[min(self._until, key=self._forgotten_at)]
+
+    def _forgotten_at(self, peer: PeerId) -> float:
+        until, wait = self._until[peer]
+        return until + FORGOTTEN * wait
 
     def forgive(self, peer: PeerId) -> None:
         """It has been of use."""

@@ -257,8 +257,7 @@ class Following:
             self._leave(peer)
 
     def _leave(self, peer: PeerId) -> None:
-        now = self.wiring.now()
-        self._left.leave(peer, now, (one.peer for one in self.membership.islands_alive(now)))
+        self._left.leave(peer, self.wiring.now())
 
     def _is_left(self, peer: PeerId) -> bool:
         return self._left.has(peer, self.wiring.now())

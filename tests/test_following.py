@@ -18,6 +18,7 @@ from gossip.following import Following
 from gossip.standing import first_announcement
 from gossip.validity import Place
 from gossip.wiring import Wiring
+from protocols.bounds import MAX_PEERS
 from protocols.errors import Stale, Unreachable, Why
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryNetwork
@@ -162,6 +163,28 @@ def test_who_could_not_show_it_is_left_alone_for_longer_each_time() -> None:
                 assert here.behind == []
 
     run(story)
+
+
+def test_two_that_take_turns_in_being_silent_are_not_forgotten() -> None:
+    async def story() -> None:
+        async with scene() as here:
+            for second in range(400):
+                here.claims.clear()  # the other one is not alive any more
+                here.says(LIARS[second // 10 % 2], false)
+                await asyncio.sleep(1.0)
+            assert len(here.asked) <= 14  # each after 5, 10, 20, 40, 80, 160 seconds
+
+    run(story)
+
+
+def test_only_so_many_that_are_left_alone_are_remembered() -> None:
+    left = claims.LeftAlone()
+    left.leave(HONEST, 0.0)
+    left.leave(HONEST, 1.0)
+    for n in range(2 * MAX_PEERS):
+        left.leave(f"peer {n}", 1.0 + n / MAX_PEERS)
+    assert len(left._until) == MAX_PEERS
+    assert left.has(HONEST, 5.0), "those that were found out more often are kept"
 
 
 def test_who_has_shown_it_in_the_end_is_believed_at_once() -> None:
@@ -313,15 +336,14 @@ def test_who_is_left_alone_is_so_also_where_it_sends_something() -> None:
 
 
 def test_a_peer_that_was_left_alone_is_forgiven_in_time() -> None:
-    left, peers = claims.LeftAlone(), LIARS[:2]
-    now = 0.0
+    left, now = claims.LeftAlone(), 0.0
     for wait in (5.0, 10.0, 20.0):
-        left.leave(LIARS[0], now, peers)
+        left.leave(LIARS[0], now)
         assert left.has(LIARS[0], now + wait - 0.1)
         assert not left.has(LIARS[0], now + wait)
         now += wait
-    left.leave(LIARS[0], now + 20.0 * claims.FORGOTTEN + 1.0, peers)
+    left.leave(LIARS[0], now + 20.0 * claims.FORGOTTEN + 1.0)
     assert not left.has(LIARS[0], now + 20.0 * claims.FORGOTTEN + 1.0 + claims.LEFT_S)
-    left.leave(LIARS[1], now, peers)
+    left.leave(LIARS[1], now)
     left.forgive(LIARS[1])
     assert not left.has(LIARS[1], now)
