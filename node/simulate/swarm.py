@@ -116,8 +116,9 @@ class Members:
         arrival = self._arrival(node, lambda: [peer for peer in self.running if peer != node.me])
         for number, replica in enumerate(replicas):
             if joins:
-                began, come = loop.time(), None
+                come = None
                 while come is None:  # as whoever starts a node would, which ends with the error
+                    began = loop.time()
                     come = await self._try(arrival.fetch(replica.state, _unseen, number))
                 took.append(loop.time() - began)
                 await replica.settle(come.state)
