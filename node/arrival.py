@@ -140,12 +140,20 @@ class Arrival:
 
         The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
         when none could be had in time, or nobody has such a one any more, and E206 when nobody
-        shows a history that holds.
+        shows a history that holds. A download that breaks off after hours leaves as much time for
+        the next one as there was for it.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE_S
         reason, told = "no island has announced a state", ""
         untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
+        came = False  # anything of the last download
+
+        def noted(done: int, total: int, sources: int) -> None:
+            nonlocal came
+            came = True
+            progress(done, total, sources)
+
         for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong, silent, found = "", False, await self.look(end - loop.time())
             said = [one for one in found if self.wanted(one)]
@@ -158,6 +166,7 @@ class Arrival:
                     reason, silent = str(proved), True
                     self._greeted.difference_update(target.sources)  # one may have started anew
                     continue
+                came = False
                 try:
                     target, state = await self._kept(target, proved, fragment, end)
                     download = await download_state(
@@ -167,7 +176,7 @@ class Arrival:
                         target.round,
                         target.state,
                         vectors,
-                        progress=progress,
+                        progress=noted,
                         fragment=fragment,
                         offer_timeout=OFFER_TIMEOUT_S,
                         fellows=self._fellows,
@@ -177,6 +186,8 @@ class Arrival:
                 except TransportError as error:
                     reason, silent = str(error), True
                     self._greeted.difference_update(target.sources)
+                    if came:
+                        end = loop.time() + PATIENCE_S
                     if self.proves:
                         break  # it may be had in a moment
                 else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from arrival_kit import HONEST, LIAR, STRANGERS, Scene, forged, played, swarm
@@ -10,7 +11,7 @@ from exchange_kit import until
 from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
 
-from bootstrap.state import state_digest
+from bootstrap.state import Download, NoSourceError, Progress, download_state, state_digest
 from gossip import lineage
 from gossip.certificate import genesis, heavier
 from gossip.claims import PROOF_S
@@ -334,6 +335,39 @@ def test_a_newcomer_goes_on_when_a_frozen_peer_thaws(
         assert asyncio.get_running_loop().time() < seconds + 40
 
     played(story)
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_a_download_that_breaks_off_after_hours_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, gives: bool
+) -> None:
+    """Unless nothing came of it."""
+    tries = 0
+
+    async def breaking(*where: Any, progress: Progress, **options: Any) -> Download:
+        nonlocal tries
+        tries += 1
+        if tries > 2:
+            return await download_state(*where, progress=progress, **options)
+        await asyncio.sleep(10_000.0)
+        if gives:
+            progress(1, 2, 1)
+        raise NoSourceError("its only source is gone")
+
+    monkeypatch.setattr("node.arrival.download_state", breaking)
+
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        if gives:
+            await scene.arrive()
+            assert scene.base.unique().tolist() == [5.0]
+            return
+        with pytest.raises(OperatorError, match="only source") as caught:
+            await scene.arrive()
+        assert caught.value.code == "E502"
+
+    played(story)
+    assert tries == (3 if gives else 1)
 
 
 @pytest.mark.parametrize("who", ["seed", "source"])

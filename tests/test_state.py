@@ -16,6 +16,7 @@ from bootstrap.state import (
     state_digest,
 )
 from bootstrap.state.chunks import LATE_S
+from bootstrap.state.download import DARK_S
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link
@@ -102,6 +103,50 @@ def test_a_source_whose_link_breaks_now_and_then_is_kept(
         assert not report.sources[peer].dropped
 
     run(identities, [2e6], scenario)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_has_come_outlives_a_link_that_is_down_for_a_while(
+    identities: Identities, breaks: bool
+) -> None:
+    """Connections stand still, or break and cannot be opened."""
+
+    async def scenario(bench: Bench) -> None:
+        down: list[asyncio.Task[None]] = []
+
+        async def lose_link() -> None:
+            for peer in bench.peers:
+                bench.network.cut(bench.me.peer_id, peer)
+            await asyncio.sleep(90.0)
+            for peer in bench.peers:
+                bench.network.splice(bench.me.peer_id, peer)
+
+        def progress(done: int, total: int, sources: int) -> None:
+            if done > total / 2 and not down:
+                down.append(asyncio.create_task(lose_link()))
+
+        # a link that is down says so at once, or nothing
+        report = await bench.download(progress=progress, stall_timeout=0.1 if breaks else 15.0)
+        bench.check()
+        assert down
+        assert sum(one.bytes for one in report.sources.values()) == report.length
+        assert asyncio.get_running_loop().time() < 90 + 30
+
+    run(identities, [2e6, 1e6], scenario)
+
+
+def test_a_link_that_stays_down_ends_the_download(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        def progress(done: int, total: int, sources: int) -> None:
+            if done > total / 2:
+                for peer in bench.peers:
+                    bench.network.cut(bench.me.peer_id, peer)
+
+        with pytest.raises(NoSourceError, match="round 7"):
+            await bench.download(progress=progress)
+        assert DARK_S < asyncio.get_running_loop().time() < DARK_S + 60
+
+    run(identities, [2e6, 1e6], scenario)
 
 
 def test_a_frozen_source_does_not_hold_up_the_end(identities: Identities) -> None:

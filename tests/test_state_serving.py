@@ -21,6 +21,7 @@ from bootstrap.state import (
     state_digest,
 )
 from bootstrap.state.copies import COPY_COSTS, Copy
+from bootstrap.state.server import IDLE_S
 from protocols import virtual_time
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
@@ -113,10 +114,10 @@ def test_copies_are_few_and_given_up_when_idle(identities: Identities) -> None:
         await ask(bench, round_=ROUND + 2, by=third)
         assert server.pinned == [ROUND, ROUND + 2]
         for _ in range(10):
-            await asyncio.sleep(20)
+            await asyncio.sleep(IDLE_S / 3)
             await chunk_of(bench, 0)
         assert server.pinned == [ROUND]
-        await asyncio.sleep(61)
+        await asyncio.sleep(IDLE_S + 1)
         assert server.pinned == []
         with pytest.raises(RemoteRefused, match="gone"):
             await chunk_of(bench, 0)
@@ -195,10 +196,10 @@ def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> Non
                 await ask(bench)  # for 5 s, of 18
         assert (await ask(bench)).digest == bench.digest
         assert copies == 1
-        await asyncio.sleep(61)
+        await asyncio.sleep(IDLE_S + 1)
         with pytest.raises(TransportError):
             await ask(bench)
-        await asyncio.sleep(80)
+        await asyncio.sleep(IDLE_S + 20)
         assert server.pinned == []  # given up, though nobody has ever read it
 
     virtual_time.run(main())

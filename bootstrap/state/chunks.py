@@ -27,7 +27,8 @@ from protocols.identity import PeerId
 from protocols.messages import MAX_READERS
 
 LATE_S = 10.0  # a chunk that all who are at it have had for so long is anybody's
-RETRY_S = 1.0  # until a link that failed is tried again; twice as long after each further failure
+RETRY_S = 1.0  # until a link that failed is tried again; twice as long after each further failure,
+MOST_DOUBLED = 3  # times, since a link that was down may be back at any moment
 
 Progress = Callable[[int, int, int], None]
 """Told after every chunk: bytes that are in place, bytes in all, sources in use."""
@@ -72,7 +73,10 @@ class Served:
     @property
     def again(self) -> float:
         """When its link may be tried again: later after each failure in a row."""
-        return self._failed_at + RETRY_S * 2 ** (self.failures - 1) if self.failures else -inf
+        if not self.failures:
+            return -inf
+        pause: float = RETRY_S * 2 ** min(self.failures - 1, MOST_DOUBLED)
+        return self._failed_at + pause
 
     def failed(self, began: float, now: float) -> None:
         """What was begun at ``began`` has failed. All that was under way fails with it, once."""
@@ -106,12 +110,22 @@ class Work:
         self._claimed: set[int] = set()
         self._placed: set[int] = set()
         self._bytes = 0
+        self._came = -inf  # when a chunk did last
         self._changed = asyncio.Event()
 
     @property
     def complete(self) -> bool:
         """Whether every chunk is in place."""
         return bool(self.chunk) and self._bytes == self.state.length
+
+    def dark(self, seconds: float) -> bool:
+        """Whether all links have failed, and chunks came until so many ``seconds`` ago at most.
+
+        What is down may be this node's own link.
+        """
+        late = asyncio.get_running_loop().time() - seconds
+        used = [one for one in self.sources.values() if not one.dropped]
+        return self._came > late and all(one.failures for one in used)
 
     async def ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Wait until the state is complete or nobody is at it any more."""
@@ -179,6 +193,7 @@ class Work:
     def place(self, index: int, size: int, source: Served) -> None:
         """A claimed chunk is written."""
         self._placed.add(index)
+        self._came = asyncio.get_running_loop().time()
         self._bytes += size
         source.bytes += size
         if self._progress is not None:

@@ -5,8 +5,9 @@ digest; from then on a wrong chunk is told from a right one. Sources take chunks
 so that each contributes what its link carries. When the queue is empty, whoever is free also
 asks for a chunk that another source has been at for longest, or several, each for a while: slow
 ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose link
-fails is after a few tries without a chunk. Others who download the same are sources as well, of
-what they have.
+fails is after a few tries without a chunk; where all links fail, they are tried for some minutes,
+since with the last source all that has come would be lost. Others who download the same are sources
+as well, of what they have.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
 POLL_S = 1.0  # between two questions what a fellow has; a quarter of it where something has changed
 STREAMS = 2  # per source at least, so that its link is not idle while a request travels
 MAX_FAILURES = 4  # of a source's link, one after the other; wrong bytes end it at once
+DARK_S = 120.0  # without a chunk, where all links fail that gave some; copies are kept for longer
 
 
 Introduce = Callable[[PeerId], Awaitable[object]]
@@ -238,6 +240,7 @@ class _Fetch:
                 await self.work.changed(POLL_S)
         except (TransportError, ProtocolError, OperatorError) as error:
             log.info("state download: nothing from %s, which downloads it too: %s", peer, error)
+            source.dropped = source.dropped or str(error)
         finally:
             self.work.fellows[peer] = 0
 
@@ -270,7 +273,8 @@ class _Fetch:
                     further()
             except (TransportError, RemoteProtocolError) as error:
                 source.failed(began, clock())
-                _blame(peer, source, error, fatal=source.failures >= MAX_FAILURES)
+                enough = source.failures >= MAX_FAILURES and not self.work.dark(DARK_S)
+                _blame(peer, source, error, fatal=enough)
                 if fellow:
                     return
             finally:

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker, Use
+from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS, ChunkRequest, StateOffer, StateRequest
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Current = Callable[[int], "tuple[int, bytes, Sequence[torch.Tensor]]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
 
+IDLE_S = 180.0  # a copy that nobody reads is given up: a reader's link may be down for a while
 MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
 EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
 
