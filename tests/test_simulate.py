@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,23 @@ def test_a_swarm_that_stands_still_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises((OperatorError, ExceptionGroup)) as caught:
         run("diloco")
     assert "0 of 4 rounds were committed" in told(caught.value).why
+
+
+def test_islands_that_wait_for_one_another_end_a_long_run_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It went on for five times as long as the whole run would have taken."""
+
+    async def never(*_: object, **__: object) -> None:
+        """Nobody is told that an island is ready."""
+
+    monkeypatch.setattr("node.conductor.Conductor._on_snapshot", never)
+    with pytest.raises((OperatorError, ExceptionGroup)) as caught:
+        run("diloco", rounds=5000, eval_every=1000)
+    why = told(caught.value).why
+    assert "the islands wait for one another" in why
+    (seconds,) = re.findall(r"in ([\d,]+) virtual seconds", why)
+    assert int(seconds.replace(",", "")) < 1000 < 5000 * SMALL["inner_steps"] * 0.1
 
 
 def test_a_sample_of_less_than_one_client_is_one() -> None:

@@ -54,6 +54,8 @@ from protocols.virtual_time import inline
 T = TypeVar("T")
 
 PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the run fails
+LEAST_S = 600.0  # of that, however short it is
+LOOK_S = 60.0  # between two looks whether anything moves
 MANY = 1_000_000  # rounds, where the run is over by its inner steps
 KEPT = 64  # rounds, for those who missed some
 GRACE_S = 10.0  # for what is on its way when the last inner step is taken
@@ -262,8 +264,32 @@ class Members:
                 await self._until(self._at_rest)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():  # noqa: ASYNC110 - virtual time costs nothing
+        """Raises TimeoutError, which says so, where the islands wait for one another."""
+        loop, before = asyncio.get_running_loop(), self._moved
+        moved = looked = loop.time()
+        while not condition():
             await asyncio.sleep(self.world.scenario.step_s)
+            if (now := loop.time()) < looked + LOOK_S:
+                continue
+            looked = now
+            if before != (before := self._moved):
+                moved = now
+            elif now > moved + self.patience(1):
+                text = f"nothing has moved for {now - moved:,.0f}: the islands wait for one another"
+                raise TimeoutError(text)
+
+    @property
+    def _moved(self) -> tuple[float, ...]:
+        """What changes as long as anybody has something to do."""
+        places = [replica.place.round for one in self.running.values() for replica in one.replicas]
+        return self.world.total_steps, self.world.bytes_a_parameter(), *places
+
+    def patience(self, rounds: int) -> float:
+        """Virtual seconds that so many rounds may take."""
+        one, size = self.world.scenario, 4 * self.layout.size
+        slowest = min(node.bandwidth for node in [*self.world.nodes.values(), *self.world.servers])
+        each = one.inner_steps * one.step_s * max(1.0, one.straggler_factor) + size / slowest
+        return PATIENCE * rounds * each + LEAST_S
 
     def _at_rest(self) -> bool:
         """Whether nobody has anything left to do."""
@@ -313,13 +339,11 @@ async def live(world: World) -> None:
 
         world.views = members.views
         churn = group.create_task(_churn(world, members)) if one.churn else None
-        expected = world.rounds * one.inner_steps * one.step_s * max(1.0, one.straggler_factor)
-        patience = PATIENCE * expected + 600.0
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(members.patience(world.rounds)):
                 await members.over()
-        except TimeoutError:
-            raise _still(world, members, patience) from None
+        except TimeoutError as error:
+            raise _still(world, members, str(error)) from None
         if churn is not None:
             churn.cancel()
         world.notes["rounds"] = members.furthest.replicas[0].place.round
@@ -333,14 +357,15 @@ async def live(world: World) -> None:
             await member.end()
 
 
-def _still(world: World, members: Members, seconds: float) -> OperatorError:
+def _still(world: World, members: Members, why: str) -> OperatorError:
+    seconds = asyncio.get_running_loop().time()
     done = members.furthest.replicas[0].place.round
     of = f"{done} of {members.manifest.rounds.total_rounds} rounds were"
     if world.scenario.by_steps:
         of = f"{world.total_steps} of {world.budget} inner steps were taken, {done} rounds"
     return bad_config(
         "the simulated swarm does not come to its end",
-        f"{of} committed in {seconds:,.0f} virtual seconds",
+        f"{of} committed in {seconds:,.0f} virtual seconds" + (f", and {why}" if why else ""),
         "give it faster links, or less churn or loss",
     )
 
