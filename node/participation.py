@@ -22,6 +22,7 @@ from node.checkpoint_copy import CheckpointCopy
 from node.collector import spare_what_stays
 from node.conductor import Conductor
 from node.copying import Copying
+from node.doctor.machine import lacking
 from node.donors import Giving, clean
 from node.entrance import Entrance, Run
 from node.fetching import Fetcher
@@ -218,6 +219,10 @@ class Participation:
         if self.config.role == "island" and self.config.checkpoint_every:
             size = 4 * floats_saved(manifest) * self._layout.size
             store.preflight(size, copies=bool(self.config.checkpoint_copy))
+        if self.config.role == "island" and self.node.daemon.script is None:
+            gpu = device_kind(self.config) == "cuda"
+            if lack := lacking(self.config, manifest, self._layout.size, gpu=gpu):
+                self._notice(lack)
 
     @property
     def _copy(self) -> CheckpointCopy | None:

@@ -36,6 +36,7 @@ from node.checkpoint import (
 )
 from node.conductor import Conductor
 from node.copying import Copying
+from node.doctor.machine import STAGED_VECTORS
 from node.earlier import moments_in, take_over
 from node.freezing import FrozenOuter
 from node.monitor.event_log import EventLog
@@ -58,7 +59,6 @@ TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
 FIRST_STEP_S = 3600.0  # while no step has told how long they are
 MIN_PAUSE_S = 0.1
 RARELY = 10.0  # times what the last one took: between checkpoints that are made by time
-TRAINER_VECTORS = 3  # as long as the model that a trainer copies: θ and Adam's two moments
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
 
@@ -301,7 +301,7 @@ class Keeper:
         residuals = [r.residual.values for r in replicas if r.residual is not None]
         if residuals:
             vectors["residual"] = residuals
-        staged = TRAINER_VECTORS * sum(part.nbytes for part in vectors["base"])
+        staged = STAGED_VECTORS * sum(part.nbytes for part in vectors["base"])
 
         def room() -> int | None:
             left = self.available()

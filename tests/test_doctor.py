@@ -22,6 +22,7 @@ from bootstrap.signed_manifest import SignedManifest
 from node import outermost
 from node.checkpoint import CheckpointStore, DiskFullError, Facts
 from node.doctor import machine, software
+from node.monitor.views import MachineView
 from node.presets import PRESETS, preset
 from node.saving import floats_saved
 from protocols.identity import Identity
@@ -255,12 +256,40 @@ def test_a_model_of_transformers_is_counted_by_that_library(tmp_path, monkeypatc
     monkeypatch.setattr(machine.subprocess, "run", run)
     machine._counted.cache_clear()
     memory = machine.memory(config(tmp_path), manifest).found
-    assert f"{machine._mib(8 * 4 * count)} needed by run" in memory
+    assert f"{machine._mib(11 * 4 * count)} needed by run" in memory
     checkpoints = 3 * 5 * 4 * count
     assert f"run {manifest.label}: {machine._mib(checkpoints)}" in (
         machine.disk(config(tmp_path), manifest).found
     )
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("every", [0, 10])
+def test_a_checkpoint_s_copies_are_counted_with_what_training_holds(
+    tmp_path, monkeypatch, every, gpu
+):
+    manifest = Manifest()
+    count = machine.parameters(manifest.model)
+    monkeypatch.setattr(machine, "torch_cuda", lambda: ("2.13", "12.8"))
+    monkeypatch.setattr(machine, "_nvidia", lambda: ("1 x GPU", "570") if gpu else ("", ""))
+    given = config(tmp_path, checkpoint_every=every, device="auto")
+    vectors = 8 - 4 * gpu + 3 * bool(every)
+    found = machine.memory(given, manifest).found
+    assert f"{machine._mib(vectors * 4 * count)} needed by run" in found
+    beside = machine.memory(config(tmp_path, checkpoint_every=every, device="cpu"), manifest)
+    assert f"{machine._mib((8 + 3 * bool(every)) * 4 * count)} needed by run" in beside.found
+
+
+def test_a_start_tells_of_memory_that_a_checkpoint_will_lack(tmp_path, monkeypatch):
+    manifest, given = Manifest(), config(tmp_path)
+    needed = 11 * 4 * 2**28
+    for left, told in ((None, False), (needed, False), (needed - 1, True)):
+        view = MachineView(memory_available=left)
+        monkeypatch.setattr(machine, "Machine", lambda place, view=view: lambda: view)
+        text = machine.lacking(given, manifest, 2**28, gpu=False)
+        assert bool(text) == told
+    assert "11,264 MiB of memory are needed" in text
 
 
 @pytest.mark.parametrize("end", [OSError(), subprocess.TimeoutExpired("python", 1)])

@@ -28,6 +28,8 @@ OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 OUTER_VECTORS = {"sgd": 0, "sparseloco": 0, "nesterov": 1, "heavyball": 1}
 MOST_OUTER_VECTORS = 2  # of the others
 WORKING_VECTORS = 3  # `sent`, the gradient and one to work on
+STAGED_VECTORS = 3  # θ and Adam's two moments, copied for a checkpoint that is being written
+DEVICE_VECTORS = 4  # these three and the gradient: not in this memory where a GPU trains
 UNKNOWN = "what the run needs is not known: no peer has told which one it is"
 _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
 _IMPORT_S = 120.0
@@ -225,19 +227,42 @@ def floats_saved(manifest: Manifest) -> int:
     return 4 + OUTER_VECTORS.get(rule, MOST_OUTER_VECTORS) + later
 
 
+def needed_bytes(config: NodeConfig, manifest: Manifest, elements: int, *, gpu: bool) -> int:
+    """What an island takes of a host's memory at its peak, while a checkpoint is written.
+
+    ``gpu``: whether one trains. Activations, and what a process takes for itself, come on top.
+    """
+    vectors = floats_saved(manifest) + WORKING_VECTORS - DEVICE_VECTORS * gpu
+    return 4 * elements * (vectors + STAGED_VECTORS * bool(config.checkpoint_every))
+
+
+def lacking(config: NodeConfig, manifest: Manifest, elements: int, *, gpu: bool) -> str:
+    """What an island that starts is to be told of its memory; empty: it is enough, or not known."""
+    needed = needed_bytes(config, manifest, elements, gpu=gpu)
+    left = Machine(config.dir)().memory_available
+    if left is None or left >= needed:
+        return ""
+    need = f"{_mib(needed)} of memory are needed besides activations"
+    return f"{need}, and {_mib(left)} are free: it may run out (E401)"
+
+
 def memory(config: NodeConfig, manifest: Manifest | None) -> Finding:
-    """Whether the model's vectors fit, with the trainer on the processor; manifest: as of disk."""
+    """Whether the model's vectors fit, a checkpoint's copies included; manifest: as of disk."""
     view = Machine(config.dir)()
     needed, wanted = 0, _unknown(manifest)
     if manifest is not None and (elements := _parameters_of(manifest)) is not None:
-        needed = 4 * (floats_saved(manifest) + WORKING_VECTORS) * elements
+        built = torch_cuda()
+        gpu = config.device != "cpu" and bool(built and built[1] and _nvidia()[0])
+        needed = needed_bytes(config, manifest, elements, gpu=gpu)
         wanted = f"{_mib(needed)} needed by run {manifest.label}"
     if view.memory_available is None:
         return ok("memory", f"{wanted}; this system does not tell what it has")
     found = f"{_mib(view.memory_available)} free of {_mib(view.memory_total or 0)}; "
     found += f"{wanted}, {view.cores} cores"
     if view.memory_available < needed:
-        why = "E401: optimizer and outer state alone need that, besides activations"
+        why = "E401: optimizer and outer state alone need that"
+        if config.checkpoint_every:
+            why += f", {STAGED_VECTORS} vectors of it while a checkpoint is written"
         return warn("memory", found, why, "stop other programs, or use a smaller model")
     return ok("memory", found)
 
