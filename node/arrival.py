@@ -14,6 +14,8 @@ import torch
 
 from bootstrap.seeds import backoff
 from bootstrap.state import Fellows, Progress, Sharing, download_state
+from bootstrap.state.digest import StateBytes
+from bootstrap.state.offers import making_s, offered
 from gossip.certificate import genesis
 from gossip.claims import PROOF_S, given_time
 from gossip.following import is_further
@@ -43,7 +45,8 @@ from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
-OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
+OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
+COPIES = 3  # that are waited for beyond that: of so many sources that say so and do not
 TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
@@ -126,12 +129,16 @@ class Arrival:
     fragments: int = 1  # of the run
     dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
     broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
+    # told who makes a copy of how many bytes, which is waited for
+    making: Callable[[PeerId, int], object] = lambda peer, size: None
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     sharing: Sharing | None = None  # with others who download the same
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
     _unproven: set[PeerId] = field(default_factory=set)  # showed nothing true the last time
+    _unable: set[PeerId] = field(default_factory=set)  # have kept no state when asked
+    _waited: float = 0.0  # seconds in all for copies that were being made
 
     async def fetch(
         self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
@@ -144,7 +151,11 @@ class Arrival:
         the next one as there was for it.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + PATIENCE_S
+        began, size, self._waited = loop.time(), StateBytes(vectors).length, 0.0
+
+        def until() -> float:
+            return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
+
         reason, told = "no island has announced a state", ""
         untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
         came = False  # anything of the last download
@@ -155,10 +166,10 @@ class Arrival:
             progress(done, total, sources)
 
         for pause in backoff(self.dice, first=0.2, last=5.0):
-            wrong, silent, found = "", False, await self.look(end - loop.time())
+            wrong, silent, found = "", False, await self.look(until() - loop.time())
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
-            async for target, proved in self._proved(options, fragment, end):
+            async for target, proved in self._proved(options, fragment, until()):
                 if isinstance(proved, RemoteProtocolError):
                     wrong = str(proved)  # the next best may be true
                     continue
@@ -168,7 +179,7 @@ class Arrival:
                     continue
                 came = False
                 try:
-                    target, state = await self._kept(target, proved, fragment, end)
+                    target, state = await self._kept(target, proved, fragment, until, size)
                     download = await download_state(
                         self.transport,
                         target.sources,
@@ -187,7 +198,7 @@ class Arrival:
                     reason, silent = str(error), True
                     self._greeted.difference_update(target.sources)
                     if came:
-                        end = loop.time() + PATIENCE_S
+                        began, self._waited = loop.time(), 0.0
                     if self.proves:
                         break  # it may be had in a moment
                 else:
@@ -200,7 +211,7 @@ class Arrival:
             if unwanted >= MAX_UNWANTED:
                 reason = "nobody is further than this node any more"
                 break
-            if loop.time() + pause > end:
+            if loop.time() + pause > until():
                 break
             if pause > TELL_S and reason != told:
                 self.broken(told := reason)
@@ -263,39 +274,67 @@ class Arrival:
                     group.create_task(one(peer))
 
     async def _kept(
-        self, target: Target, state: ChainStanding, fragment: int, until: float
+        self,
+        target: Target,
+        state: ChainStanding,
+        fragment: int,
+        until: Callable[[], float],
+        size: int,
     ) -> tuple[Target, ChainStanding]:
         """What a source keeps for us from now on: this state, or its newest one if it moved on.
 
         Where rounds are short, a state that has to be asked for by its round would be gone each
-        time. Raises what the last source answered if none keeps any, or none has by ``until``.
+        time. ``until`` moves on while a source makes its copy of ``size`` bytes. Raises what the
+        last source answered if none keeps any, or none has by then.
         """
         failure: TransportError | RemoteProtocolError | None = None
         request = StateRequest(self.run, target.round, fragment, or_newer=True)
         now = asyncio.get_running_loop().time
-        for peer in sorted(target.sources, key=lambda peer: peer not in state.roster):
-            if failure is not None and now() > until:
+
+        def order(peer: PeerId) -> tuple[bool, bool]:
+            return peer in self._unable, peer not in state.roster
+
+        for peer in sorted(target.sources, key=order):
+            if failure is not None and now() > until():
                 break
             try:
-                reply = await self.transport.call(
-                    peer,
-                    "state",
-                    request.encode(),
-                    timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until - now())),
-                    max_reply=StateOffer.MAX_BYTES,
-                )
-                offer: StateOffer = StateOffer.decode(reply)
+                offer = await self._offered(peer, request, until(), size)
                 if offer.round <= target.round:
                     return target, state
                 # where the others are by now it cannot know
                 newest = Target(offer.round, None, offer.digest, target.work, (peer,))
-                state = await self._standing(newest, fragment, until)
+                state = await self._standing(newest, fragment, until())
             except (TransportError, RemoteProtocolError) as error:
+                self._unable.add(peer)
                 failure = error
             else:
                 others = [source for source in target.sources if source != peer]
                 return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
+
+    async def _offered(
+        self, peer: PeerId, request: StateRequest, until: float, size: int
+    ) -> StateOffer:
+        now = asyncio.get_running_loop().time
+        began, making = now(), False
+
+        def makes() -> None:
+            nonlocal making
+            if not making:
+                self.making(peer, size)
+            making = True
+
+        try:
+            return await offered(
+                self.transport,
+                peer,
+                request,
+                timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until - now())),
+                length=size,
+                making=makes,
+            )
+        finally:
+            self._waited += now() - began if making else 0.0
 
     async def _proved(
         self, options: Sequence[Target], fragment: int, end: float

@@ -30,6 +30,7 @@ from node.errors import operator_error
 from node.headway import Headway, counted
 from node.import_hf import import_hf
 from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
+from node.monitor.wording import short
 from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.restoring import Restored
@@ -135,7 +136,7 @@ class Fetcher:
     async def _join(self) -> None:
         self.joined_under_way = self.downloaded = True
         arrival = self._arrival(lambda: self.run.peers)
-        arrival.broken = self._tell_broken
+        arrival.broken, arrival.making = self._tell_broken, self._tell_making
         found = await arrival.look()
         self.events.emit(JoinProgress(step=4, name="discover", text=counted(len(found), "island")))
         started = time.monotonic()
@@ -170,6 +171,10 @@ class Fetcher:
 
     def _tell_broken(self, why: str) -> None:
         text = f"nothing comes, tries for {PATIENCE_S:.0f} s: {why}"
+        self.events.emit(JoinProgress(step=5, name="sync", text=text))
+
+    def _tell_making(self, peer: PeerId, size: int) -> None:
+        text = f"waits for {short(peer)}, which makes a copy of {size / 1e6:,.1f} MB"
         self.events.emit(JoinProgress(step=5, name="sync", text=text))
 
     def refresher(self, swarm: AnySwarm) -> Callable[[], Awaitable[None]] | None:

@@ -37,6 +37,7 @@ from node.links import tell_links
 from node.lookout import Lookout
 from node.modes import check_role, check_runs, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
+from node.monitor.memory import available
 from node.multiples import Multiples
 from node.own_model import layout_of
 from node.past import ask_past, tell_past
@@ -245,6 +246,7 @@ class Participation:
             lambda fragment: self.replicas[fragment].standing,
             still=self._still,
             offload=self.node.offload,
+            room=available,
             fragments=len(self.replicas),
         )
         stack.push_async_callback(self.states.aclose)

@@ -27,6 +27,7 @@ from protocols.messages import (
     HandoverRequest,
     Known,
 )
+from protocols.tasks import Offload
 from protocols.virtual_time import inline as offload
 
 SIZE = 3000
@@ -50,6 +51,8 @@ class Scene:
         self.untrue: list[PeerId] = []
         self.strangers: set[PeerId] = set()  # those who give nothing before they are greeted
         self.broken: list[str] = []
+        self.waited: list[PeerId] = []  # for a copy that it makes
+        self.copying = 0  # copies that were begun
         self.learned = asyncio.Event()
 
     async def _known(self, peer: PeerId, body: bytes) -> bytes:
@@ -62,6 +65,7 @@ class Scene:
         value: float,
         kept: Lineage | None = None,
         page_s: float = 0.0,
+        copying: Offload = offload,
         **said: Any,
     ) -> Announce:
         """``who`` announces the end of ``chain`` with a state of this value, and serves it.
@@ -105,7 +109,11 @@ class Scene:
         def current(fragment: int) -> tuple[int, bytes, list[torch.Tensor]]:
             return len(chain.certificates), announce.state, [state, state]
 
-        StateServer(transport, RUN, current, still=still, offload=offload)
+        async def copy(work: Callable[[], Any]) -> Any:
+            self.copying += 1
+            return await copying(work)
+
+        StateServer(transport, RUN, current, still=still, offload=copy)
         self.states.append(state)
         return announce
 
@@ -131,6 +139,7 @@ class Scene:
             lambda peer, error: self.untrue.append(peer),
             offload,
             broken=self.broken.append,
+            making=lambda peer, size: self.waited.append(peer),
             wanted=wanted,
         )
 

@@ -59,7 +59,8 @@ class Bench:
         return self.round, self.digest, [self.base, self.momentum]
 
     async def download(self, **options: Any) -> Download:
-        arguments = {"stall_timeout": 2.0, "offer_timeout": 5.0, "offload": inline} | options
+        arguments = {"stall_timeout": 2.0, "offer_timeout": 5.0, "offload": inline}
+        arguments |= {"first_sources": 8} | options  # else two
         return await download_state(
             self.me, self.peers, RUN, ROUND, self.digest, self.got, **arguments
         )

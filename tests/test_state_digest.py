@@ -15,8 +15,8 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
-from bootstrap.state.chunks import check_offer
 from bootstrap.state import digest as module
+from bootstrap.state.chunks import check_offer
 from bootstrap.state.digest import HASH_BYTES, StateBytes, copied, count_chunks, root
 from protocols.errors import (
     LocalProtocolError,

@@ -21,12 +21,14 @@ from bootstrap.state import (
     state_digest,
 )
 from bootstrap.state.copies import COPY_COSTS, Copy
+from bootstrap.state.offers import ANSWER_S, MAKING
 from bootstrap.state.server import IDLE_S
 from protocols import virtual_time
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
 from protocols.memory import MemoryTransport
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
+from protocols.virtual_time import inline
 
 
 async def ask(
@@ -192,8 +194,9 @@ def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> Non
         server = StateServer(transport, RUN, bench.current, still=free, offload=offload)
         bench.peers = [transport.peer_id]
         for _ in range(3):
-            with pytest.raises(TransportError):
-                await ask(bench)  # for 5 s, of 18
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ask(bench), 2.0)  # of 18 s
+        await asyncio.sleep(11.0)
         assert (await ask(bench)).digest == bench.digest
         assert copies == 1
         await asyncio.sleep(IDLE_S + 1)
@@ -201,6 +204,61 @@ def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> Non
             await ask(bench)
         await asyncio.sleep(IDLE_S + 20)
         assert server.pinned == []  # given up, though nobody has ever read it
+
+    virtual_time.run(main())
+
+
+def test_who_wants_a_copy_that_takes_long_is_told_to_ask_again(identities: Identities) -> None:
+    """A silent source cannot be told from a dead one."""
+
+    async def main() -> None:
+        bench, copies = Bench(identities(1), []), 0
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            nonlocal copies
+            copies += 1
+            await asyncio.sleep(100.0)
+            return work()
+
+        transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
+        StateServer(transport, RUN, bench.current, still=free, offload=offload)
+        bench.peers = [transport.peer_id]
+        clock = asyncio.get_running_loop().time
+        for _ in range(5):
+            began = clock()
+            with pytest.raises(RemoteRefused, match=MAKING):
+                await ask(bench)
+            assert clock() - began < ANSWER_S + 1
+        while clock() < 110:
+            with contextlib.suppress(RemoteRefused):
+                assert (await ask(bench)).digest == bench.digest
+            await asyncio.sleep(1.0)
+        assert copies == 1
+
+    virtual_time.run(main())
+
+
+def test_no_copy_is_made_where_memory_has_no_room_for_it(identities: Identities) -> None:
+    async def main() -> None:
+        bench, left = Bench(identities(1), []), 9 * N
+        transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
+        server = StateServer(
+            transport, RUN, bench.current, still=free, offload=inline, room=lambda: left
+        )
+        bench.peers = [transport.peer_id]
+        other = bench.network.join(identities(9)[8].peer_id)
+        await ask(bench)
+        left = 8 * N  # the copy alone, and nothing beside it
+        bench.round += 1
+        with pytest.raises(RemoteRefused, match="no memory"):
+            await ask(bench, round_=ROUND + 1, by=other)
+        assert (await newest(bench, other)).round == ROUND  # better than nothing
+        await asyncio.sleep(12)
+        with pytest.raises(RemoteRefused, match="no memory"):
+            await ask(bench, round_=ROUND + 1, by=other)
+        assert server.pinned == []  # nobody read it any more
+        left = 9 * N
+        assert (await ask(bench, round_=ROUND + 1, by=other)).digest == bench.digest
 
     virtual_time.run(main())
 

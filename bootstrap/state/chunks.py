@@ -127,6 +127,11 @@ class Work:
         used = [one for one in self.sources.values() if not one.dropped]
         return self._came > late and all(one.failures for one in used)
 
+    @property
+    def done(self) -> int:
+        """Bytes in place."""
+        return self._bytes
+
     async def ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Wait until the state is complete or nobody is at it any more."""
         for task in tasks:

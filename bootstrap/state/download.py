@@ -1,8 +1,9 @@
 """Downloading the outer state from all who have it at once, every chunk checked.
 
-Each source is asked for an offer, the list of its chunks' hashes, which must come to the expected
-digest; from then on a wrong chunk is told from a right one. Sources take chunks from one queue,
-so that each contributes what its link carries. When the queue is empty, whoever is free also
+A source is asked for an offer, the list of its chunks' hashes, which must come to the expected
+digest; from then on a wrong chunk is told from a right one. Two are asked at first, and more as
+long as that helps (:mod:`bootstrap.state.widening`). They take chunks from one queue, so that each
+contributes what its link carries. When the queue is empty, whoever is free also
 asks for a chunk that another source has been at for longest, or several, each for a while: slow
 ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose link
 fails is after a few tries without a chunk; where all links fail, they are tried for some minutes,
@@ -24,7 +25,9 @@ from blake3 import blake3
 
 from bootstrap.state.chunks import Offer, Progress, Served, Work
 from bootstrap.state.digest import HASH_BYTES, StateBytes
+from bootstrap.state.offers import offered
 from bootstrap.state.sharing import Sharing
+from bootstrap.state.widening import FIRST_SOURCES, QUIET_S, Widening
 from protocols.asking import ask
 from protocols.bodies import read_into
 from protocols.errors import (
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OFFER_TIMEOUT_S = 120.0  # a peer copies and hashes its state before it answers
+OFFER_TIMEOUT_S = 120.0  # until a peer offers a copy, or says that it is making one
 STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
 POLL_S = 1.0  # between two questions what a fellow has; a quarter of it where something has changed
@@ -67,10 +70,11 @@ class NoSourceError(TransportError):
 class Words:
     """How a copy is asked for: its offer, and the name and header of a chunk's pull.
 
+    ``offer`` calls what it is given whenever the peer says that it is making the copy.
     ``in_place`` asks one who downloads it too what it has (:meth:`Work.in_place`).
     """
 
-    offer: Callable[[PeerId], Awaitable[Offer]]
+    offer: Callable[[PeerId, Callable[[], object]], Awaitable[Offer]]
     pull: str
     header: Callable[[int], bytes]
     in_place: Callable[[PeerId], Awaitable[bytes]] | None = None
@@ -97,6 +101,7 @@ async def download_state(
     offload: Offload = asyncio.to_thread,
     offer_timeout: float = OFFER_TIMEOUT_S,
     stall_timeout: float = STALL_S,
+    first_sources: int = FIRST_SOURCES,
     max_sources: int = MAX_SOURCES,
     fellows: Fellows | None = None,
 ) -> Download:
@@ -109,8 +114,15 @@ async def download_state(
     request = StateRequest(run, round_, fragment)
     work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
 
-    async def offer(peer: PeerId) -> StateOffer:
-        found = await ask(transport, peer, "state", request, StateOffer, timeout=offer_timeout)
+    async def offer(peer: PeerId, making: Callable[[], object]) -> StateOffer:
+        found = await offered(
+            transport,
+            peer,
+            request,
+            timeout=offer_timeout,
+            length=work.state.length,
+            making=making,
+        )
         if fellows is not None:
             for reader in found.readers:
                 fellows.mention(reader, peer)
@@ -134,6 +146,7 @@ async def download_state(
             what=f"the state of round {round_}",
             offload=offload,
             stall_timeout=stall_timeout,
+            first_sources=first_sources,
             max_sources=max_sources,
             introduce=fellows.introduce if fellows else None,
         )
@@ -148,6 +161,7 @@ async def download(
     what: str,
     offload: Offload = asyncio.to_thread,
     stall_timeout: float = STALL_S,
+    first_sources: int = FIRST_SOURCES,
     max_sources: int = MAX_SOURCES,
     introduce: Introduce | None = None,
 ) -> Download:
@@ -156,10 +170,11 @@ async def download(
     With ``introduce`` also from those who download the same. Otherwise as :func:`download_state`.
     """
     fetch = _Fetch(transport, words, work, offload, stall_timeout)
-    slots = asyncio.Semaphore(max_sources)
+    slots = asyncio.Semaphore(min(first_sources, max_sources))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
         helping = [group.create_task(fetch.share(introduce, peers))] if introduce else []
+        helping.append(group.create_task(fetch.widen(slots, first_sources, max_sources)))
         await work.ended(tasks)
         for task in (*tasks, *helping):
             task.cancel()
@@ -190,16 +205,34 @@ class _Fetch:
     work: Work
     offload: Offload
     stall_timeout: float
+    silent: dict[PeerId, float] = field(default_factory=dict)  # have answered nothing since
+
+    async def widen(self, slots: asyncio.Semaphore, first: int, most: int) -> None:
+        """Let further sources be asked, as long as that helps; until cancelled."""
+        clock = asyncio.get_running_loop().time
+        widening = Widening(most, clock(), first)
+        while True:
+            await asyncio.sleep(POLL_S)
+            now, done = clock(), self.work.done
+            bringing = sum(1 for one in self.work.sources.values() if one.bytes and not one.dropped)
+            quiet = sum(1 for since in self.silent.values() if now - since >= QUIET_S)
+            left = self.work.state.length - done
+            if widening.due(now, done, left, bringing=bringing, quiet=quiet):
+                slots.release()
 
     async def serve(self, peer: PeerId, slots: asyncio.Semaphore) -> None:
         """Use one peer until the state is complete or the peer is of no use."""
         async with slots:
             source = self.work.sources.setdefault(peer, Served())
+            self.silent[peer] = asyncio.get_running_loop().time()
             try:
-                self.work.accept(await self.words.offer(peer))
+                offer = await self.words.offer(peer, lambda: self.silent.pop(peer, None))
+                self.work.accept(offer)
             except (TransportError, RemoteProtocolError) as error:
                 _blame(peer, source, error, fatal=True)
                 return
+            finally:
+                self.silent.pop(peer, None)
             async with asyncio.TaskGroup() as group:
 
                 def enough() -> None:

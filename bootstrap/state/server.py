@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
+from bootstrap.state.digest import StateBytes
+from bootstrap.state.offers import ANSWER_S, MAKING
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS, ChunkRequest, StateOffer, StateRequest
@@ -27,6 +29,7 @@ Still = Callable[[], AbstractAsyncContextManager[None]]
 
 IDLE_S = 180.0  # a copy that nobody reads is given up: a reader's link may be down for a while
 MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
+SPARE = 1.1  # of a copy's size is to be free before one is made
 EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
 
 
@@ -52,8 +55,10 @@ class StateServer:
 
     ``current`` gives a fragment's round, the digest of its state, and its live vectors, base first.
     They are copied, and hashed on the way, while ``still()`` is held, which is to keep outer steps
-    from being applied. That runs in ``offload``, and to its end also where who asked hangs up. A state nobody has asked for in time is ``gone`` once the next round is applied; ``busy``
-    means that all copies are in use.
+    from being applied. That runs in ``offload``, and to its end also where who asked hangs up, or
+    was told to ask ``again``. A state nobody has asked for in time is ``gone`` once the next round
+    is applied; ``busy`` means that all copies are in use, or that there is no memory for one more,
+    of which ``room`` tells how many bytes are left (None: not known).
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class StateServer:
         *,
         still: Still,
         offload: Offload,
+        room: Callable[[], int | None] = lambda: None,
         fragments: int = 1,
         max_pins: int = MAX_PINS,
         idle_s: float = IDLE_S,
@@ -73,6 +79,7 @@ class StateServer:
         self._current = current
         self._still = still
         self._offload = offload
+        self._room = room
         self._fragments = fragments
         self._max_pins, self._evict_s = fragments * max_pins, evict_s
         self._pins: dict[tuple[int, int], _Pin] = {}  # by fragment and round
@@ -101,9 +108,13 @@ class StateServer:
     async def _on_state(self, peer: PeerId, body: bytes) -> bytes:
         request = StateRequest.decode(body)
         self._check_run(request.run)
-        async with self._pinning:  # who asks for the same round meanwhile finds it below
-            await self._maker.wait()  # for a copy that somebody wanted who has hung up
-            pin = await self._pin(peer, request)
+        try:
+            async with asyncio.timeout(ANSWER_S), self._pinning:
+                # who asks for the same round meanwhile finds it below
+                await self._maker.wait()  # for a copy that somebody wanted who has hung up
+                pin = await self._pin(peer, request)
+        except TimeoutError:
+            raise RemoteRefused(MAKING, "a copy of the state is being made") from None
         others = pin.others(peer)
         self._touch(pin, peer)
         return dataclasses.replace(pin.offer, readers=others).encode()
@@ -127,7 +138,7 @@ class StateServer:
         if pin is not None:
             return pin
         try:
-            self._make_room()
+            self._make_room(fragment)
         except RemoteRefused:
             kept = [key for key in self._pins if key[0] == fragment and key[1] >= round_]
             if not (request.or_newer and kept):
@@ -175,13 +186,24 @@ class StateServer:
                 if not pin.readers:
                     del self._pins[key]
 
-    def _make_room(self) -> None:
-        if len(self._pins) < self._max_pins:
-            return
-        key, oldest = min(self._pins.items(), key=lambda item: item[1].use.at)
-        if asyncio.get_running_loop().time() - oldest.use.at < self._evict_s:
-            raise RemoteRefused("busy", "all copies of the state are in use")
-        del self._pins[key]
+    def _make_room(self, fragment: int) -> None:
+        """Give up copies that nobody reads until there is room for one more; raises ``busy``."""
+        while why := self._no_room(fragment):
+            if not self._pins:
+                raise RemoteRefused("busy", why)
+            key, oldest = min(self._pins.items(), key=lambda item: item[1].use.at)
+            if asyncio.get_running_loop().time() - oldest.use.at < self._evict_s:
+                raise RemoteRefused("busy", why)
+            del self._pins[key]
+
+    def _no_room(self, fragment: int) -> str:
+        """Why no further copy can be made; empty: one can."""
+        if len(self._pins) >= self._max_pins:
+            return "all copies of the state are in use"
+        size, room = StateBytes(self._current(fragment)[2]).length, self._room()
+        if room is not None and room < SPARE * size:
+            return f"no memory for a copy of the state: {size / 1e9:.1f} GB, {room / 1e9:.1f} free"
+        return ""
 
     def _touch(self, pin: _Pin, reader: PeerId) -> None:
         pin.readers[reader] = None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from node.monitor.memory import available, meminfo
 from node.monitor.views import GpuView, MachineView
 
 KEPT_S = 5.0  # figures are read anew no more often than this
@@ -36,7 +37,7 @@ class Machine:
         return self._view
 
     def _read(self) -> MachineView:
-        memory = self._memory()
+        memory = meminfo(self._proc)
         try:
             disk = shutil.disk_usage(self._directory)
         except OSError:
@@ -45,21 +46,12 @@ class Machine:
             cores=os.cpu_count() or 0,
             load=os.getloadavg()[0],
             memory_total=memory.get("MemTotal"),
-            memory_available=memory.get("MemAvailable"),
+            memory_available=available(self._proc),
             memory_used=self._resident(),
             disk_total=disk.total if disk else None,
             disk_free=disk.free if disk else None,
             gpus=self._gpus(),
         )
-
-    def _memory(self) -> dict[str, int]:
-        """``/proc/meminfo`` in bytes; empty where there is none."""
-        try:
-            lines = (self._proc / "meminfo").read_text().splitlines()
-        except OSError:
-            return {}
-        fields = [line.split() for line in lines if line.endswith(" kB")]
-        return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields}
 
     def _resident(self) -> int | None:
         """Resident bytes of this process and its children (the trainer ranks)."""

@@ -1,0 +1,49 @@
+"""Asking a source for its offer, which takes as long as it needs to make a copy of its state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from protocols.asking import ask
+from protocols.errors import RemoteRefused
+from protocols.identity import PeerId
+from protocols.messages import StateOffer, StateRequest
+from protocols.transport import Transport
+
+MAKING = "again"  # a refusal: the copy is being made, and is here when asked for later
+ANSWER_S = 3.0  # after which a source says that it is making one
+AGAIN_S = 1.0  # until it is asked the next time
+OUTER_STEP_S = 30.0  # a source may be at, before it can begin
+COPY_RATE = 2.5e8  # bytes a second at least: a fifth of one thread's that hashes what it copies
+
+
+def making_s(length: int) -> float:
+    """Seconds in which a source is to have made a copy of so many bytes."""
+    return OUTER_STEP_S + length / COPY_RATE
+
+
+async def offered(
+    transport: Transport,
+    peer: PeerId,
+    request: StateRequest,
+    *,
+    timeout: float,
+    length: int,
+    making: Callable[[], object] = lambda: None,
+) -> StateOffer:
+    """A source's offer of a state of ``length`` bytes; each answer has ``timeout`` seconds.
+
+    Asked for again as long as the source says that it is ``making`` a copy, for a time that grows
+    with the state. Raises as :func:`protocols.asking.ask`.
+    """
+    now = asyncio.get_running_loop().time
+    end = now() + making_s(length)
+    while True:
+        try:
+            return await ask(transport, peer, "state", request, StateOffer, timeout=timeout)
+        except RemoteRefused as error:
+            if error.code != MAKING or now() + AGAIN_S > end:
+                raise
+        making()
+        await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,56 @@
+"""How many sources a download asks: each makes a copy of its whole state for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_SOURCES = 2
+WINDOW_S = 5.0  # in which is measured what comes
+WORTH_S = 20.0  # a download that ends sooner asks nobody more
+QUIET_S = 5.0  # who has answered nothing for so long has somebody else asked beside it
+GAIN = 0.5  # of what a further source as fast as the others would bring
+
+
+@dataclass
+class Widening:
+    """Says when to ask one source more: two at first, and further ones as long as that helps.
+
+    Where the newcomer's own link is full two bring as much as eight, and six members less have to
+    find memory for a copy.
+    """
+
+    most: int
+    now: float  # when the window began
+    asked: int = FIRST_SOURCES
+    _done: int = 0  # bytes, when the window began
+    _quiet: int = 0  # of those asked, in whose place others are
+    _before: float = 0.0  # bytes a second with one fewer
+
+    def due(self, now: float, done: int, left: int, *, bringing: int, quiet: int) -> bool:
+        """Whether to ask one more now, with so many bytes ``done`` and ``left``.
+
+        ``bringing``: sources of which something has come. ``quiet``: those that have answered
+        nothing for :data:`QUIET_S`.
+        """
+        if self.asked >= self.most:
+            return False
+        if quiet > self._quiet:
+            self._quiet += 1
+            return self._more()
+        seconds = now - self.now
+        if bringing < self.asked - self._quiet:  # one makes its copy: what comes tells nothing
+            self.now, self._done = now, done
+            return False
+        if seconds < WINDOW_S:
+            return False
+        rate = (done - self._done) / seconds
+        self.now, self._done = now, done
+        helped = rate >= self._before * (1 + GAIN / max(1, bringing - 1))
+        if not helped or left <= rate * WORTH_S:
+            return False
+        self._before = rate
+        return self._more()
+
+    def _more(self) -> bool:
+        self.asked += 1
+        return True

@@ -1,0 +1,146 @@
+"""A state so large that a copy of it takes a source long, and most of its memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from arrival_kit import Scene, played, swarm
+from lineage_kit import CREATOR, OTHERS
+from state_kit import RUN, Bench, Identities, free
+
+from bootstrap.state import StateServer
+from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
+from node.arrival import COPIES, OFFER_TIMEOUT_S, PATIENCE_S
+from protocols import virtual_time
+from protocols.errors import OperatorError
+from protocols.memory import MemoryTransport
+
+SIZE = 10**10
+
+
+def slow(seconds: float) -> Any:
+    async def offload(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(seconds)
+        return work()
+
+    return offload
+
+
+def test_sources_that_take_long_to_make_a_copy_all_deliver(identities: Identities) -> None:
+    """The first that has one does not leave the next ones out: it may have a narrow link."""
+
+    async def main() -> None:
+        bench = Bench(identities(1), [])
+        for identity, seconds in zip(identities(4)[1:], (25.0, 26.0, 27.0), strict=True):
+            transport = bench.network.join(identity.peer_id, upload=4e5)
+            StateServer(transport, RUN, bench.current, still=free, offload=slow(seconds))
+            bench.peers.append(transport.peer_id)
+        report = await bench.download()
+        bench.check()
+        assert all(report.sources[peer].bytes for peer in bench.peers)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("sources", [1, 4])
+def test_a_newcomer_waits_for_a_copy_that_is_being_made(sources: int) -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        for who in [CREATOR, *OTHERS][:sources]:
+            scene.stand(who, chain, 5.0, copying=slow(OFFER_TIMEOUT_S - 2.0))
+        await scene.arrive()
+        assert scene.base.unique().tolist() == [5.0]
+        assert asyncio.get_running_loop().time() < PATIENCE_S
+        assert len(scene.waited) == 1  # and each copy is for somebody else to read
+        assert scene.copying <= FIRST_SOURCES
+
+    played(story)
+
+
+def test_who_says_that_it_makes_a_copy_and_makes_none_is_asked_last() -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        liars = [who for who in OTHERS if who.peer_id < CREATOR.peer_id][:2]
+        assert liars
+        for who in liars:
+            scene.stand(who, chain, 5.0, copying=slow(1e6))
+        scene.stand(CREATOR, chain, 5.0)
+        await scene.arrive()
+        assert scene.base.unique().tolist() == [5.0]
+
+    played(story)
+
+
+def test_where_all_say_so_and_make_none_it_ends_in_time() -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        for who in (CREATOR, *OTHERS):
+            scene.stand(who, chain, 5.0, copying=slow(1e6))
+        with pytest.raises(OperatorError, match="E502"):
+            await scene.arrive()
+        assert asyncio.get_running_loop().time() < PATIENCE_S + (COPIES + 2) * 40
+
+    played(story)
+
+
+def test_where_the_newcomers_own_link_is_full_no_more_than_three_make_a_copy(
+    identities: Identities,
+) -> None:
+    async def main() -> None:
+        bench = Bench(identities(1), [])
+        bench.me = narrow(bench, identities)
+        servers = []
+        for identity in identities(9)[1:]:
+            transport = bench.network.join(identity.peer_id, upload=1e6)
+            servers.append(
+                StateServer(transport, RUN, bench.current, still=free, offload=slow(0.0))
+            )
+            bench.peers.append(transport.peer_id)
+        await bench.download(first_sources=FIRST_SOURCES)
+        bench.check()
+        assert asyncio.get_running_loop().time() > WORTH_S + WINDOW_S
+        assert sum(1 for one in servers if one.pinned) <= FIRST_SOURCES + 1
+
+    virtual_time.run(main())
+
+
+def narrow(bench: Bench, identities: Identities) -> MemoryTransport:
+    return bench.network.join(identities(12)[11].peer_id, download=1e5)
+
+
+def test_a_silent_source_has_another_asked_in_its_place(identities: Identities) -> None:
+    async def main() -> None:
+        bench = Bench(identities(5), [2e5, 2e5, 2e5, 2e5])
+        for peer in bench.peers[:2]:
+            bench.network.freeze(peer)
+        await bench.download(first_sources=FIRST_SOURCES, offer_timeout=1000.0)
+        bench.check()
+
+    virtual_time.run(main())
+
+
+def rates(most: int, link: float, each: float) -> int:
+    """How many a download of ten GB asks, of so many bytes a second each by a link of so many."""
+    widening, done, now = Widening(most, 0.0), 0, 0.0
+    while done < SIZE:
+        now += 1.0
+        done += int(min(link, each * widening.asked))
+        widening.due(now, done, SIZE - done, bringing=widening.asked, quiet=0)
+    return widening.asked
+
+
+def test_sources_are_asked_as_long_as_each_brings_more() -> None:
+    assert rates(8, link=250e6, each=25e6) == 8
+    assert rates(8, link=100e6, each=25e6) == 5
+    assert rates(8, link=25e6, each=25e6) == FIRST_SOURCES + 1
+    assert rates(8, link=2.5e9, each=1e9) == FIRST_SOURCES  # it ends before
+
+
+def test_while_a_copy_is_made_nothing_is_concluded() -> None:
+    widening = Widening(8, 0.0)
+    for second in range(100):
+        assert not widening.due(float(second), 10**6 * second, SIZE, bringing=1, quiet=0)
+    assert widening.asked == FIRST_SOURCES
