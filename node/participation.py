@@ -17,7 +17,7 @@ from gossip.driver import Swarm
 from gossip.hooks import Hooks
 from gossip.membership import MEMBERS
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
-from node.checkpoint import CheckpointStore
+from node.checkpoint import CheckpointStore, bytes_in
 from node.checkpoint_copy import CheckpointCopy
 from node.collector import spare_what_stays
 from node.conductor import Conductor
@@ -59,6 +59,9 @@ from protocols.messages import Announce
 if TYPE_CHECKING:
     from node.runtime import Node
     from node.trainer.layout import Outline
+
+
+WORTH_TELLING = 10**9  # bytes of a checkpoint: with fewer it is read before anybody wonders
 
 
 class Participation:
@@ -110,6 +113,10 @@ class Participation:
         """Where the node goes on with --resume. Raises E104, E404."""
         if not self.config.resume:
             return None
+        for newest in store.paths()[:1]:
+            with contextlib.suppress(OSError):  # restoring it says what is wrong
+                if (size := bytes_in(newest)) >= WORTH_TELLING:
+                    self._notice(f"reads {newest.name}, {size / 1e9:.1f} GB, and checks its hashes")
         restored: Restored | None = await self.node.offload(
             lambda: restore(store, self.events, self._copy)
         )
@@ -131,7 +138,7 @@ class Participation:
                 tokens = await reading.tokens(run)
                 await self._tell_hosts(run, tokens, reading.place)
             script = self.node.daemon.script
-            vectors = script.vectors if script else SharedVectors.create(self._layout.size)
+            vectors = script.vectors if script else await self._shared(self._layout.size)
             try:
                 self.replicas = make_replicas(self.node, run, self._layout, vectors)
                 base, _ = vectors.tensors()
@@ -143,6 +150,11 @@ class Participation:
                     raise
             else:
                 return run, vectors, tokens
+
+    async def _shared(self, size: int) -> SharedVectors:
+        """All their memory is reserved, which takes seconds for each ten GB. Raises E401."""
+        vectors: SharedVectors = await self.node.offload(lambda: SharedVectors.create(size))
+        return vectors
 
     def _assemble(
         self,

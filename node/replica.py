@@ -185,15 +185,17 @@ class OuterReplica:
     def _learnt(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
-    async def settle(self, state: ChainStanding | None = None) -> None:
+    async def settle(self, state: ChainStanding | None = None, digest: bytes | None = None) -> None:
         """Take ``base`` and ``vectors`` as they are now for the state at a place of the chain.
 
-        Without ``state``: at the place held already (the very first round). Computes the digest.
+        Without ``state``: at the place held already (the very first round). Computes the digest,
+        unless it is known from a download, which has checked every byte.
         """
         place, roster = self._place, self._roster
         if state is not None:
             place, roster, self.certificate = state.place, state.roster, state.certificate
-        digest = await self.offload(lambda: state_digest(self.state)[0])
+        if digest is None:
+            digest = await self.offload(lambda: state_digest(self.state)[0])
         self._place = replace(place, state=digest)
         self._roster = roster
 

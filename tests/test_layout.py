@@ -74,7 +74,11 @@ def test_a_large_model_is_laid_out_without_memory():
 
 def test_initial_vector_is_the_built_model():
     layout = Layout.of_config(TINY)
-    vector = initial_vector(TINY, 3, torch.empty(layout.size))
+    told: list[tuple[int, int]] = []
+    out = torch.empty(layout.size)
+    vector = initial_vector(TINY, 3, out, progress=lambda *at: told.append(at))
+    assert told == sorted(told)
+    assert told[-1] == (layout.size, layout.size)
     flat = layout.flatten_into(build(TINY, 3), torch.empty(layout.size))
     assert torch.equal(vector, flat)
 

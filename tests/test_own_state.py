@@ -138,6 +138,33 @@ def fetcher(own: Own, other: Elsewhere, events: Events) -> tuple[Fetcher, Any]:
     return made, swarm
 
 
+async def test_a_checkpoint_is_copied_beside_the_event_loop(own: Own) -> None:
+    made, _ = fetcher(own, Elsewhere(own, 9), Events())
+    before, value = own.base.clone(), torch.full_like(own.base, 8.0)
+    names = own.replicas[0].vectors
+    states = tuple(
+        own_standing(own.manifest.run_id, ME.peer_id, 3, n) for n in range(len(own.replicas))
+    )
+    restored: Any = SimpleNamespace(
+        base=value,
+        vectors=dict.fromkeys(names, value),
+        states=states,
+        residual=None,
+        weights=(1.0,) * len(states),
+    )
+    seen: list[bool] = []
+
+    async def offload(work: Any) -> Any:
+        seen.append(torch.equal(own.base, before))
+        return work()
+
+    made.node.offload = offload
+    await made._restore(restored)
+    assert seen[0], "copied before anything was offloaded"
+    assert torch.equal(own.base, value)
+    assert [replica.place.round for replica in own.replicas] == [3] * len(states)
+
+
 async def test_a_newcomer_begins_with_what_the_others_have_by_then(own: Own) -> None:
     await own.settle(4)
     events, other = Events(), Elsewhere(own, 9)

@@ -114,3 +114,15 @@ async def test_every_fragment_has_a_digest_of_its_own(replicas: tuple[OuterRepli
     assert replicas[1].place.state == other
     assert replicas[0].standing[0] == 1
     assert replicas[1].standing[0] == 0
+
+
+async def test_a_digest_that_a_download_has_checked_is_not_computed_again(
+    replicas: tuple[OuterReplica, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = replicas
+    await one.settle()
+    monkeypatch.delattr("node.replica.state_digest")
+    await one.settle(None, b"d" * 32)
+    assert one.place.state == b"d" * 32
+    with pytest.raises(NameError):
+        await other.settle()

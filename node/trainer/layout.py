@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -228,13 +228,23 @@ def layer_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def initial_vector(config: Model, seed: int, out: Tensor, fragments: int = 1) -> Tensor:
+def initial_vector(
+    config: Model,
+    seed: int,
+    out: Tensor,
+    fragments: int = 1,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Tensor:
     """Write the seeded initial parameters of ``config`` into ``out`` [N] fp32, without a model.
 
+    ``progress`` is told of the elements that are done and of all.
     (Of one of ours: other libraries make their values with their models.)
     """
     if config.kind == "hf":
         return Layout.of_config(config, fragments).flatten_into(build(config, seed), out)
+    done = 0
     for name, view in Layout.of_config(config, fragments).views(out).items():
         view.copy_(initial_value(config, name, view.shape, seed))
+        done += view.numel()
+        progress(done, len(out))
     return out
