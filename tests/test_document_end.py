@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from data_kit import TEXTS, json_lines
 
-from bootstrap.manifest import Data, Manifest
+from bootstrap.manifest import Data, Manifest, Model, Rounds
 from node.commands.manifest import manifest_for
 from node.config import NodeConfig
+from node.data.live import Recipe, StreamData, read_recipe
 from node.data.prepare import prepare
 from node.data.supply import Given, make, tokens_for
 from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
@@ -129,3 +130,27 @@ def test_a_token_folder_says_itself_what_ends_its_documents(tmp_path):
     with pytest.raises(OperatorError, match="another token between documents") as caught:
         tokens_for(*arguments, str(folders[0]), QUIET)
     assert caught.value.code == "E603"
+
+
+@pytest.mark.parametrize("end", [259, 257, None], ids=["as-before", "special", "none-special"])
+def test_a_stream_that_was_begun_before_recipes_said_the_end_goes_on_with_the_runs(tmp_path, end):
+    """And has one name on all hosts, also on those that make their recipe anew."""
+    pytest.importorskip("datasets")
+    special, earlier = (GEMMAS, 259) if end else (("<pad>",), 257)
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer(*special, ordinary=("</s>",)))
+    data, end = path.read_bytes(), end or earlier
+    place = f"datasets:json?files={json_lines(tmp_path / 'a.jsonl', TEXTS)}"
+    digest = FileTokenizer(data, document_end=end).digest
+    model = Model(vocab_size=400, max_seq_len=32, document_end=end)
+    few = Rounds(inner_steps=2, overlap_steps=0)
+    run = Manifest(model=model, data=Data(seq_len=32, batch_size=2, tokenizer=digest), rounds=few)
+    made = read_recipe(tokens_for(run, b"", data, place, QUIET))
+    before = Recipe.model_validate_json(made.model_dump_json(exclude={"document_end"}))
+    assert (before.digest == made.digest) == (end == earlier)
+    if end == earlier:
+        ids = StreamData(before, run, tmp_path / "cache").parts.get(0, 0)
+        assert ids[-1] == earlier
+        assert np.array_equal(StreamData(made, run, tmp_path / "other").parts.get(0, 0), ids)
+    else:
+        assert StreamData(made, run, tmp_path / "cache").parts.get(0, 0)[-1] == end

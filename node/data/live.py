@@ -73,7 +73,9 @@ class Recipe(BaseModel):
     place: str  # datasets:…
     tokenizer: str  # its name in the manifest
     tokenizer_file: str = ""
-    document_end: int | None = Field(default=None, ge=0)  # where the tokenizer is a file
+    # where the tokenizer is a file; None: its ``earlier_end``, as before recipes said it, so that
+    # a run of then keeps its parts and its place
+    document_end: int | None = Field(default=None, ge=0)
     parts: int = Field(ge=1)  # of a stretch
     part_bytes: int = Field(ge=1)  # of text that one has at least
     # batches of a part, where these are numbered; None: a part is a round's
@@ -85,10 +87,12 @@ class Recipe(BaseModel):
         said = self.model_dump_json(exclude={"tokenizer_file"}, exclude_none=True)
         return blake3(said.encode()).hexdigest()
 
-    def coder(self) -> Tokenizer:
-        """Raises OperatorError E604, E605, and OSError."""
+    def coder(self, end: int | None = None) -> Tokenizer:
+        """``end`` is the run's document end. Raises OperatorError E604, E605, and OSError."""
         data = Path(self.tokenizer_file).read_bytes() if self.tokenizer_file else b""
-        return tokenizer_of(self.tokenizer, data, self.document_end)
+        return tokenizer_of(
+            self.tokenizer, data, end if self.document_end is None else self.document_end
+        )
 
 
 def is_recipe(place: str) -> bool:
@@ -126,7 +130,8 @@ def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: P
         next(Reader(source))  # it can be read, and has the column
     known, end = "", None
     if isinstance(tokenizer, FileTokenizer):
-        end = tokenizer.document_end
+        if tokenizer.document_end != tokenizer.earlier_end:
+            end = tokenizer.document_end
         known = str(_keep(f"tokenizer-{tokenizer.digest[:16]}.json", tokenizer.data))
     recipe = Recipe(
         place=str(source),
@@ -233,10 +238,12 @@ class Parts:
     mark, which lies in the middle of a file, and the library reads a file from its beginning.
     """
 
-    def __init__(self, recipe: Recipe, kind: np.dtype[Any], directory: Path) -> None:
-        """``directory``: where files may be kept, of this stream and others."""
+    def __init__(
+        self, recipe: Recipe, kind: np.dtype[Any], directory: Path, end: int | None = None
+    ) -> None:
+        """``directory``: where files may be kept, of this stream and others; ``end``: see coder."""
         self._recipe, self._kind = recipe, kind
-        self._coder = recipe.coder()
+        self._coder = recipe.coder(end)
         self._source = DataSet.parse(recipe.place)
         self._directory = directory / f"stream-{recipe.digest[:16]}"
         self._marks = Marks(self._directory / "marks")  # of stretches that were begun
@@ -357,9 +364,9 @@ class StreamData:
     def __init__(self, recipe: Recipe, manifest: Manifest, cache: Path) -> None:
         """Raises OperatorError E604, E605, and OSError."""
         self._data, self._count = manifest.data, recipe.parts
-        apart = manifest.model.attention == "document"
-        self._document_end = manifest.model.document_end if apart else None
-        self.parts = Parts(recipe, token_type(manifest.model.vocab_size), cache)
+        apart, end = manifest.model.attention == "document", manifest.model.document_end
+        self._document_end = end if apart else None
+        self.parts = Parts(recipe, token_type(manifest.model.vocab_size), cache, end)
         self._steps = recipe.part_steps  # of a part of numbered batches
         self._open: tuple[tuple[int, int], npt.NDArray[Any], Sampler] | None = None
         self._stretches: tuple[int, ...] = ()
