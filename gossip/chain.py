@@ -162,6 +162,11 @@ class Chain(Reports, OwnStatus):
         """
         return self.exchange.offered and not self.exchange.closed
 
+    @property
+    def has_work(self) -> bool:
+        """Whether this node's work may still be merged: as long as it may be sent."""
+        return self.contributes
+
     def timed(self) -> list[float]:
         """Seconds of the exchange that has just ended, from its plan to its last merged part."""
         took = self.timing.held_at - self.timing.planned_at

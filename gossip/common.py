@@ -104,6 +104,11 @@ class AnyChain(Protocol):
         ...
 
     @property
+    def has_work(self) -> bool:
+        """Whether what the trainer has learnt up to its snapshot may still come into the base."""
+        ...
+
+    @property
     def chosen(self) -> Chosen | None:
         """How the newest round, or letter, came to its codec; None where there is one alone."""
         ...

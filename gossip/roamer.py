@@ -205,6 +205,14 @@ class Roamer(OfFragment):
         return False
 
     @property
+    def has_work(self) -> bool:
+        """Whether an outer step is to come that goes towards the snapshot, whoever trains by then.
+
+        It was copied, or is being copied, when the round began.
+        """
+        return self._beginning or self.planned
+
+    @property
     def _meetings(self) -> int:
         """Exchanges of a round, or those who get a share in it."""
         return self.neighbours + self._extra

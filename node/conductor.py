@@ -291,7 +291,9 @@ class Conductor:
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
-        read = self.readiness.read_steps([self._keep_sent(one) for one in range(len(others) + 1)])
+        for fragment in range(len(self.replicas)):
+            self._keep_sent(fragment)
+        read = self._read_steps()
         if not (resume or self._at_will):
             self._since = read
         moments = self.moments
@@ -358,8 +360,11 @@ class Conductor:
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment
         self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
+        # in pairs what is exchanged is the first one of a round, whoever trains by then
+        again = snapshot.round == self.readiness.snapshot_of[fragment] and self._has_work(fragment)
         self.readiness.snapshot_of[fragment] = snapshot.round
-        if snapshot.round == self.replicas[fragment].place.round:  # else it is of an earlier cycle
+        # else it is of an earlier cycle
+        if snapshot.round == self.replicas[fragment].place.round and not again:
             self.readiness.snapshot_step[fragment] = snapshot.round_step
         if flaw := await self.readiness.flaw(snapshot):
             self.events.emit(
@@ -438,8 +443,7 @@ class Conductor:
                     await self._guesses.leave()
                 self._take_back_ready(fragment)
                 self._keep_sent(fragment)
-                offered = [self._contributes(one) for one in range(len(self.replicas))]
-                read = self.readiness.read_steps(offered)
+                read = self._read_steps()
                 await self._go_on(fragment, contributed=False, reset=True, read=read)
 
     def _take_back_ready(self, fragment: int) -> None:
@@ -450,18 +454,20 @@ class Conductor:
         if self.swarm is not None and not (chain := self.swarm.chains[fragment]).contributes:
             chain.update(ready=False, eta=self.eta(fragment))
 
-    def _keep_sent(self, fragment: int) -> bool:
+    def _keep_sent(self, fragment: int) -> None:
         """Where others may take a snapshot that θ was built on, none comes in its place.
 
-        Whether that is so.
         The round in which it is counted ends with a merge, which is when the next one may come.
         """
-        kept = self._contributes(fragment)
+        kept = self.swarm is not None and self.swarm.chains[fragment].contributes
         self.island.vectors.keep(fragment, on=kept)
-        return kept
 
-    def _contributes(self, fragment: int) -> bool:
-        return self.swarm is not None and self.swarm.chains[fragment].contributes
+    def _read_steps(self) -> int:
+        """Behind how many inner steps of the cycle who begins anew begins."""
+        return self.readiness.read_steps([self._has_work(f) for f in range(len(self.replicas))])
+
+    def _has_work(self, fragment: int) -> bool:
+        return self.swarm is not None and self.swarm.chains[fragment].has_work
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""

@@ -64,9 +64,14 @@ class Chain:
     """What this node says of itself."""
 
     planned, contributes, fragment = False, False, 0
+    exchanges = False  # the snapshot, in pairs
 
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self.contributes or self.exchanges
 
     def timed(self) -> list[float]:
         return []

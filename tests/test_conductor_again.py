@@ -24,6 +24,7 @@ from conductor_kit import (
 )
 
 from node.eager_state import EagerReplica
+from node.own_state import OwnReplica
 from node.readiness import Readiness
 from node.trainer.channel import (
     Applied,
@@ -363,6 +364,30 @@ async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_b
     made._turns.free()
     await commit_without(made.replicas[0])
     assert (await begun()).round_step == 0, "another round has other windows"
+
+
+async def test_in_pairs_ranks_that_are_started_again_begin_behind_what_is_exchanged(
+    vectors: SharedVectors,
+) -> None:
+    """A copy of it goes into the outer step; what the new ranks learn is not in that."""
+    made, chain = conductor(vectors, at_once, {"mode": "gossip"}, OwnReplica)
+    cast(Any, made.island).restart = nobody
+    made.pace.add(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+    for step in (7, 12):
+        vectors.clear()
+        await made._on_snapshot(replace(snapshot(vectors), round_step=step))
+        chain.exchanges = True
+        vectors.clear()
+        await made._start_again()
+        made.ready = cast(Any, object())
+        await made._begin()
+        assert cast(Any, made.island).sent[-1].round_step == 7
+        assert vectors.try_snapshot(), "the copy is what travels"
+        vectors.clear()
+    made._turns.free()
+    made.replicas[0].blend.start(made.replicas[0].sent)
+    await made.replicas[0].finish(0, ours=False)
+    assert cast(Any, made.island).sent[-1].round_step == 0, "another round has other windows"
 
 
 @pytest.mark.parametrize("mode", ["diloco", "async"])

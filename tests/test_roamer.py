@@ -125,10 +125,14 @@ def test_a_round_begins_once_however_often_it_is_said_that_the_island_is_ready(
             monkeypatch.setattr(ToyState, "start", slowly)
             for _ in range(2):
                 one.roamer.update(ready=True, eta=0.0, norm=1.0)
+            assert one.roamer.has_work
             await asyncio.sleep(0.05)
             one.roamer.update(ready=True, eta=0.0, norm=1.0)
+            await swarm.until(lambda: one.roamer.planned, 30.0)
+            assert one.roamer.has_work
             await swarm.until(lambda: bool(one.rounds), 30.0)
             assert begun == [one.state]
+            assert not one.roamer.has_work
             one.roamer.update(ready=True, eta=0.0, norm=1.0)
             await swarm.until(lambda: len(one.rounds) == 2, 30.0)
             assert begun == [one.state] * 2
