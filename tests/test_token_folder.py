@@ -134,6 +134,27 @@ def test_it_goes_on_where_it_was_with_the_same_bytes(tmp_path, bpe):
     assert not (broken / PARTIAL).exists()
 
 
+@pytest.mark.parametrize("bpe", [False, True])
+def test_what_a_version_has_begun_that_did_not_note_the_document_end_is_finished(tmp_path, bpe):
+    tokenizer = FileTokenizer(tokenizer_bytes()) if bpe else BYTES
+    source = str(json_lines(tmp_path / "out.jsonl"))
+
+    def stop(progress):
+        if progress.tokens > 100_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare([source], tmp_path / "out", tokenizer, shard_tokens=60_000, report=stop)
+    note = tmp_path / "out" / PARTIAL
+    begun = json.loads(note.read_text())
+    assert begun["shards"]
+    inputs = [[i.name, i.size, i.changed] for i in documents.find_inputs([source])]
+    job = json.dumps([inputs, tokenizer.digest, "text", 60_000])
+    note.write_text(json.dumps(begun | {"job": hashlib.sha256(job.encode()).hexdigest()}))
+    prepare([source], tmp_path / "out", tokenizer, shard_tokens=60_000)
+    assert contents(tmp_path / "out") == contents(folder(tmp_path / "whole", bpe=bpe))
+
+
 def test_what_is_in_the_way_is_refused(tmp_path):
     source = json_lines(tmp_path / "a.jsonl")
     made = folder(tmp_path / "out")

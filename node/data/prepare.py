@@ -102,8 +102,11 @@ def prepare(
 
 def _job(inputs: list[Input], tokenizer: Tokenizer, field: str, shard_tokens: int) -> str:
     plain = [[i.name, i.size, i.changed] for i in inputs]
-    text = json.dumps([plain, tokenizer.digest, tokenizer.document_end, field, shard_tokens])
-    return hashlib.sha256(text.encode()).hexdigest()
+    said = [plain, tokenizer.digest, field, shard_tokens]
+    # else as by versions that did not note it, so that what they began can be finished
+    if isinstance(tokenizer, FileTokenizer) and tokenizer.document_end != tokenizer.earlier_end:
+        said.append(tokenizer.document_end)
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ DOCUMENT_ENDS = (
     "[EOS]",
     "[SEP]",
 )
-# as it was asked for, special or not, by versions whose recipes of streams do not say the end
+# as it was asked for, special or not, by versions that noted it with no stream or begun folder
 EARLIER_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -129,7 +129,7 @@ class FileTokenizer:
         if not vocabulary:
             raise operator_error("E604", f"{name} has no tokens", why="its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        # what ends a document where a recipe of a stream does not say it
+        # what ends a document where a stream's recipe, or a folder that was begun, does not say it
         self.earlier_end = next((vocabulary[e] for e in EARLIER_ENDS if e in vocabulary), None)
         if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
             raise operator_error(
