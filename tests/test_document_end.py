@@ -130,6 +130,8 @@ def test_a_token_folder_says_itself_what_ends_its_documents(tmp_path):
     with pytest.raises(OperatorError, match="another token between documents") as caught:
         tokens_for(*arguments, str(folders[0]), QUIET)
     assert caught.value.code == "E603"
+    assert "end with '<|endoftext|>', the run's with '</s>'" in caught.value.why
+    assert caught.value.fix == "make it again, with '</s>' as --document-end"
 
 
 @pytest.mark.parametrize("end", [259, 257, None], ids=["as-before", "special", "none-special"])

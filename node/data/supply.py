@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,13 +148,14 @@ def tokens_for(
                 why=f"its tokens are of {found[:16]}, the run's of {manifest.data.tokenizer[:16]}",
                 fix="make it again with the run's tokenizer.json, which is in the state directory",
             )
-        if index.document_end != manifest.model.document_end:
+        if index.document_end != (end := manifest.model.document_end):
+            coder = tokenizer_of(manifest.data.tokenizer, tokenizer, end)
             raise operator_error(
                 "E603",
                 f"{place} has another token between documents than the run",
-                why=f"its documents end with token {index.document_end}, the run's with "
-                f"{manifest.model.document_end}",
-                fix="make it again, with the run's token as --document-end",
+                why=f"its documents end with {_written(coder, index.document_end)}, the run's with "
+                f"{_written(coder, end)}",
+                fix=f"make it again, with {_written(coder, end)} as --document-end",
             )
         check_files(place, progress)
         _tell_of_repeats(manifest, index.tokens, tell)
@@ -166,6 +168,12 @@ def tokens_for(
     tokens = str(corpus.training_file(shard, seq_len, coder, vocabulary))
     _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
     return tokens
+
+
+def _written(tokenizer: Tokenizer, number: int) -> str:
+    """A token as a shell takes it; its id where the vocabulary has no text for it."""
+    text = tokenizer.token(number) if isinstance(tokenizer, FileTokenizer) else None
+    return f"token {number}" if text is None else shlex.quote(text)
 
 
 def _tell_of_repeats(manifest: Manifest, tokens: int, tell: Tell) -> None:
