@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from ranks_kit import forked
@@ -21,6 +22,7 @@ from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 RANKS = 2
+WIDE = {"total": np.float64(0.1), "count": 2**40 + 1}  # moments that fp32 would round
 LAYOUT = Layout.of_shapes([("w", torch.Size([4, 3]))])
 STANDING = Standing(
     fragments=(Share(round=3),), round_step=2, step=5, tokens=99, position=7, rewarm_from=None,
@@ -38,10 +40,21 @@ def _refused(place: Path, ranks: Ranks, one_disk: bool) -> list[Any]:
     parameter.grad = gradient
     optimizer = torch.optim.AdamW([parameter])
     optimizer.step()
+    for name, value in WIDE.items():
+        optimizer.state[parameter][name] = torch.full_like(
+            parameter, value, dtype=torch.tensor(value).dtype
+        )
     weights = Weights.of({"w": parameter}, LAYOUT, ranks)
     assert save(place, weights, optimizer, STANDING, one_disk=one_disk).finish() is None
     assert ranks.all_true(True)  # the other has written too
+    optimizer.state.clear()
     assert load(place, weights, optimizer, one_disk=one_disk)[0].step == STANDING.step
+    for name, value in WIDE.items():
+        back = optimizer.state[parameter][name].full_tensor()
+        assert (back.dtype == torch.tensor(value).dtype, bool((back == value).all())) == (
+            True,
+            True,
+        )
     reader, read = resume.HuggingFaceStorageReader, resume.HuggingFaceStorageReader.read_data
 
     def cut(*given: Any) -> Any:

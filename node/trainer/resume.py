@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +59,7 @@ FOLDER = "trainer"
 MOMENTS = "moments"  # the same of an earlier checkpoint, where no trainer was up at a later one
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
+WIDE = (torch.float64, torch.int32, torch.int64)  # types with values that fp32 has not
 T = TypeVar("T")
 
 
@@ -325,7 +326,7 @@ def _read_whole(
     folder: Path,
     weights: Weights,
     states: Mapping[Tensor, Any],
-    there: Mapping[str, Iterable[str]],
+    there: Mapping[str, Mapping[str, torch.dtype]],
     *,
     moments_only: bool,
 ) -> str:
@@ -335,15 +336,21 @@ def _read_whole(
     """
     for name, shape in weights.shapes.items():
         picks: dict[str, Pick] = {} if moments_only else {PARAMETER + name: itself}
-        picks |= {f"{m}/{name}": moment_of(states, m) for m in there.get(name, ())}
+        kept = there.get(name, {})
+        picks |= {f"{m}/{name}": moment_of(states, m) for m in kept}
+        types = {f"{m}/{name}": dtype for m, dtype in kept.items() if dtype in WIDE}
         whole, problem = dict.fromkeys(picks, torch.empty(0)), ""
         if weights.ranks.leads:
-            whole = {key: torch.empty(shape, dtype=torch.float32, device="cpu") for key in picks}
+            whole = {
+                key: torch.empty(shape, dtype=types.get(key, torch.float32), device="cpu")
+                for key in picks
+            }
             problem = _read(whole, folder, None)
         if not weights.ranks.all_true(not problem):
             return weights.ranks.broadcast(problem.encode(errors="replace")).decode()
         for key, pick in picks.items():
-            weights.set(name, whole[key] if weights.ranks.leads else None, pick)
+            read = whole[key] if weights.ranks.leads else None
+            weights.set(name, read, pick, types.get(key, torch.float32))
     return ""
 
 

@@ -110,8 +110,10 @@ class Weights:
             dist.recv(whole, owner)
         return whole
 
-    def scatter(self, name: str, whole: Tensor | None) -> Tensor | None:
-        """This rank's part of rank 0's ``whole``, a new fp32 tensor or ``whole`` itself.
+    def scatter(
+        self, name: str, whole: Tensor | None, dtype: torch.dtype = torch.float32
+    ) -> Tensor | None:
+        """This rank's part of rank 0's ``whole``, a new tensor of ``dtype`` or ``whole`` itself.
 
         It is on the device of this rank's parameter.
 
@@ -119,23 +121,32 @@ class Weights:
         """
         if self.ranks.size == 1:  # whose parameters may be on several devices
             assert whole is not None
-            return whole.to(self.parts[name][0].device, torch.float32)
+            return whole.to(self.parts[name][0].device, dtype)
         if self.ranks.leads:
             assert whole is not None
-            everyone = whole.to(self.ranks.device, torch.float32)
+            everyone = whole.to(self.ranks.device, dtype)
         else:
-            everyone = self._empty(name)
+            everyone = self._empty(name, dtype)
         on_host = everyone.device.type == "cpu"
         dist.broadcast(everyone, src=0, group=self.ranks.control if on_host else None)
         return part_like(everyone, self.parts[name][0]) if name in self.parts else None
 
-    def _empty(self, name: str) -> Tensor:
+    def _empty(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """For what another rank sends; a script may have made any type the default one."""
-        return torch.empty(self.shapes[name], dtype=torch.float32, device=self.ranks.device)
+        return torch.empty(self.shapes[name], dtype=dtype, device=self.ranks.device)
 
-    def set(self, name: str, whole: Tensor | None, pick: Pick = itself) -> None:
-        """Write rank 0's ``whole`` into the parts of all ranks; every rank must call it."""
-        part = self.scatter(name, whole)
+    def set(
+        self,
+        name: str,
+        whole: Tensor | None,
+        pick: Pick = itself,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Write rank 0's ``whole`` into the parts of all ranks; every rank must call it.
+
+        It goes there as ``dtype``.
+        """
+        part = self.scatter(name, whole, dtype)
         for tensor in self.parts.get(name, ()):
             assert part is not None
             local(pick(tensor)).copy_(part)
