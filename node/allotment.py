@@ -13,18 +13,18 @@ from protocols.messages import Outcome
 
 
 class Allotment:
-    """Of one island, as its trainer has them: ranks that are started again go on with them."""
+    """One island's batch numbers, as its trainer has them: restarted ranks go on with them."""
 
     def __init__(self, manifest: Manifest, replica: OuterReplica, *, ahead: bool = False) -> None:
         """``replica`` is fragment 0's, whose rounds count.
 
-        ``ahead``: what is read has to be made first, so a round's worth more is to be known.
+        ``ahead``: data has to be made before it is read, so one more round's numbers are given.
         """
         data, rounds = manifest.data, manifest.rounds
         self._replica, self._numbered = replica, manifest.numbered
         self._batch = data.batch_size * data.seq_len
         self._at_first = (1 + ahead) * (rounds.inner_steps + rounds.overlap_steps)
-        # of those who have had nothing merged yet, when the run begins
+        # for islands that have had nothing merged yet, when the run begins
         self._reserve = data.islands * self._at_first
         self._numbers: Numbers | None = None
 
@@ -40,10 +40,10 @@ class Allotment:
         return self._numbers.stretches
 
     def turn(self, slot: int) -> tuple[tuple[int, ...], bool]:
-        """What the replica's last move brings, once, and whether nothing from before is left.
+        """The numbers that the replica's last move brings, once; and whether all others are void.
 
-        So it is where an earlier life had work merged of which this trainer knows nothing: what
-        that has read, or would have next, is not known.
+        So after a move that merged work of an earlier life, or may have: which numbers that life
+        had read, or would have read next, is not known.
         """
         replica = self._replica
         outcome, anew = replica.brought, replica.relived
@@ -63,7 +63,7 @@ class Allotment:
             self._numbers.take()
 
     def _newcomers(self, slot: int) -> tuple[int, int]:
-        """For who has had nothing merged: behind what was merged, by its place in the roster."""
+        """For an island with nothing merged: after all merged work, by its place in the roster."""
         first = self._number(self._replica.place.work) + slot * self._at_first
         return first, first + self._at_first
 
@@ -76,5 +76,5 @@ class Allotment:
         return self._reserve + first, self._reserve + end
 
     def _number(self, work: int) -> int:
-        """The first batch behind so many tokens."""
+        """The first batch after ``work`` tokens."""
         return -(-work // self._batch)

@@ -46,7 +46,7 @@ from protocols.transport import Transport
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
-COPIES = 3  # that are waited for beyond that: of so many sources that say so and do not
+COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
 TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
@@ -58,7 +58,7 @@ class Target:
     """A state that several peers stand at."""
 
     round: int
-    head: bytes | None  # None: the sources have moved on, and say what their state is but not where
+    head: bytes | None  # None: the sources moved on and told only their state's digest
     state: bytes
     work: int
     sources: tuple[PeerId, ...]
@@ -67,11 +67,11 @@ class Target:
 def targets(announces: Iterable[Announce]) -> list[Target]:
     """The states announced, the heaviest first; of one place in the chain the one most peers hold.
 
-    Of two sides of a fork with equal work it is the one that the other side comes over to
-    (:func:`gossip.certificate.heavier`), however many are on either.
-    Those who are joining themselves count where nobody else holds the same: they may have been
-    restarted in the round that most had come to, and the others be behind. Where they have no round
-    they count only if there is nobody else, as after a restart of the whole swarm.
+    Of two sides of a fork with equal work the first is the one that the other side will come over
+    to (:func:`gossip.certificate.heavier`), however many peers are on either.
+    Peers that are joining count where no active one holds the same state: they may have been
+    restarted at the round that most had reached, while the active ones are behind. At round 0 they
+    count only if there is nobody else, as after a restart of the whole swarm.
     """
     holders: dict[tuple[int, int, bytes, bytes], list[Announce]] = defaultdict(list)
     known = [a for a in announces if a.state]
@@ -87,9 +87,9 @@ def targets(announces: Iterable[Announce]) -> list[Target]:
 
 
 def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], bool]:
-    """What a member wants that cannot replay: not what it has, or has left behind.
+    """Which states a member that cannot replay wants: neither the one it has nor an older one.
 
-    Those who have just started again are joining, and may be the only ones who are further.
+    Joining peers count: they may have just started again, and be the only ones that are further.
     """
 
     def wanted(announce: Announce) -> bool:
@@ -114,29 +114,29 @@ class Arrived:
 class Arrival:
     """Downloads the swarm's state into given vectors."""
 
-    proves: ClassVar[bool] = True  # claims, before what they are of is asked for
+    proves: ClassVar[bool] = True  # whether claims are proven before the state is fetched
 
     transport: Transport
     run: bytes
     founders: tuple[PeerId, ...]  # who decided the first round: the run's creator
-    ask: Callable[[], Sequence[PeerId]]  # who can tell who stands where, as of now
+    ask: Callable[[], Sequence[PeerId]]  # peers to ask, as of now, who stands where
     wall: Callable[[], float]
     learned: Callable[[Announce], None]  # told of every announcement on the way
     greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
-    # told of who shows a history that does not verify
+    # told of a peer that shows a history that does not verify
     untrue: Callable[[PeerId, RemoteProtocolError], None]
     offload: Offload
     fragments: int = 1  # of the run
     dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
     broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
-    # told who makes a copy of how many bytes, which is waited for
+    # told which peer makes a copy of how many bytes, while that is waited for
     making: Callable[[PeerId, int], object] = lambda peer, size: None
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     sharing: Sharing | None = None  # with others who download the same
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _greeted: set[PeerId] = field(default_factory=set)
-    _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
-    _unproven: set[PeerId] = field(default_factory=set)  # showed nothing true the last time
+    _named: dict[PeerId, None] = field(default_factory=dict)  # peers named in the answers of others
+    _unproven: set[PeerId] = field(default_factory=set)  # showed no proof the last time
     _unable: set[PeerId] = field(default_factory=set)  # have kept no state when asked
     _waited: float = 0.0  # seconds in all for copies that were being made
 
@@ -146,7 +146,7 @@ class Arrival:
         """Fill ``vectors`` (fp32, base first) with the swarm's state of a fragment.
 
         The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
-        when none could be had in time, or nobody has such a one any more, and E206 when nobody
+        when none could be had in time, or nobody has a wanted one any more, and E206 when nobody
         shows a history that holds. A download that breaks off after hours leaves as much time for
         the next one as there was for it.
         """
@@ -157,8 +157,8 @@ class Arrival:
             return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
 
         reason, told = "no island has announced a state", ""
-        untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
-        came = False  # anything of the last download
+        untrue = unwanted = 0  # looks in a row that brought only lies, or nothing wanted
+        came = False  # whether anything of the last download came
 
         def noted(done: int, total: int, sources: int) -> None:
             nonlocal came
@@ -200,7 +200,7 @@ class Arrival:
                     if came:
                         began, self._waited = loop.time(), 0.0
                     if self.proves:
-                        break  # it may be had in a moment
+                        break  # look again: the same state may be had in a moment
                 else:
                     served = {peer: one.bytes for peer, one in download.sources.items()}
                     return Arrived(state, target, served)
@@ -221,8 +221,8 @@ class Arrival:
     async def look(self, within: float = PATIENCE_S) -> list[Announce]:
         """Who stands where, freshly asked: the swarm may move on every second.
 
-        Where those to ask are gone it is asked of whom they have named. After so many seconds
-        nobody more is asked: each of them may be one that does not answer.
+        Peers that others have named are asked last, in case those to ask are gone. After
+        ``within`` seconds nobody more is asked: each may be one that does not answer.
         """
         found: dict[PeerId, Announce] = {}
         loop = asyncio.get_running_loop()
@@ -261,7 +261,7 @@ class Arrival:
         return None if sharing is None else Fellows(sharing, self.greet, self.mention)
 
     async def _introduce(self, peers: Iterable[PeerId]) -> None:
-        """Greet those who have not seen us yet; who does not answer gives no state either."""
+        """Greet peers that do not know us yet; one that does not answer gives no state either."""
 
         async def one(peer: PeerId) -> None:
             with contextlib.suppress(TransportError, OperatorError):
@@ -281,11 +281,11 @@ class Arrival:
         until: Callable[[], float],
         size: int,
     ) -> tuple[Target, ChainStanding]:
-        """What a source keeps for us from now on: this state, or its newest one if it moved on.
+        """Have a source keep a state for us: this one, or its newest if it moved on; returns which.
 
-        Where rounds are short, a state that has to be asked for by its round would be gone each
-        time. ``until`` moves on while a source makes its copy of ``size`` bytes. Raises what the
-        last source answered if none keeps any, or none has by then.
+        Where rounds are short, a state of a given round would be gone each time it is asked for.
+        ``until`` moves on while a source makes its copy of ``size`` bytes. Raises the last
+        source's failure if none keeps a state by then.
         """
         failure: TransportError | RemoteProtocolError | None = None
         request = StateRequest(self.run, target.round, fragment, or_newer=True)
@@ -301,7 +301,7 @@ class Arrival:
                 offer = await self._offered(peer, request, until(), size)
                 if offer.round <= target.round:
                     return target, state
-                # where the others are by now it cannot know
+                # this source alone: where the others stand by now is not known
                 newest = Target(offer.round, None, offer.digest, target.work, (peer,))
                 state = await self._standing(newest, fragment, until())
             except (TransportError, RemoteProtocolError) as error:
@@ -341,8 +341,8 @@ class Arrival:
     ) -> AsyncIterator[tuple[Target, ChainStanding | RemoteProtocolError | TransportError]]:
         """Each target in its turn, with its place in the chain or why it has none.
 
-        Those last who did not show it the last time: names cost nothing, and each that claims
-        something would hold up those who have it.
+        Targets whose sources showed no proof the last time come last: names cost nothing, and
+        each false claim would hold up the true ones.
         """
         now = asyncio.get_running_loop().time
 
@@ -366,7 +366,7 @@ class Arrival:
     def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Raise Stale where more of those in office hold another state of the same place.
 
-        Which one it is nobody has signed yet, and identities cost nothing.
+        No signature tells yet which state is right, and identities out of office cost nothing.
         """
 
         def held(one: Target) -> int:
@@ -438,7 +438,7 @@ class OwnArrival(Arrival):
     proves = False
 
     def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
-        """Each holds another one."""
+        """Nothing to compare: each island holds a state of its own."""
 
     async def look(self, within: float = PATIENCE_S) -> list[Announce]:
         """Islands, since seeds have no state here."""

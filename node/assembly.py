@@ -50,9 +50,9 @@ from protocols.messages import Announce
 if TYPE_CHECKING:
     from node.runtime import Node
 
-KEPT_BYTES = 64 * 1024 * 1024  # of merged parts for those who missed rounds, more than required
+KEPT_BYTES = 64 * 1024 * 1024  # of merged parts beyond those required, for who missed rounds
 MAX_KEPT = 256  # rounds
-MIN_WAIT_S = 1.0  # the trainer waits at least so long for a merge before it trains on
+MIN_WAIT_S = 1.0  # the least that the trainer waits for a merge before it trains on
 
 
 def make_replicas(
@@ -92,8 +92,8 @@ def make_swarm(
 ) -> AnySwarm:
     """This node's membership; ``newcomer``: others have yet to let it take part.
 
-    ``replicas`` are those of fragments 0, 1, …; the lineages lead to where they stand, None: to
-    the first round.
+    ``replicas`` and ``lineages`` are by fragment. A lineage leads to where its replica stands;
+    None: the replica is at the first round.
     """
     run, rules = manifest.run_id, manifest.rounds
     encoded = sum(replica.codec.encoded_size(0, replica.size) for replica in replicas)
@@ -165,7 +165,7 @@ def make_conductor(
     *,
     joined: bool,
 ) -> Conductor:
-    """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
+    """The trainer's ranks and their conductor; ``joined``: the optimizer is cold."""
     config = node.config
     hosts = 1 if hub is None else hub.meeting.maximum
     trained, why = training(config, manifest, layout.size, hardware, hosts)

@@ -31,8 +31,8 @@ from diloco import mixing, optimizers
 from gossip.slicing import largest
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
-SAMPLED = 16  # chunks of a letter of which it is looked how much their coding lost
-LEAST_WEIGHT = 2.0**-32  # of push-sum: who receives nothing would halve its own down to 0
+SAMPLED = 16  # chunks of a letter whose coding loss is measured
+LEAST_WEIGHT = 2.0**-32  # of push-sum: an island that receives nothing would halve it to 0
 HALF = 0.5  # of the way to the other's letter, on both sides: else the mean of all would move
 
 
@@ -51,7 +51,7 @@ class Blend:
 
     @property
     def gives(self) -> bool:
-        """Whether there is weight left of which to give some away."""
+        """Whether there is enough weight left to give some away."""
         return not self.shares or self.weight >= LEAST_WEIGHT
 
     @torch.no_grad()
@@ -63,9 +63,9 @@ class Blend:
 
     @torch.no_grad()
     def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
-        """A letter for so many receivers, and its weight.
+        """A letter for this many receivers, and its weight.
 
-        With push-sum that gives away as much: of equal shares one stays.
+        With push-sum the weight is split equally: each receiver gets a share, and one stays.
         """
         chosen = self.codec.named(codec)
         letter = Encoded(
@@ -93,8 +93,8 @@ class Blend:
     def mix(self, letters: Sequence[tuple[Encoded, float, Encoded | None]]) -> float:
         """Take letters in: body, weight, this island's letter of that exchange.
 
-        Returns the RMS difference to the first. Without an own letter the way begins at ``fast``.
-        A weight below 1, a newcomer's, makes the way shorter; of shares it is the weight itself.
+        Returns the RMS difference to the first. Without an own letter the move begins at ``fast``.
+        A weight below 1, a newcomer's, shortens the move; with push-sum it is the share's weight.
         """
         square, whole = 0.0, self.weight
         mine = torch.empty(min(CHUNK, len(self.base)))
@@ -139,7 +139,7 @@ class Blend:
         data = letter.data[chunk.offset : chunk.offset + chunk.size]
         try:
             letter.codec.encode_chunk(chunk, values, data)
-        except ValueError:  # what others sent has led beyond what it carries, or to inf - inf
+        except ValueError:  # mixing led beyond the codec's range, or to inf - inf
             bound = largest(letter.codec)
             letter.codec.encode_chunk(chunk, values.nan_to_num_(0.0).clamp_(-bound, bound), data)
 

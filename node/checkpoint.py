@@ -85,7 +85,7 @@ class Index(Facts):
     """``checkpoint.json``."""
 
     format: int = Field(1, ge=1, le=1)
-    created: float = Field(allow_inf_nan=False)  # later than of all that were there
+    created: float = Field(allow_inf_nan=False)  # later than that of any checkpoint that was there
     files: dict[str, File]
 
 
@@ -113,7 +113,7 @@ class Search:
 class CheckpointStore:
     """The checkpoints of one run directory, which belongs to one daemon.
 
-    Who is not that daemon, which may be writing meanwhile, says ``owns=False`` and only reads.
+    Any other process says ``owns=False`` and only reads: the daemon may be writing meanwhile.
     """
 
     def __init__(self, directory: Path, keep: int = 2, *, owns: bool = True) -> None:
@@ -132,7 +132,7 @@ class CheckpointStore:
             shutil.rmtree(draft, ignore_errors=True)
 
     def preflight(self, checkpoint_bytes: int, *, copies: bool = False) -> None:
-        """Raise E402 unless those to keep, and the one being written beside them, have room.
+        """Raise E402 unless there is room for the checkpoints to keep and one being written.
 
         ``copies``: and one that is still being copied to a second place (:meth:`aside`).
         """
@@ -150,7 +150,7 @@ class CheckpointStore:
     def paths(self) -> list[Path]:
         """Checkpoint directories, the one that was made last first.
 
-        Its round may be an earlier one: of another side of a split, or after damaged ones.
+        The first may be of an earlier round: of another side of a split, or after damaged ones.
         """
         found = [(_made(p), p) for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
         return [path for _, path in sorted(found, reverse=True)]
@@ -167,7 +167,7 @@ class CheckpointStore:
                 path.mkdir()
                 yield path
         finally:
-            # whoever still writes, beside a call that was cancelled, finds no folder of that name
+            # a thread that still writes, its call cancelled, finds no folder of that name
             gone = path.with_name(f"{path.name}-gone")
             with suppress(OSError):  # taken, or never made
                 path.rename(gone)
@@ -177,7 +177,7 @@ class CheckpointStore:
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
-        Reads every file for its hash of which no note tells that; run it off the event loop.
+        Reads every file whose hash no note tells; run it off the event loop.
         """
         with _disk_errors(draft):
             told = take_notes(draft)
@@ -260,7 +260,7 @@ def verify(path: Path) -> Index:
 
 
 def check_names(index: Index) -> None:
-    """Raise ValueError where it names a file that would lie elsewhere than in its checkpoint."""
+    """Raise ValueError where the index names a file outside of its checkpoint."""
     if not all(map(_FILE.fullmatch, index.files)):
         raise ValueError(f"{INDEX} names a file outside of the checkpoint")
 

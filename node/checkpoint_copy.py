@@ -64,8 +64,8 @@ class CheckpointCopy:
     def put(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Copy a checkpoint there, and then remove those that were made first.
 
-        What was broken off before goes as well. Nothing is removed for another run's. ``moved`` is
-        called whenever a file has come further, as far as the file system tells, or is there.
+        Copies that broke off before are removed too; if any is of another run, this raises E407
+        first. ``moved`` is called when a file is there, or has grown, if the file system tells.
         """
         try:
             from fsspec.callbacks import Callback

@@ -31,7 +31,7 @@ from protocols.messages import Announce
 ALIKE = 0.05  # ends that differ by less are the same
 TOLD = 0.1  # choices that differ by less from what was told last are not told
 RECENT = 8  # exchanges of islands in pairs that count
-IN_STEP = 1.25  # times the median's H: who asks for no more takes that
+IN_STEP = 1.25  # times the median's H: an island that asks for no more takes the median
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Chooser:
     exchange: Usual = field(default_factory=Usual)
     transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
     _told: dict[str, int] = field(default_factory=dict)
-    _newest: deque[float] = field(init=False)  # of such seconds
+    _newest: deque[float] = field(init=False)  # of the seconds that exchanges took
 
     def __post_init__(self) -> None:
         self._newest = deque(maxlen=RECENT * self.manifest.rounds.fragments)
 
     def timed(self, seconds: float) -> None:
-        """An exchange took so long."""
+        """Note the seconds that an exchange took."""
         self.exchange.add(seconds)
         self._newest.append(seconds)
 
@@ -133,9 +133,9 @@ class Chooser:
     def _in_pairs(self, others: Sequence[Announce]) -> int:
         """H of the fastest where rounds are each island's own.
 
-        An island asks for what its exchanges take in the mean. One whose usual exchange takes so
-        long has a narrow link itself, and takes more than the median; who was only held up by a
-        partner with such a link does not, or what it takes would follow from whom it met last.
+        An island asks for what its exchanges take in the mean. One whose usual exchange takes that
+        long has a narrow link itself, and takes more steps than the median. One that was only held
+        up by a partner's narrow link does not, or its H would depend on whom it met last.
         """
         rounds, mine = self.manifest.rounds, self.pace.steps_per_second
         least, most = rounds.inner_steps, rounds.most_steps
@@ -190,7 +190,7 @@ class Chooser:
 
 @dataclass
 class Codecs:
-    """Tells of each other codec of a round, or of this island's letters, where links decide."""
+    """Tells when links change the codec of a round, or of this island's letters."""
 
     events: EventLog
     _told: dict[int, str] = field(default_factory=dict)  # by fragment

@@ -79,11 +79,11 @@ class Conductor:
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
-    refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
+    refresh: Callable[[], Awaitable[None]] | None = None  # brings the state up to date, once
     moments: Taken | None = None  # for a trainer that does not resume, once
-    # of the newest checkpoint, for ranks that are started again
+    # gives the moments of the newest checkpoint, for ranks that are started again
     spare: Callable[[], Awaitable[Taken | None]] | None = None
-    expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
+    expects_moments: bool = False  # a donor's are on their way: training begins in :meth:`take`
     ready: Ready | None = None  # what the trainer has built; None: it is not there yet, or no more
     _begun: bool = False
     _beginning: bool = False
@@ -131,7 +131,7 @@ class Conductor:
         await self._go_on(fragment, contributed=contributed, reset=reset)
 
     async def _go_on(self, fragment: int, *, contributed: bool, reset: bool, read: int = 0) -> None:
-        """Behind ``read`` inner steps of the cycle, where it is fragment 0's."""
+        """Send the new base, or begin; ``read``: see :meth:`_read_steps`, for fragment 0 alone."""
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
@@ -149,7 +149,7 @@ class Conductor:
             await self._turns.all_to_read()
             if self.island.starts != starts:
                 return  # other ranks by now: they begin, or have begun, with what was written here
-        steps_count_from_here = contributed and self._guesses is None  # and not from a snapshot
+        steps_count_from_here = contributed and self._guesses is None  # else from a snapshot
         if fragment == 0 and (reset or steps_count_from_here or not self._at_will):
             self._since = 0 if self._at_will else read
         apply = Apply(
@@ -226,7 +226,7 @@ class Conductor:
             await self._guesses.take_back()
 
     async def save(self, directory: Path) -> Asked | None:
-        """Ask the trainer for its files, of this moment's outer state however late it copies them.
+        """Ask the trainer for its files; however late it copies them, they fit the present state.
 
         None where it stands on a guess, which is to be taken back first.
         """
@@ -265,7 +265,7 @@ class Conductor:
     async def _begin(self) -> None:
         in_office = any(self.me in r.roster for r in self.replicas) or self.resume_dir is not None
         if self.ready is None or not in_office or self._beginning or self.expects_moments:
-            return  # follows the rounds until it is in office, see Conductor.resume
+            return  # the node follows the rounds until it is in office, see :meth:`resume`
         self._beginning = True
         refresh, self.refresh = self.refresh, None
         try:
@@ -322,9 +322,9 @@ class Conductor:
             await self.island.send(begin)
 
     def _has_begun(self) -> None:
-        """What the trainer began with is not needed any more, and not kept until then.
+        """Drop what the trainer began with, now that it has read it.
 
-        Ranks that die of what it takes to read it are to have it again.
+        Not earlier: ranks that die while they read it are to get it again.
         """
         if self.moments is not None and self.moments.steps:
             with contextlib.suppress(OSError):
@@ -332,7 +332,7 @@ class Conductor:
         self.resume_dir = self.moments = None
 
     async def _find_moments(self) -> None:
-        """For ranks that are started again: a donor's, else those of the newest checkpoint."""
+        """Find moments for restarted ranks: a donor's, else those of the newest checkpoint."""
         donated = self.moments is not None and self.moments.steps and self.moments.path.exists()
         if self.spare is not None and not donated:
             self.moments = await self.spare()
@@ -360,10 +360,10 @@ class Conductor:
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment
         self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
-        # in pairs what is exchanged is the first one of a round, whoever trains by then
+        # in pairs a round exchanges its first snapshot, even if the ranks were restarted since
         again = snapshot.round == self.readiness.snapshot_of[fragment] and self._has_work(fragment)
         self.readiness.snapshot_of[fragment] = snapshot.round
-        # else it is of an earlier cycle
+        # with another round it is of an earlier cycle
         if snapshot.round == self.replicas[fragment].place.round and not again:
             self.readiness.snapshot_step[fragment] = snapshot.round_step
         if flaw := await self.readiness.flaw(snapshot):
@@ -393,8 +393,8 @@ class Conductor:
         settings, changes = self.island.settings, {}
         if died.code == "E401":
             changes["micro_batch"] = settings.halved
-        # a try with less at once is none of those that are counted: it cannot be halved for ever;
-        # but where no step was tried there was no room for the model (--compile tries one first)
+        # a restart with a smaller micro-batch is not counted, as halving comes to an end by itself;
+        # but where no step was tried it was the model that did not fit (--compile tries one first)
         stepped = self._begun or settings.compile
         less = bool(changes) and stepped and settings.halved < settings.at_once
         fatal = self._restarts.died(died, counted=not less)
@@ -407,8 +407,8 @@ class Conductor:
     async def _start_again(self, **changes: int) -> None:
         """Start all ranks anew, from the last merge, with the moments of the newest checkpoint.
 
-        As a newcomer's, without, where there is none. But from the checkpoint that they were to
-        begin from, where they have not yet.
+        Where there is none they start without moments, like a newcomer's. Ranks that had yet to
+        begin from ``resume_dir`` begin from that checkpoint instead.
         """
         self._begun, self.ready = False, None
         self.files.lost()
@@ -422,17 +422,17 @@ class Conductor:
         await self.island.restart(**changes)
 
     async def _take_hosts_in(self) -> None:
-        """Start again with a host that has come, where least is lost.
+        """Start again with a host that has come, when least is lost.
 
-        That is after the first step of a cycle, when a checkpoint of the round that has ended had
-        the time to begin; and once it is written, which may take longer than that step.
+        That is after the first step of a cycle: by then a checkpoint of the ended round has begun.
+        The restart waits until that is written, which may take longer than the step.
         """
         self._grows = self.island.grown and (self._grows or self._since == 1)
         if self._grows and not self.files.writing:
             await self._start_again()
 
     async def _reset_if_due(self) -> None:
-        """Take a trainer that is lost back to the last merge, once nothing else is under way.
+        """Take a trainer whose θ is not finite back to the last merge, once its fragment is free.
 
         Where a merge is under way its Apply does it (see :meth:`resume`).
         """
@@ -447,23 +447,24 @@ class Conductor:
                 await self._go_on(fragment, contributed=False, reset=True, read=read)
 
     def _take_back_ready(self, fragment: int) -> None:
-        """The trainer goes back to the base: what it left is offered on only where it is kept.
+        """Announce that this island is not ready, since its trainer goes back to the base.
 
-        There it stays ready as well, or its round might wait for the snapshot that waits for it.
+        But not where its snapshot may still be merged: the round would wait for a next snapshot,
+        which waits for that merge (:meth:`_keep_sent`).
         """
         if self.swarm is not None and not (chain := self.swarm.chains[fragment]).contributes:
             chain.update(ready=False, eta=self.eta(fragment))
 
     def _keep_sent(self, fragment: int) -> None:
-        """Where others may take a snapshot that θ was built on, none comes in its place.
+        """Let no new snapshot replace the last one while that may still be merged.
 
-        The round in which it is counted ends with a merge, which is when the next one may come.
+        The round that counts it ends with a merge; after that the next snapshot may come.
         """
         kept = self.swarm is not None and self.swarm.chains[fragment].contributes
         self.island.vectors.keep(fragment, on=kept)
 
     def _read_steps(self) -> int:
-        """Behind how many inner steps of the cycle who begins anew begins."""
+        """Inner steps of this cycle whose data a trainer that begins anew does not read again."""
         return self.readiness.read_steps([self._has_work(f) for f in range(len(self.replicas))])
 
     def _has_work(self, fragment: int) -> bool:
@@ -474,7 +475,7 @@ class Conductor:
         if self.swarm is None or not (chain := self.swarm.chains[fragment]).planned:
             return
         if self.readiness.snapshot_of[fragment] == self.replicas[fragment].place.round:
-            taken = self.readiness.snapshot_at[fragment]  # else an earlier round has answered it
+            taken = self.readiness.snapshot_at[fragment]  # of this round, not of an earlier one
             self._chooser.transfer.add(asyncio.get_running_loop().time() - taken)
         for seconds in chain.timed():
             self._chooser.timed(seconds)
@@ -485,14 +486,14 @@ class Conductor:
             await self._set_target(self._targets.next(self.swarm))
 
     def _aim(self, target: int, *, anew: Sequence[int] = ()) -> None:
-        """So many inner steps come next; of fragments ``anew`` nothing from before is in hand."""
+        """Set the inner steps that come next; fragments ``anew`` have no unmerged work left."""
         self._target = target
         for fragment, replica in enumerate(self.replicas):
             if (turning := replica.turning) is None:
                 continue
             if fragment in anew:
                 turning.reset()
-            if target:  # at rest it does not become late
+            if target:  # an island at rest does not fall behind
                 turning.train()
 
     async def _set_target(self, target: int) -> None:

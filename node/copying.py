@@ -19,9 +19,9 @@ from protocols.errors import OperatorError
 from protocols.tasks import Background, Offload
 
 LOOK_S = 1.0
-STILL_S = 30.0  # in which nothing moves: who leaves does not wait any longer. And
-TIMES = 3.0  # times the longest such time so far; before there is one, what the files
-SLOWEST = 4e6  # would take at so many bytes a second: not all file systems tell of parts
+STILL_S = 30.0  # without progress, and a node that leaves waits no longer; added to that are
+TIMES = 3.0  # times the longest pause in progress so far; before there was one, what the files
+SLOWEST = 4e6  # take at this many bytes a second, as not all file systems report parts
 
 
 class Copying:
@@ -43,7 +43,7 @@ class Copying:
     async def done(self) -> None:
         """Wait until what was given is copied, or could not be, or nothing moves any more.
 
-        For who leaves. Each of the latter two is an event.
+        For a node that leaves. A copy that failed or stopped moving is an event.
         """
         if (running := self._running) is None or running.done():
             return
@@ -69,9 +69,9 @@ class Copying:
             )
 
     async def soon(self, path: Path) -> None:
-        """To the second place: it may be slow, or hang, and the next checkpoint does not wait.
+        """Copy to the second place, in the background: the copy may be slow, or hang.
 
-        Of those that are made meanwhile the newest is copied.
+        Of the checkpoints that are made meanwhile only the newest is copied.
         """
         aside, passed_over = await self._offload(lambda: self._store.aside(path)), self._next
         self._next = aside
@@ -89,8 +89,8 @@ class Copying:
             await self._offload(partial(self._store.drop, aside))
 
     async def _put(self, aside: Path) -> OperatorError | None:
-        """In none of the few threads that rounds need, nor in one that asyncio waits for at its
-        end: a node that fails is not to stay because a link hangs.
+        """Copy in a thread of its own: neither one of the few that rounds need, nor one that
+        asyncio waits for at its end, since a node that fails must not stay for a link that hangs.
         """
         loop, put = asyncio.get_running_loop(), self._copy.put
         with suppress(OSError):  # it has been pruned meanwhile, which the copy will find
@@ -114,12 +114,12 @@ class Copying:
         return await done
 
     def _begin(self, size: int) -> None:
-        """A copy of so many bytes begins."""
+        """A copy of ``size`` bytes begins."""
         self._moved = time.monotonic()
         self._until = self._moved + STILL_S + (TIMES * self._longest or size / SLOWEST)
 
     def _on_moved(self, aside: Path) -> None:
-        """In the copy's thread."""
+        """The copy has come further; called in its thread."""
         touch(aside)
         now = time.monotonic()
         self._longest = max(self._longest, now - self._moved)

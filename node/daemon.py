@@ -84,7 +84,7 @@ class Daemon:
                 stack.push_async_callback(sinks.aclose)
             leave_cores_to_ranks(self.config)
             pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
-            # a large model's checkpoint takes minutes: no round's first word may wait behind it
+            # a large model's checkpoint takes minutes: no round may wait behind it
             files = ThreadPoolExecutor(3, thread_name_prefix="atoll-files")
             for each in (pool, files):  # beside the event loop, which has to hear a second Ctrl-C
                 stack.push_async_callback(asyncio.to_thread, each.shutdown, cancel_futures=True)
@@ -105,7 +105,7 @@ class Daemon:
         return 0
 
     def _ended_at_once(self) -> str:
-        """In words, with what there is to go on from."""
+        """Says that it ended at once, and the newest checkpoint there is to go on from."""
         saved = newest_round(self.home.checkpoints)
         rest = f"; the newest checkpoint is of round {saved}" if saved is not None else ""
         return f"ended at once{rest}"
@@ -127,7 +127,7 @@ class Daemon:
         return self.config.api_key or self.home.dashboard_key()
 
     def printed_key(self, out: TextIO) -> str:
-        """The dashboard's key where a person looks at ``out``: a journal or a pipe keeps it."""
+        """The dashboard's key for a terminal; empty for a journal or pipe, which would keep it."""
         return self.dashboard_key if out.isatty() else ""
 
     def where_key_is(self) -> str:
@@ -135,7 +135,7 @@ class Daemon:
         return "the one of --api-key" if self.config.api_key else f"in {self.home.key_file}"
 
     async def _open_transport(self, identity: Identity, events: EventLog) -> HttpTransport:
-        """Open the port; where nobody asked for this one and it is taken, any free one."""
+        """Open the port; if it is taken and only the default, any free one."""
         limit = self.config.max_upload or None
         limits = Limits().within(open_files.raise_limit())
         opened = partial(HttpTransport, identity, limits=limits, max_upload=limit)
@@ -157,8 +157,8 @@ class Daemon:
     def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
         """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process.
 
-        A terminal that is closed, which says so once and its shell once more, is a first time. So
-        is whoever asks a node that leaves by itself, as its run is over.
+        A terminal that is closed sends SIGHUP, and its shell another: together they count once. The
+        first signal to a node that already leaves by itself, as its run is over, counts as once.
         """
         asked = False
 

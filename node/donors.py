@@ -35,13 +35,13 @@ from protocols.tasks import Offload
 from protocols.transport import Transport
 
 GIVEN, TAKEN = "moments.given", "moments.taken"  # files in the state directory, while in use
-COPY_S, STEPS = 120.0, 4.0  # for the trainer's copy: and so many of its inner steps,
-LONGEST_STEP_S = 300.0  # of which others say how long they are
-SLOW_DISK = 50e6  # bytes a second, at least, at which it is written
+COPY_S, STEPS = 120.0, 4.0  # for the trainer's copy: and this many of its inner steps
+LONGEST_STEP_S = 300.0  # the most that a donor's step counts for, whatever it says
+SLOW_DISK = 50e6  # bytes a second, the least at which the copy should be written
 MAX_DONORS = 3  # that are asked
-# it may take so many times what the state took, which is about as large, and some seconds; and as
-# long again with every part that has come: the state came from many, and these come from one.
-# Each donor has its share to answer in, so that a silent one does not use up all
+# a download may take TIMES what the state took, which is about as large, plus LEAST_S; and as long
+# again with each of PARTS that has come: the state came from many peers, moments come from one.
+# Each donor has its share of that to answer in, so that a silent one does not use up all
 TIMES, LEAST_S, PARTS = 3.0, 60.0, 8
 
 FAILURES = (TransportError, RemoteProtocolError, OSError, TimeoutError)
@@ -96,7 +96,7 @@ class Taking:
     async def take(
         self, donors: Sequence[PeerId], state_s: float, *, step_s: float = 0.0
     ) -> tuple[Taken, str]:
-        """From the first of ``donors``, in any order, whose moments can be used; and what to say.
+        """Moments of the first donor, in random order, whose can be used; and a text about them.
 
         ``state_s``: what the state's download took, ``step_s``: what an inner step takes a donor,
         in seconds. Raises one of ``FAILURES``: what became of the last donor that was asked.
@@ -131,7 +131,7 @@ class Taking:
         self, peer: PeerId, places: Places, path: Path, answer_s: float, progress: Progress
     ) -> int:
         """Fill the file; the steps that the moments have seen."""
-        with contextlib.suppress(TransportError, OperatorError):  # it then says why, below
+        with contextlib.suppress(TransportError, OperatorError):  # the request below then says why
             await self.greet(peer)
         run, inner = self.manifest.run_id, self.manifest.inner
         size = FLOAT_BYTES * places.size

@@ -76,7 +76,8 @@ async def take_newer(
 def kept_after(ending: Ending, missed: int, most: int) -> str:
     """What is kept of local work (:meth:`OuterReplica.jump`) over so many rounds.
 
-    Up to ``most`` of them; but replaying keeps it however late, so what takes its place does.
+    It is dropped after more than ``most``. But a replay keeps it however late, so a download that
+    takes the place of a replay does too.
     """
     if ending is Ending.FORKED:
         return "all"

@@ -24,15 +24,15 @@ class EagerReplica(OuterReplica):
     """As :class:`~node.replica.OuterReplica`, with two vectors more: a snapshot, and others' work.
 
     A guess is made in three calls, while the vectors are the daemon's: :meth:`aim` puts how far θ
-    is to move into ``sent``, the trainer does so, :meth:`arrived` makes a reference of it. With
+    is to move into ``sent``, the trainer moves, :meth:`arrived` makes ``sent`` a reference. With
     ``back`` the same takes the guess back, for a checkpoint: what is saved holds work alone. What
-    the others brought last is in none: a node that resumes guesses its own share alone, once.
+    the others brought last is in no checkpoint: a node that resumes guesses without it, once.
     """
 
-    # the snapshot that is out, as the trainer left it; Δ of it once its round steps `base`
+    # the unanswered snapshot as the trainer left it; once its round steps `base`, its Δ
     _kept: torch.Tensor | None = None
-    _others: torch.Tensor | None = None  # of the last mean
-    _share = 0.0  # this island's, of the last mean that it was in
+    _others: torch.Tensor | None = None  # the others' part of the last mean
+    _share = 0.0  # this island's in the last mean; 0: it was not in that
     out = False  # a snapshot is kept in `_kept`
     guessed = False  # θ stands on a guess, and `sent` says where
 
@@ -41,7 +41,7 @@ class EagerReplica(OuterReplica):
         await self.offload(self._aim_back if back else self._aim)
 
     async def arrived(self, *, back: bool = False) -> None:
-        """θ has been moved: ``sent`` is where it was at the snapshot, and the guess since."""
+        """θ has been moved: ``sent`` becomes the snapshot plus that move, or the snapshot again."""
 
         def refer() -> None:
             assert self._kept is not None
@@ -53,7 +53,7 @@ class EagerReplica(OuterReplica):
         self.guessed = not back
 
     async def leave(self) -> None:
-        """θ is ``base`` anew, and on no guess: ``sent`` is the snapshot again, if one is out.
+        """θ begins anew at ``base``, on no guess; ``sent`` is the snapshot again, if one is out.
 
         What an exchange sends of it stays the same, bit for bit.
         """
@@ -114,7 +114,7 @@ class EagerReplica(OuterReplica):
         super()._merge(here, mean, rates)
 
     def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
-        """After the outer step: leave the others' work of the mean."""
+        """After the outer step: take this island's own work out of the mean."""
         self._share = share = self._share_of(outcome) if mine else 0.0
         if self._others is not None:
             would_be = share or 1 / max(1, len(self.roster))
@@ -125,7 +125,7 @@ class EagerReplica(OuterReplica):
                 self._others[start:stop] = eager.others(self._others[start:stop], own, share)
 
     def _share_of(self, outcome: Outcome) -> float:
-        """The factor of this island's Δ in the mean: what a scale takes nobody else is given."""
+        """The factor of this island's Δ in the mean; what its scale takes goes to nobody else."""
         merged = {included.contributor for part in outcome.parts for included in part.included}
         counted = [outcome.contributors[index] for index in merged]
         whole = sum(one.weight for one in counted)

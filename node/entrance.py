@@ -46,8 +46,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_SHARD_BYTES = 256 * 1024 * 1024
-PASSING = ("E101", "E501", "E502")  # may be otherwise in a moment: seeds that are just starting
-TAKE_FROM_S = 30.0  # a seed tries to have a run from who brought it for so long
+PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
+TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
 
 @dataclass
@@ -218,8 +218,8 @@ class Entrance:
     async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
         """Bring a run that was just made to seeds that have none.
 
-        All ask them in the same order, so that one of several comes first. Raises OperatorError
-        E502 (try again: there is a run to join by then) where this node did not.
+        All nodes ask them in the same order, so that one of several comes first. Raises
+        OperatorError E502 where another one did (try again: there is a run to join by then).
         """
         again: list[Greeting] = []
         for greeting in sorted(greetings, key=lambda one: one.peer):
@@ -298,7 +298,7 @@ class Entrance:
         """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""
         runs = [g.welcome.run for g in greetings if g.welcome.run]
         if not runs:
-            # who must be dialled learns now that nobody can, and not when there is a run some day
+            # a node that must be dialled learns now that it cannot be, not once there is a run
             if self._insists:
                 back = await self._reach(greetings)
                 if back in (Reach.NO, Reach.ELSEWHERE) and not self._believed(back):

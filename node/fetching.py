@@ -1,6 +1,7 @@
 """Where a node's outer state comes from: its checkpoint, the run's beginning, or its peers.
 
-At entry all fragments are fetched; who cannot replay what it missed of one fetches that one.
+At entry all fragments are fetched. Later, a member that cannot replay the rounds it missed of a
+fragment fetches that one.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Fetcher:
         base: torch.Tensor,
         learned: Callable[[Announce], None],
     ) -> None:
-        """``base``: the whole vector that the replicas' are parts of."""
+        """``base``: the whole vector; each replica's ``base`` is a part of it."""
         self.node, self.run, self.replicas, self.base = node, run, tuple(replicas), base
         self.events, self.learned = node.events, learned
         self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
         self.joined_under_way = False
-        self.took: list[float] = []  # seconds, at entry, by fragment
+        self.took: list[float] = []  # seconds of the downloads at entry, by fragment
         self._downloading: set[int] = set()
         self.downloaded = False  # at entry
 
@@ -75,12 +76,12 @@ class Fetcher:
             for replica in self.replicas:
                 await replica.settle()
         elif self.run.manifest.mode in GOSSIP and self.node.config.role != "island":
-            self.joined_under_way = True  # there are only islands' own states, and it trains none
+            self.joined_under_way = True  # each state is an island's own, and this node is none
         else:
             await self._join()
 
     async def moments(self) -> Taken | None:
-        """A donor's inner moments; None (and an event) where the learning rate is to warm up."""
+        """A donor's inner moments; None (and an event) where none came: the rate warms up."""
         taking = Taking(
             self.node.transport,
             self.run.manifest,
@@ -131,7 +132,7 @@ class Fetcher:
             at = end
 
     def _making_first(self) -> Callable[[int, int], None]:
-        """Tells how far the first parameters are, from the thread that makes them."""
+        """Reports progress on the first parameters; called in the thread that makes them."""
         loop = asyncio.get_running_loop()
 
         def told(text: str) -> None:
@@ -193,15 +194,15 @@ class Fetcher:
     def refresher(self, swarm: AnySwarm) -> Callable[[], Awaitable[None]] | None:
         """Brings what was downloaded up to date, once the trainer is up; None: nothing to do.
 
-        Where rounds are certified a newcomer follows them meanwhile. Where islands have states of
-        their own the others go on, and it would begin with an old one.
+        In certified rounds a newcomer follows the rounds meanwhile. In gossip each island has a
+        state of its own and trains on, so the downloaded one would be old.
         """
         if self.run.manifest.mode not in GOSSIP or not self.downloaded:
             return None
         return lambda: self._refresh(swarm)
 
     async def _refresh(self, swarm: AnySwarm) -> None:
-        """What was fetched is kept where nobody has anything newer, or it cannot be had."""
+        """Fetch a newer state; keep the old one if nobody has a newer one or it cannot be had."""
         arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()) or self.run.peers)
         before = self.replicas[0].place.round
         try:
@@ -223,7 +224,7 @@ class Fetcher:
         here = self.replicas[fragment].place.round
         membership = swarm.chains[fragment].membership
         heads = [a.round for a in membership.islands_alive(swarm.now())]
-        if ending is not Ending.FAR:  # those rounds could be had
+        if ending is not Ending.FAR:  # else those rounds could be had
             self.events.emit(RoundFailed(round=here, reason=ending.value, fragment=fragment))
         self.events.emit(Behind(round=here, head=max(heads, default=here), action="download"))
         self.node.tasks.spawn(self._download(swarm, fragment, ending))
@@ -234,7 +235,7 @@ class Fetcher:
         chain, replica = swarm.chains[fragment], self.replicas[fragment]
         try:
             await take_state(chain, replica, arrival, ending, self._headway())
-        except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
+        except OperatorError as error:  # the next peer that is ahead starts this again
             self.events.emit(Problem.of(error))
         finally:
             self._downloading.discard(fragment)

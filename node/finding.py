@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bootstrap.handshake import Greeting
     from node.runtime import Node
 
-ASK_AGAIN_S = 5.0  # a seed without a run asks its own peers so often
+ASK_AGAIN_S = 5.0  # between two times that a seed without a run asks its own peers
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Finder:
             self.offer(run)
             await self._admit(run)
             return run
-        # who joined before and made no checkpoint yet finds back by the peers it met
+        # a node that joined before, without a checkpoint, finds back by the peers it met
         has_peers = bool(config.peers) or (config.resume and bool(node.cache.load()))
         found = await self.entrance.patiently(self._join) if has_peers else None
         if found is None and config.role == "seed":
@@ -108,8 +108,8 @@ class Finder:
     def _check_free(self, joined: str) -> None:
         """Raise E105 where this island's checkpoints would mix with those that are there.
 
-        ``joined``: the run id, in hex, of a run that is under way, empty for one that begins. Who
-        joins its own run again takes the state of its peers, and is on the same way as before.
+        ``joined``: the run id, in hex, of a run that is under way, empty for one that begins. An
+        island that joins its own run again takes its peers' state, and continues what it had.
         """
         config, home = self.node.config, self.node.home
         if config.resume or config.role != "island":

@@ -27,7 +27,7 @@ class Guesses:
         self._moved: asyncio.Future[None] | None = None
 
     async def leave(self) -> None:
-        """A trainer is to take the base as it is; what is sent of its last snapshot goes on."""
+        """Drop the guess, as a trainer takes the base as it is; its last snapshot is still sent."""
         await self.replica.leave()
 
     async def make(self) -> None:
@@ -37,18 +37,18 @@ class Guesses:
             await self._move(back=False)
 
     async def without(self, ask: Callable[[], Awaitable[Asked]]) -> Asked | None:
-        """Ask for files while the trainer is on no guess, None: it is, and make one again."""
+        """Ask for files, then guess again; None, and nothing is asked, while it is on a guess."""
         if self.replica.guessed or self._moving:
             return None
         asked = await ask()
         if self.replica.out and not (self.replica.guessed or self._moving):
-            await self.make()  # the snapshot is still out of which it was taken back
+            await self.make()  # the snapshot of the guess that was taken back is still out
         return asked
 
     async def take_back(self) -> None:
         """Have the trainer go back from its guess, where it stands on one.
 
-        Raises ChannelClosedError where it is no more.
+        Raises ChannelClosedError where the trainer has ended.
         """
         await self._turns.take(0)
         if not self.replica.guessed:
@@ -60,7 +60,7 @@ class Guesses:
         await self._moved
 
     async def moved(self) -> None:
-        """The trainer has said so."""
+        """The trainer has reported that it has moved."""
         await self.replica.arrived(back=self._back)
         self._moving = False
         self._turns.free(0)

@@ -31,7 +31,7 @@ def clean_up_first() -> None:
 
 
 def clean_up_at_any_end() -> None:
-    """So do SIGTERM, and SIGHUP of a terminal that is closed, for who would leave much behind."""
+    """Also SIGTERM and a closed terminal's SIGHUP raise it, where much would be left behind."""
     clean_up_first()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup

@@ -54,8 +54,8 @@ from protocols.wire import decode_any
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
-UNSTARTED_PAUSE_S = 5.0  # before it is told that ranks cannot be started
-# what keeps them from it for a while; all else will not pass, and ends the node
+UNSTARTED_PAUSE_S = 5.0  # before the report that ranks cannot be started
+# errors of a start that may pass; any other will not, and ends the node
 PASSING = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
 
@@ -174,9 +174,9 @@ class Island:
         await self._supervise(life)
 
     async def _not_started(self, error: OSError) -> None:
-        """There is no memory, disk or file for another process.
+        """Report that there is no memory, disk or file for another process.
 
-        That is told after a pause: it is tried again at once then, and a few times only.
+        Only after a pause: the daemon then tries again at once, and a few times only.
         """
         await asyncio.sleep(UNSTARTED_PAUSE_S)
         log = self.directory / "trainer-rank0.log"
@@ -285,8 +285,8 @@ class Island:
     async def restart(self, **changes: Any) -> None:
         """Stop, and start again with changed settings, e.g. ``micro_batch=4`` after an E401.
 
-        The vectors stay as they are; the trainer waits for ``Begin`` as at its first start. Where
-        :meth:`stop` was called meanwhile that is the end.
+        The vectors stay as they are; the trainer waits for ``Begin`` as at its first start. If
+        :meth:`stop` was called meanwhile, nothing is started.
         """
         async with self._changing:
             await self._stop()

@@ -1,7 +1,7 @@
 """How a node leaves: with a checkpoint of all it has to itself, and nothing owed to others.
 
-Who is the only one that decides stays until a newcomer who is on its way decides as well: else it
-would have come in vain.
+A node that alone decides on rounds stays until a newcomer on its way decides as well: otherwise the
+newcomer would have come in vain.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LOOK_S = 1.0
 SETTLE_S = 10.0  # for shares of push-sum that are on their way
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
-SLOW_S = 10.0  # for a checkpoint; then it is said what is waited for
+SLOW_S = 10.0  # for a checkpoint; then a notice says what takes long
 
 
 async def leave(part: Participation, stack: AsyncExitStack) -> None:
     """Say farewell, make the final checkpoint, stop the trainer; at the end let others finish.
 
-    The farewell comes first: then nobody waits for this node, which takes no round after that
-    checkpoint. Where all leave at once a later one would be in nobody's. ``stack``, until which it
-    stands still, is unwound when nothing of the node runs any more.
+    The farewell comes first, so that nobody waits for this node. It takes no round after the final
+    checkpoint: where all leave at once, that round would be in nobody's. ``stack``, which ends this
+    standstill, is unwound when nothing of the node runs any more.
     """
     if not part.finishing:
         await _hand_over(part)
@@ -87,9 +87,9 @@ async def _save(part: Participation, last: AsyncExitStack | None) -> None:
 
 
 async def _settle(part: Participation) -> None:
-    """In push-sum: know which shares have come, as the checkpoint has the weight of the others.
+    """In push-sum: find out which sent shares arrived; the checkpoint has the weight of the others.
 
-    None comes to this node any more, as that would be in no checkpoint.
+    This node accepts no more shares, as they would be in no checkpoint.
     """
     chains = [chain for chain in part.swarm.chains if isinstance(chain, Roamer)]
     with suppress(TimeoutError):

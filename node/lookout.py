@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from node.runtime import Node
 
 DISCOVERY_S = 30.0  # between look-ups in the DHT
-ASKED_AT_ONCE = 16  # of those whom it knows
-SILENT_S = 300.0  # in which who did not answer is not asked again
+ASKED_AT_ONCE = 16  # of the peers that the DHT knows
+SILENT_S = 300.0  # before a peer that did not answer is asked again
 
 
 class Lookout:
@@ -73,7 +73,7 @@ class Lookout:
         await every(map(_again_and_again, looks))  # however long one of them takes
 
     async def _find_islands(self, dht: Dht) -> None:
-        """Ask those whom only the DHT knows; who has just not answered is left alone for a while.
+        """Ask peers that only the DHT knows, but not those that have just failed to answer.
 
         Its records outlive islands, and anybody can put some there.
         """
@@ -111,7 +111,7 @@ class Lookout:
         return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
 
     def moved(self, dht: Dht) -> None:
-        """This node is called at another address: the others are told at once."""
+        """This node's address has changed: tell the others at once."""
         self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
         self.swarm.presence.tell()
         dht.keep_announced()

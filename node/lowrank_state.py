@@ -49,12 +49,12 @@ class LowRankReplica(GradientReplica):
 
     @property
     def size(self) -> int:
-        """Of a round's vector."""
+        """Elements of a round's vector."""
         return self.plan.size
 
     @property
     def bases(self) -> torch.Tensor:
-        """What the factors of the round that comes are made with, as the one before left it."""
+        """The basis that the next round's factors are made with, as the last round left it."""
         return self.vectors[BASES]
 
     def new_residual(self) -> Residual:
@@ -62,7 +62,7 @@ class LowRankReplica(GradientReplica):
         return FactorErrors(self)
 
     def norm(self) -> float:
-        """Of the factors of a new snapshot, which are made here."""
+        """Norm of the factors of a new snapshot, which are made here."""
         errors = self.residual
         self._own = lowrank.contribution(
             self.plan,
@@ -78,7 +78,7 @@ class LowRankReplica(GradientReplica):
         return out.copy_(self._own[start:stop])
 
     def _merge(self, here: slice, mean: torch.Tensor, rates: Any) -> None:
-        """Gathered until all parts are there: a product takes both factors whole."""
+        """Gather the parts until all are there: a product takes both factors whole."""
         self._mean[here] = mean
 
     def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
@@ -93,7 +93,7 @@ class LowRankReplica(GradientReplica):
 
 
 class FactorErrors(Residual):
-    """What of this island's gradients its factors have not said, until they do: e, float32 [N].
+    """The part of this island's gradients that no factors have carried yet: e, float32 [N].
 
     It goes into the factors where they are made, so there is nothing to add to a round's vector.
     """
@@ -121,7 +121,7 @@ class FactorErrors(Residual):
         lowrank.keep_lost(plan, round_, bases, one.sent, counted, self.values, self.decay)
 
     def settle_unseen(self, merged: Sequence[tuple[int, int]]) -> None:
-        """Of these values so much was merged as that round's factors could say."""
+        """Of these values, what that round's factors could carry was merged; the rest is kept."""
         one, nothing = self.replica, torch.zeros_like(self.values)
         plan, round_, bases = one.plan, one.place.round, one.bases
         said = lowrank.contribution(plan, round_, bases, nothing, self.values, self.decay)

@@ -11,7 +11,7 @@ class Multiples:
         self.pass_over(start)
 
     def pass_over(self, round_: int) -> None:
-        """What would have been due up to a round is not."""
+        """Count all multiples up to ``round_`` as done."""
         self._past = round_ // self._every if self._every else 0
 
     def due(self, round_: int) -> bool:

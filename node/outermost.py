@@ -88,8 +88,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _known(error: BaseException, home: Path) -> BaseException:
-    """A full disk may be met wherever something is written, and what else a disk refuses in
-    the state directory; all else stays as it is.
+    """An error of a full disk, met anywhere, as E402, and another error of the disk in the state
+    directory as E105; any other error as it is.
     """
     if not isinstance(error, OSError):
         return error

@@ -46,7 +46,7 @@ class Exchanging:
 
     @property
     def gives(self) -> bool:
-        """Whether letters may be sent: a share needs weight to be one of."""
+        """Whether letters may be sent: with push-sum there must be weight left to share."""
         return self.blend.gives
 
     async def start(self) -> None:
@@ -54,18 +54,18 @@ class Exchanging:
         await self._alone(lambda: self.blend.start(self.sent))
 
     async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
-        """A letter for so many, and its weight."""
+        """A letter for this many receivers, and its weight."""
         found: tuple[Encoded, float] = await self._alone(
             lambda: self.blend.encode(receivers, codec)
         )
         return found
 
     async def take_back(self, letter: Encoded, weight: float) -> None:
-        """A letter that did not arrive."""
+        """Take a letter that did not arrive back in."""
         await self._alone(lambda: self.blend.take_back(letter, weight))
 
     async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
-        """Move towards letters, each from an own one; RMS of the first difference."""
+        """Move towards letters, each paired with an own one; RMS of the first difference."""
         given = [(letter.body, letter.weight, own) for letter, own in letters]
         difference: float = await self._alone(lambda: self.blend.mix(given))
         return difference
@@ -108,8 +108,8 @@ class OwnReplica(Exchanging, OuterReplica):
     def weight(self) -> float:
         """Push-sum weight that goes into a checkpoint: shares that wait count as this island's φ.
 
-        So the sum of all weights stays where an island stops and resumes; its parameters differ
-        from what the shares would have made of them by less than islands do.
+        So the sum of all weights stays the same when an island stops and resumes; its parameters
+        differ from what the shares would have made of them by less than islands differ.
         """
         return self.blend.weight + self.waiting()
 

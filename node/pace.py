@@ -15,7 +15,7 @@ ALONE = 8.0  # times the median speed: what one island alone claims counts for n
 
 
 def fastest_of(speeds: Sequence[float]) -> float:
-    """v_max of steps a second, zero while unknown, as far as it can be believed; 0 for none.
+    """v_max of speeds in steps a second (0: unknown), as far as it can be believed; 0 for none.
 
     Whoever claims to be fast makes all others take fewer steps. So beyond :data:`ALONE` times the
     median a speed counts as far as a second island has it as well.
@@ -45,7 +45,7 @@ class Usual:
     deviation: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Take in one more duration."""
         if not self.mean:
             self.mean = seconds
             return
@@ -100,7 +100,7 @@ class Pace:
 
     def _time(self, seconds: float, tokens: int) -> None:
         self._timed += 1
-        if self._timed == 2:  # the first one compiled: it only stood in
+        if self._timed == 2:  # the first step compiled: it counted only until now
             self._steps = self._tokens = self._seconds = 0.0
         if self._steps:
             seconds = min(seconds, OUTAGE * self._seconds / self._steps)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from node.trainer.layout import Outline
 
 
-WORTH_TELLING = 10**9  # bytes of a checkpoint: with fewer it is read before anybody wonders
+WORTH_TELLING = 10**9  # bytes of a checkpoint: a smaller one is read too soon to say so
 
 
 class Participation:
@@ -104,13 +104,13 @@ class Participation:
         restored = await self._restored(store)
         run, vectors, tokens = await self._find(store, restored)
         stack.callback(vectors.close)
-        await self.node.offload(kernels.load)  # else the data thread waits, and all lanes with it
+        await self.node.offload(kernels.load)  # else the data thread waits for it, and all lanes do
         self._assemble(store, restored, run, vectors, tokens)
         self._serve(stack, run)
         await self._start(stack, run)
 
     async def _restored(self, store: CheckpointStore) -> Restored | None:
-        """Where the node goes on with --resume. Raises E104, E404."""
+        """The checkpoint that --resume goes on from. Raises E104, E404."""
         if not self.config.resume:
             return None
         for newest in store.paths()[:1]:
@@ -152,7 +152,7 @@ class Participation:
                 return run, vectors, tokens
 
     async def _shared(self, size: int) -> SharedVectors:
-        """All their memory is reserved, which takes seconds for each ten GB. Raises E401."""
+        """New vectors with all memory reserved, which takes seconds per ten GB. Raises E401."""
         vectors: SharedVectors = await self.node.offload(lambda: SharedVectors.create(size))
         return vectors
 
@@ -223,7 +223,7 @@ class Participation:
         self.node.state.parameters = self._layout.size
 
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
-        """What this machine lacks for a run is told before it enters. Raises E204, E402."""
+        """Tell what this machine lacks for a run before it enters. Raises E204, E402."""
         check_runs(manifest)
         check_role(manifest, self.config.role)
         for doubt in doubts(manifest):
@@ -251,7 +251,7 @@ class Participation:
         )
 
     def _serve(self, stack: AsyncExitStack, run: Run) -> None:
-        """Let newcomers have the state and an optimizer's moments, and hear who is there."""
+        """Serve the state, an optimizer's moments and the known announcements to newcomers."""
         self.states = StateServer(
             self.node.transport,
             run.signed.run_id,
@@ -282,7 +282,7 @@ class Participation:
         return Copying(self._copy, store, self.events, self.node.offload_files)
 
     def _still(self) -> AbstractAsyncContextManager[None]:
-        """The keeper's own, which is another one once the last checkpoint is taken."""
+        """The keeper's ``still`` at this moment: the last checkpoint replaces it."""
         return self.keeper.still()
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
@@ -301,7 +301,7 @@ class Participation:
             if self.conductor.expects_moments:
                 spawn(self._take_moments(self.conductor))
         self.node.say_started(run.manifest.label, device_kind(self.config))
-        self._check_end()  # who goes on, or comes late, may find it over
+        self._check_end()  # a node that resumes or comes late may find the run over
         if self.fetcher.joined_under_way and not self.finishing:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
             self.events.emit(
@@ -317,12 +317,12 @@ class Participation:
         spawn(self._learn_past(run.peers, before))
         self.reporter.links.offsets.update({one.peer: one.offset for one in run.greetings})
         spawn(self.reporter.links.run())
-        for peer in run.peers:  # who has come since we were greeted, they themselves included
+        for peer in run.peers:  # ask who has come since our greeting, itself included
             spawn(self.swarm.presence.ask(peer))
         saves = self.island is not None and self.config.checkpoint_every
         if saves and self.config.checkpoint_seconds:
             spawn(self.keeper.by_time(self.config.checkpoint_seconds))
-        spawn(self._be_found(stack, run))  # seconds, in which there is work to save already
+        spawn(self._be_found(stack, run))  # takes seconds, with work to save already
 
     async def _be_found(self, stack: AsyncExitStack, run: Run) -> None:
         """Join the run's DHT, and look there for others."""
@@ -360,7 +360,7 @@ class Participation:
         news = self.reporter.on_applied(applied)
         self._check_end()
         if self.node.daemon.stop_reason.done():
-            return  # on its way out it saves this very moment
+            return  # as it leaves, it saves this very state
         if news and not applied.fragment and self._saves.due(applied.round):
             self.node.tasks.spawn(self._save())
 
@@ -381,7 +381,7 @@ class Participation:
         return self.replicas[0].manifest
 
     def _on_behind(self, fragment: int, ending: Ending) -> None:
-        assert isinstance(self.swarm, Swarm)  # who gossips is nowhere behind
+        assert isinstance(self.swarm, Swarm)  # an island that gossips is never behind
         self.fetcher.on_behind(self.swarm, fragment, ending)
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
@@ -396,7 +396,7 @@ class Participation:
     def _on_learned(self, announce: Announce) -> None:
         self.news.set()
         for address in announce.addresses:
-            with contextlib.suppress(OperatorError):  # a stranger's words: no address at all
+            with contextlib.suppress(OperatorError):  # a stranger may announce what is no address
                 self.node.transport.book.add(announce.peer, address)
 
     def _on_announced(self, announce: Announce) -> None:

@@ -106,7 +106,7 @@ class PeerReports(ABC):
         """A round is through at this node, and the replica has stepped."""
 
     def on_applied(self, applied: Applied) -> bool:
-        """The trainer has applied the newest round, if there was one: whether there was."""
+        """The trainer has applied the newest round, if any; returns whether there was one."""
         if applied.fragment is None:  # it has begun
             told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
             return any(told)
@@ -141,14 +141,14 @@ class PeerReports(ABC):
             self.events.emit(PeerLeft(peer=peer, reason=reason))
 
     def on_rejected(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """Something a peer sent was refused; what this node itself would say, where its disk does.
+        """Something a peer sent was refused; or, by its disk, what this node itself was to send.
 
-        Then it has no part in rounds, and those who train alone none at all: that is told, once
-        until it has a part again.
+        In that case this node takes no part in rounds, and alone can make none. That is told
+        once, and again only after it has had a part again.
         """
         if self.written.take(ANYBODY):
             self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
-        else:  # whoever floods this node must not flood its log, where older events make room
+        else:  # a peer that floods this node must not push older events out of its log
             self.state.rejected[error.reason] += 1
         if peer == self.swarm.me and not self.mute:
             self.mute = True

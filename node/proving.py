@@ -1,4 +1,4 @@
-"""Having several places proven at a time, so that nobody who takes its time holds up the others."""
+"""Having several claimed places proven at a time, so that a slow peer does not hold up others."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ async def first_proven(
     *,
     alone: bool,
 ) -> tuple[list[tuple[T, R | Failure]], list[T]]:
-    """What came of those asked up to the first that holds, and those left: not asked, or cut short.
+    """Results up to the first valid proof, and the options left: not asked, or cut short.
 
-    ``options``: the best first. ``alone``: it is nearly always the one, and the others are asked
-    once it has failed or has taken PROOF_S. One that is proven waits NEXT_S for better ones.
+    ``options``: the best first. ``alone``: the first is asked alone, as it is nearly always right,
+    and the others once it has failed or taken PROOF_S. A proof waits NEXT_S for better options.
     After ``until``, by the event loop's clock, all are left.
     """
     now = asyncio.get_running_loop().time

@@ -1,7 +1,7 @@
 """From a trainer's snapshot to a contribution that is ready: its weight, its norm, its sketch.
 
-Norm and sketch are a pass over the parameters each, beside the event loop. The round that the
-snapshot was taken for may commit meanwhile without this work: it is not ready for the next one.
+Norm and sketch are a pass over the parameters each, beside the event loop. If the snapshot's round
+commits meanwhile without this work, the work is not offered to the next round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from node.turns import Turns
 
 
 class Readiness:
-    """Of one island; what it keeps is by fragment."""
+    """For one island; its lists are by fragment."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class Readiness:
         fragments = len(replicas)
         self.manifest, self.island, self.replicas = manifest, island, replicas
         self._layout, self._turns = layout, turns
-        self.merged = [0] * fragments  # rounds in which something of ours was
+        self.merged = [0] * fragments  # rounds that merged work of ours
         self.snapshot_at = [0.0] * fragments  # when the last one came, in the event loop's time
         self.snapshot_of = [-1] * fragments  # and for which round
         self.snapshot_step = [0] * fragments  # and after how many inner steps of this cycle
-        self._merged_step = 0  # the furthest of these that was merged
+        self._merged_step = 0  # the furthest of these whose snapshot was merged
         # round of the last snapshot, and turn of the sketch that was made with it
         self.sketched = [(-1, 0)] * fragments
         # in pairs there are no common turns: a sketch is as old as its oldest part
@@ -57,10 +57,10 @@ class Readiness:
             self.snapshot_step, self._merged_step = [0] * len(self.merged), 0
 
     def read_steps(self, offered: Sequence[bool]) -> int:
-        """Inner steps of this cycle whose windows are not read again by who begins anew.
+        """Inner steps of this cycle whose windows a trainer that begins anew does not read again.
 
         The base has what was learnt from them, or will have it.
-        ``offered``: of which fragments the last snapshot is still to be merged.
+        ``offered``: by fragment, whether the last snapshot may still be merged.
         """
         still = (step * kept for step, kept in zip(self.snapshot_step, offered, strict=True))
         return max(self._merged_step, *still)
@@ -68,8 +68,8 @@ class Readiness:
     def is_out(self, snapshot: Snapshot) -> bool:
         """Whether ``sent`` still is this snapshot, and waits for the round it was taken for.
 
-        Where the daemon has taken the fragment, what it writes there answers the snapshot. To be
-        asked again after whatever was awaited.
+        False once the daemon has taken the fragment: what it writes there answers the snapshot.
+        Ask again after every await.
         """
         fragment, round_ = snapshot.fragment, snapshot.round
         return (
@@ -81,7 +81,7 @@ class Readiness:
     async def flaw(self, snapshot: Snapshot) -> str:
         """Why a snapshot is of no use to anybody; empty where it may be.
 
-        In certified rounds differences travel, and are looked at there (:mod:`gossip.slicing`).
+        In certified rounds the differences travel, and :mod:`gossip.slicing` checks them.
         """
         if not snapshot.finite:
             return "not finite"
@@ -94,7 +94,7 @@ class Readiness:
     async def contribution(
         self, snapshot: Snapshot, swarm: AnySwarm, *, ramped: bool
     ) -> dict[str, Any] | None:
-        """What to announce of a snapshot; None where it is out no more, or the run is over.
+        """What to announce of a snapshot; None where it has been answered, or the run is over.
 
         ``ramped``: the island came into a run under way, and its first rounds count for less.
         """

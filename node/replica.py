@@ -39,7 +39,7 @@ class Trainer(Protocol):
     """The trainer as far as the outer state is concerned (:mod:`node.conductor`)."""
 
     async def hold(self) -> int | None:
-        """Wait until the vectors may be written; the round of an unanswered snapshot, or None."""
+        """Wait until the vectors may be written; returns an unanswered snapshot's round, if any."""
         ...
 
     async def resume(self, *, contributed: bool, reset: bool) -> None:
@@ -94,7 +94,7 @@ class OuterReplica:
         fragment: int = 0,
         cut: slice = slice(None),
     ) -> None:
-        """``codec`` is of the fragment, which lies at ``cut`` of ``vectors``."""
+        """``codec`` is the fragment's; the fragment is the slice ``cut`` of ``vectors``."""
         self.manifest, self.me, self.codec, self.offload = manifest, me, codec, offload
         self.base, self.sent = (vector[cut] for vector in vectors.tensors())
         self.dense = codec.dense  # elements of ``base`` in matrices, which come first
@@ -102,16 +102,16 @@ class OuterReplica:
         self.vectors = self.rule.init(self.base).vectors  # by name
         self.alpha = manifest.rounds.alpha if manifest.rounds.fragments > 1 else 0.0
         self.trainer: Trainer | None = None
-        self.residual: Residual | None = None  # where codecs lose so much that it is sent later
+        self.residual: Residual | None = None  # where codecs are so coarse that it is needed
         self.certificate: Certificate | None = None
-        self.frozen: FrozenOuter | None = None  # where a checkpoint is of this very state
+        self.frozen: FrozenOuter | None = None  # while a checkpoint of this state is written
         # where late work is turned towards the momentum
         aligned = manifest.rounds.align
         self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
-        # Local work and residual are a checkpoint's: who made it may have had them merged since.
+        # Local work and residual are from a checkpoint: both may have been merged since then.
         self.inherited = False
         self.voids = False  # ``sent`` is NaN where the trainer is to take ``base`` as it is
-        # work of this island's that came in with the last move, and whether a life before did it
+        # outcome of the last move if it merged work of ours; whether an earlier life had sent that
         self.brought: Outcome | None = None
         self.relived = False
         run = manifest.run_id
@@ -143,11 +143,11 @@ class OuterReplica:
 
     @property
     def standing(self) -> tuple[int, bytes, list[torch.Tensor]]:
-        """Round, digest and state, for who downloads them."""
+        """Round, digest and state, for peers that download them."""
         return self._place.round, self._place.state, self.state
 
     def new_residual(self) -> Residual | None:
-        """What this island keeps of what its contributions lose; None: they lose too little."""
+        """Zeros, for what codecs lose of this island's contributions; None: too little to keep."""
         rounds = self.manifest.rounds
         return Residual(self.size, rounds.feedback) if rounds.feeds_back else None
 
@@ -204,11 +204,11 @@ class OuterReplica:
     ) -> None:
         """Take the outer step of a committed round and hand the result to the trainer.
 
-        Where this node has sent work to the round before it was started again, all that its
-        checkpoint held of local work was in that: it is dropped, or it would count twice. Where
-        its ranks alone were, they have begun without that work, but its residual is still here.
-        Where a round merges a few elements, of these alone nothing is kept in either case: how
-        many rounds a life before was in is not known, and new ranks have learnt little there.
+        The round may merge work that was sent before a restart. If this node was restarted, the
+        local work in its checkpoint was part of that: it is dropped, or it would count twice. If
+        only its ranks were, they began without that work, but its residual is still here. Where a
+        round merges only some elements, local work at these alone is dropped in both cases: how
+        many rounds an earlier life took part in is not known, and new ranks learnt little there.
         """
         outcome = certificate.outcome
         snapshot = await self._hold()
@@ -270,10 +270,10 @@ class OuterReplica:
 
         ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
         last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
-        whole progress goes into the next contribution), ``"nothing"`` drops it. What a checkpoint
-        held of local work is not kept ``"local"`` over rounds that it may have been merged in.
-        Nor is what was merged of the snapshot that is out, by what was ``decided`` in its round;
-        where that is not known, nothing of it if it was ``sent``.
+        whole progress goes into the next contribution), ``"nothing"`` drops it. With ``"local"``,
+        work from a checkpoint is dropped after rounds that may have merged it. So is what the
+        round of the unanswered snapshot has merged of it, by the outcome ``decided``; where that
+        is not known, all of the snapshot if it was ``sent``.
         """
         if self.inherited and keep == "local" and state.place.round > self._place.round:
             keep = "nothing"
@@ -315,7 +315,7 @@ class OuterReplica:
             await self.trainer.resume(contributed=bool(counted), reset=keep == "nothing")
 
     async def _hold(self) -> int | None:
-        """Keep the trainer from the vectors; the round of a snapshot that is out, or None."""
+        """Keep the trainer from the vectors; returns an unanswered snapshot's round, or None."""
         return await self.trainer.hold() if self.trainer is not None else None
 
     async def _released(self) -> None:
@@ -339,7 +339,7 @@ class OuterReplica:
             self.sent[start:stop].copy_(self.base[start:stop])
 
     def _void(self, merged: list[tuple[int, int]]) -> None:
-        """Mark elements of ``sent`` for :attr:`voids`: where a round merges not all of them."""
+        """Mark elements of ``sent`` for :attr:`voids`; for rounds that merge only some elements."""
 
     def _keep_apart(self, merged: list[tuple[int, int]]) -> None:
         """Let the trainer keep ``alpha`` of what set this island apart from the merged result.
@@ -371,13 +371,13 @@ class OuterReplica:
         self.rule.step(vectors, mean, self.base[here], rates)
 
     def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
-        """The outer step is taken, with my work in the ranges ``mine``: for other modes."""
+        """Hook for other modes, after the outer step; ``mine``: ranges with this island's work."""
 
     def _rates(self, outcome: Outcome) -> optimizers.Rates:
         """The numbers of this round's outer step, which follow from the certificate alone."""
         merged = {included.contributor for part in outcome.parts for included in part.included}
         share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
-        turns = self.vectors.get("turns")  # of about as many arrivals as a round has elsewhere
+        turns = self.vectors.get("turns")  # each about as many arrivals as other modes' rounds have
         rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
         weights = [outcome.contributors[number].weight for number in merged]
         return replace(rates, share=share, weight=statistics.fmean(weights or [0.0]))
@@ -392,7 +392,7 @@ class OuterReplica:
     def _contributing(self, outcome: Outcome) -> int:
         """How many members of this round's roster bring work: all but the servers.
 
-        Where one who brings work merges as well there is no server.
+        If an owner of a part brings work as well, the run has no servers.
         """
         brought = {contributor.peer for contributor in outcome.contributors}
         owners = {part.owner for part in outcome.parts}
@@ -402,7 +402,7 @@ class OuterReplica:
 
 
 def gaps(ranges: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """What of [0, size) lies in none of the ranges."""
+    """The parts of [0, size) that lie in none of the ranges."""
     at = 0
     for start, stop in sorted(ranges):
         if start > at:

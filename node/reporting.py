@@ -53,7 +53,7 @@ class Reporter(PeerReports):
     _past: dict[int, dict[int, bytes]] = field(default_factory=dict)
     _merged: dict[int, Set[PeerId]] = field(default_factory=dict)  # in the last round, by fragment
     _behind: set[int] = field(default_factory=set)  # fragments in which the others were further
-    # since when who is ready, by fragment and round
+    # when each island became ready, by fragment and round
     _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
 
     @property
@@ -246,7 +246,7 @@ class Reporter(PeerReports):
         return self._published.of_turn(turn, there)
 
     def _left(self, spread: Spread) -> float | None:
-        """What is left of it after the last merge of each fragment."""
+        """What is left of the spread after the last merge of each fragment."""
         chains = self.swarm.chains
         model = sum(chain.rules.size for chain in chains)
         return spread.after(
@@ -275,9 +275,9 @@ class Reporter(PeerReports):
             del past[min(past)]
 
     def _agrees(self, announce: Announce) -> bool | None:
-        """Whether it has our state wherever it stands at our round; None if it does nowhere.
+        """Whether it has our state in all fragments that it has at our round; None: it has none.
 
-        False as well for who stands at an earlier round with another state than ours was there.
+        False also if it is at another round where our state, as far as known, was different.
         """
         same = []
         for chain in self.swarm.chains:

@@ -23,7 +23,7 @@ Delta = Callable[[int, int, torch.Tensor], torch.Tensor]  # (start, stop, out): 
 
 
 class Residual:
-    """e of one island, float32 [N] in ``values``; zeros for who starts or joins."""
+    """e of one island, float32 [N] in ``values``; zeros for an island that starts or joins."""
 
     def __init__(self, size: int, decay: float) -> None:
         self.values = torch.zeros(size)
@@ -61,7 +61,7 @@ class Residual:
     def settle_unseen(self, merged: Sequence[tuple[int, int]]) -> None:
         """The round is committed with work that is here no more; these elements were in it.
 
-        What these values were went into that work, and what it lost is not known.
+        Their residual went into that work, and what its coding lost is not known: they become 0.
         """
         for start, stop in merged:
             self.values[start:stop] = 0.0
@@ -84,7 +84,7 @@ class Residual:
             if chunk.stop > end:  # only whole chunks are merged
                 return
             here = self.values[chunk.start : chunk.stop]
-            if part.owner == me:  # who adds its own values as they are
+            if part.owner == me:  # an owner adds its own values without coding them
                 lost = self._owned.get(chunk.start)
                 here.zero_()
                 if lost is not None and len(lost) == len(here):

@@ -25,7 +25,7 @@ class Restarts:
         return [replica.place.round for replica in self._replicas]
 
     def died(self, died: TrainerDied, *, counted: bool) -> bool:
-        """The ranks have died; whether that was once too often, or is nothing to try again."""
+        """The ranks have died; returns whether that was once too often, or cannot be survived."""
         self._count += counted
         return self._count > MAX_RESTARTS or died.code not in SURVIVED
 

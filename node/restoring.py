@@ -52,7 +52,7 @@ class Restored:
 
     @property
     def moments(self) -> Taken | None:
-        """The trainer's moments, of an earlier checkpoint, where there is no more of it."""
+        """The trainer's moments, of an earlier checkpoint, where nothing else of it was saved."""
         there = self.trained is None and has_trained(self.path, MOMENTS)
         return Taken(self.path, 0) if there else None
 
@@ -110,7 +110,7 @@ def restore(
 def steps_in(checkpoint: Path | None, *, at_will: bool) -> int:
     """Inner steps of the cycle that a trainer which resumes from it has taken already.
 
-    ``at_will``: since its last contribution. None where it does not tell, which the trainer says.
+    ``at_will``: since its last contribution. 0 where it does not tell, which the trainer says.
     """
     if (standing := standing_in(checkpoint)) is None:
         return 0

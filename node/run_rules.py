@@ -54,7 +54,7 @@ def replicas_of(
 ) -> tuple[OuterReplica, ...]:
     """The outer state of every fragment, each a part of the vectors; there is nothing in it yet.
 
-    Who does not train never has anything to send, nor to keep for the next time.
+    A node that does not train has nothing to send, and no residual to keep.
     """
     kind = kind_of(manifest, layout)
     replicas: list[OuterReplica] = []

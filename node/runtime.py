@@ -84,7 +84,7 @@ class Node:
             software=__version__,
             run=lambda: daemon.run_id,
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
-            announces=lambda: tuple(self.announced()),  # as it is then
+            announces=lambda: tuple(self.announced()),  # at the time of the call
             observed=self._observed,
             brought=self._on_brought,
             refused=self._on_refused,
@@ -122,7 +122,7 @@ class Node:
             self.dashboard = ApiServer(app, shown, option="--dashboard")
 
     def _on_history_lost(self, error: OSError) -> None:
-        """Say so, behind the event that it happens in: others have yet to get that one."""
+        """Say so after the event that was not written: other subscribers have yet to get it."""
         text = f"{self.home.history.name} lacks rounds, and charts after a restart: {reason(error)}"
         asyncio.get_running_loop().call_soon(self.events.emit, Notice(text=text))
 
@@ -136,7 +136,7 @@ class Node:
         return self.gate.admitted(peer) or self.is_member(peer)
 
     def _observed(self, peer: PeerId) -> str:
-        """From where a peer is connected; empty where it may be its relay that is seen."""
+        """The address a peer connects from; empty where that may be its relay's."""
         return "" if self.outbound.needed else self.transport.observed(peer)
 
     def _on_brought(self, peer: PeerId, run: bytes) -> None:
@@ -158,7 +158,7 @@ class Node:
             self.events.emit(PeerRefused(peer=peer, code=code))
 
     def _strangers(self) -> dict[str, int]:
-        """Connections and requests that came to nothing."""
+        """Counts of connections and requests that were refused or failed."""
         stats = self.transport.stats
         return {
             "garbage": stats.garbage_connections,

@@ -2,8 +2,8 @@
 
 Both halves go into one draft (:mod:`node.checkpoint`), so a checkpoint is one consistent moment or
 it does not exist. While no round is applied the daemon freezes its part (:mod:`node.freezing`) and
-asks the trainer for its own, who copies it when its inner step is over, which may take minutes:
-rounds that are applied meanwhile reach it afterwards. Both are written beside training.
+asks the trainer for its own. The trainer copies that after its present inner step, which may take
+minutes; rounds applied meanwhile reach it after the copy. Both are written while training goes on.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from node.trainer_files import Asked, Taken
 from protocols.errors import OperatorError
 from protocols.tasks import Offload
 
-# for the trainer's copy, and so many of its inner steps: the one that it is at may take far longer
-# than those before. Where somebody waits, as to leave, there is less
+# for the trainer's copy, plus STEPS of its inner steps: the present one may take far longer than
+# those before. HURRIED_S takes the place of the first where somebody waits, as to leave
 TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
-FIRST_STEP_S = 3600.0  # while no step has told how long they are
+FIRST_STEP_S = 3600.0  # in its place while no inner step has been timed
 MIN_PAUSE_S = 0.1
-RARELY = 10.0  # times what the last one took: between checkpoints that are made by time
+RARELY = 10.0  # times what the last checkpoint took: the least pause between those by time
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
 
@@ -93,23 +93,23 @@ class Keeper:
     available: Callable[[], int | None] = _available  # bytes of memory; None: not known
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
-    _deserted: bool = False  # the trainer has not given its part of the one before
+    _deserted: bool = False  # the trainer has not given its part of the last one
     _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
-    _limit: asyncio.Timeout | None = None  # of what the trainer is waited for now
-    _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
-    _took: float = 0.0  # seconds, the newest one
+    _limit: asyncio.Timeout | None = None  # of the present wait for the trainer
+    _began: float = field(default_factory=time.monotonic)  # start of the newest, or of this keeper
+    _took: float = 0.0  # seconds, for the newest one
     _told: set[str] = field(default_factory=set)  # what is said once
 
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
 
-        No event where that is since a script has gone, and the last one follows.
+        No event where it failed as a script has gone, and the last checkpoint follows.
 
-        While another one is being written nothing is done, or with ``wait`` this one comes after,
-        and is in the second place as well where that can be. Nor is anything where the trainer has
-        yet to begin from a checkpoint: it has more than one without it would have. After the
-        ``last`` one no round is applied until that is unwound. One that is waited for is made
-        without the trainer where that has ended, or does not answer.
+        Does nothing while another one is being written; with ``wait`` this one follows it, and is
+        copied to the second place on return, if that can be. Does nothing either while the trainer
+        has yet to begin from a checkpoint, which holds more than one without the trainer would.
+        After the ``last`` one no round is applied until that stack is unwound. With ``wait`` it is
+        made without the trainer where that has ended, or does not answer.
         """
         if self.conductor is not None and self.conductor.resume_dir is not None:
             return False
@@ -200,7 +200,7 @@ class Keeper:
             self.events.emit(Notice(text=text))
 
     async def _fill(self, draft: Path, last: AsyncExitStack | None, alone: bool) -> Facts:
-        """Write both parts. Also after an error nobody writes into the draft any more."""
+        """Write both parts. On return, also by an error, nobody writes into the draft any more."""
         asked: Asked | None = None
         outer: _Outer | None = None
         try:
@@ -232,9 +232,9 @@ class Keeper:
     async def _asking(
         self, draft: Path, last: AsyncExitStack | None, alone: bool
     ) -> AsyncIterator[Asked | None]:
-        """Ask the trainer for its part, which is of the outer state inside of the block.
+        """Ask the trainer for its part; inside the block no round changes the outer state.
 
-        And until ``last`` is unwound, where there is one. ``alone``: ask nobody.
+        With ``last``, none does until that is unwound. ``alone``: do not ask the trainer.
         """
         conductor = None if alone else self.conductor
         while True:
@@ -251,7 +251,7 @@ class Keeper:
                         continue
                 if last is not None:
                     last.push_async_exit(stack.pop_all())
-                    self.still = nullcontext  # it is, from now on, for whoever reads the state
+                    self.still = nullcontext  # from now on no round is applied anyway
                 yield asked
                 return
 
@@ -269,7 +269,7 @@ class Keeper:
             self._limit = None
 
     def _latest(self) -> float:
-        """Until when it may take, by the event loop's clock."""
+        """When the trainer's time is up, by the event loop's clock."""
         return asyncio.get_running_loop().time() + self._patience_s()
 
     def _patience_s(self) -> float:
@@ -279,9 +279,9 @@ class Keeper:
         return seconds + STEPS * step_s
 
     async def _outer(self, asked: Asked | None = None) -> _Outer:
-        """The outer state and where it stands, on which rounds have no effect any more.
+        """Freeze the outer state and its place in the chain: later rounds do not change them.
 
-        ``asked``: what the trainer has yet to take memory for.
+        ``asked``: memory is left for the trainer's copy of this, until it is done.
         """
         replicas = self.replicas
         standing = [
@@ -293,7 +293,7 @@ class Keeper:
         own = [replica for replica in replicas if isinstance(replica, OwnReplica)]
         weights = []
         for replica in own:
-            async with replica.blending:  # of a share that is being mixed in it would have two
+            async with replica.blending:  # a share that is being mixed in would count twice
                 weights.append(replica.weight)
         vectors = {"base": [replica.base for replica in replicas]}
         for name in replicas[0].vectors:
@@ -326,7 +326,7 @@ class Keeper:
             replica.frozen = None
 
     async def _copied(self, asked: Asked | None, outer: _Outer) -> None:
-        """Wait until the trainer has copied its part; where it does not the other is given up."""
+        """Wait until the trainer has copied its part; if it does not, give the outer part up."""
         if asked is None:
             return
         try:
@@ -376,7 +376,7 @@ class Keeper:
 def floats_saved(manifest: Manifest) -> int:
     """fp32 numbers a parameter in a checkpoint: the outer state, θ and Adam's two moments.
 
-    And the residual where so much is lost of what is sent that it is sent later.
+    And the residual, where codecs are so coarse that what they lose is sent later.
     """
     rule = named(manifest.outer.optimizer)
     return 1 + len(rule.vectors) + 3 + (manifest.rounds.feeds_back or rule.factors)

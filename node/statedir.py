@@ -62,7 +62,7 @@ class Holder:
     """The process that holds a state directory."""
 
     pid: int
-    here: bool  # or its number is one of another container or machine, and here of no use
+    here: bool  # else its number is of another container or machine, and of no use here
 
     def __str__(self) -> str:
         return f"process {self.pid}" + ("" if self.here else " of another container or machine")

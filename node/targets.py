@@ -49,8 +49,8 @@ class Targets:
     def position(self, swarm: AnySwarm | None) -> int:
         """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.
 
-        The median, and no further than so many rounds can have brought anybody: islands that come
-        late or are slow are to end with the others, with the same learning rate.
+        The median, but no further than the rounds so far can have brought anybody: islands that
+        come late or are slow are to end with the others, with the same learning rate.
         """
         if swarm is None:
             return 0
@@ -86,7 +86,7 @@ class Targets:
         return self.me in self._clients(replica.place, there)
 
     def together(self, swarm: AnySwarm | None, done: int, target: int) -> int | None:
-        """Where there is one merge only, who began late ends with the others, not after them.
+        """With a single merge, an island that began late ends with the others, not after them.
 
         The end that ``target`` becomes, after ``done`` steps; None: it stays.
         """

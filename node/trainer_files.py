@@ -16,14 +16,14 @@ from node.checkpoint import bytes_in
 from node.island import Island
 from node.trainer.channel import ChannelClosedError, Checkpoint, Donate, Donated, Saved, Staged
 
-LOOK_S = 1.0  # at what was written
+LOOK_S = 1.0  # between two looks at what was written
 
 
 @dataclass(frozen=True)
 class Taken:
     """A file of a donor's moments, and the inner steps that they have seen.
 
-    Or a checkpoint with those of an earlier one, and 0: it says itself how many.
+    Or a checkpoint that holds moments of an earlier one, with ``steps`` 0: its files tell them.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class Taken:
 class Asked:
     """A checkpoint that the trainer was asked for: done when it has copied and written its files.
 
-    What it is told afterwards does not get into them, however late it comes to copying them.
+    Commands that the trainer gets afterwards do not affect them, however late it copies.
     """
 
     copied: asyncio.Future[None]
@@ -67,16 +67,16 @@ class TrainerFiles:
         self.island = island
         self._staged: asyncio.Future[None] | None = None
         self._saved: asyncio.Future[Saved] | None = None
-        self._directory = ""  # of which these two are
+        self._directory = ""  # of the checkpoint that these two are about
         self._donated: asyncio.Future[Donated] | None = None
 
     @property
     def writing(self) -> bool:
-        """Whether the trainer is at it."""
+        """Whether the trainer has yet to write a checkpoint."""
         return self._saved is not None and not self._saved.done()
 
     async def save(self, directory: Path) -> Asked:
-        """Ask the trainer for its files; raises :class:`ChannelClosedError` where it is no more."""
+        """Ask the trainer for its files; raises :class:`ChannelClosedError` where it has ended."""
         loop = asyncio.get_running_loop()
         asked = Asked(loop.create_future(), loop.create_future())
         self._staged, self._saved = asked.copied, asked.written
@@ -96,8 +96,8 @@ class TrainerFiles:
     def told(self, report: Staged | Saved | Donated) -> None:
         """The trainer has copied its files for a checkpoint, or has written something.
 
-        A copy of moments that nobody waits for any more is removed. Of a checkpoint that was given
-        up nothing is heard: the trainer may come to it when the next one is waited for.
+        A copy of moments that nobody waits for any more is removed. Reports on a checkpoint that
+        was given up are ignored: they may come while the next one is waited for.
         """
         if isinstance(report, Staged | Saved) and report.directory != self._directory:
             return

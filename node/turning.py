@@ -28,11 +28,11 @@ class Turning:
         """``momentum``: the outer optimizer's, fp32 [n], as it changes from round to round."""
         self._momentum = momentum
         self.gone = 0.0  # rounds that the others took while this island had work in hand
-        self.at_work = False  # it has, or is taking steps; at rest, with all of it merged, not
+        self.at_work = False  # it has work in hand or takes steps; false at rest
         self._turns: list[tuple[float, float]] = []
 
     def note(self, share: float, *, mine: bool) -> None:
-        """A round is over, with that share of the islands in it: so shares of K add up to one."""
+        """A round is over that merged this share of the islands; shares of all K add up to one."""
         if mine:
             self.reset()
         elif self.at_work:
@@ -51,7 +51,7 @@ class Turning:
         self._turns = []
         late, size = int(self.gone), len(self._momentum)
         if not late:
-            return  # in the round that it was learnt for, or a part of one later
+            return  # less than a whole round late
         scratch = torch.empty(min(CHUNK, size))
         for start in range(0, size, CHUNK):
             stop = min(start + CHUNK, size)

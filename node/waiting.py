@@ -17,7 +17,7 @@ FIRST_S = 10.0  # what takes no longer is not worth a line
 LONGEST_S = 300.0  # between two lines; each pause is longer than the one before
 _GROWS = 1.5
 NAMED = 3
-OVERDUE_S, OVERDUE = 30.0, 3.0  # after so many times what those who decide have said, and so long
+OVERDUE_S, OVERDUE = 30.0, 3.0  # late: after OVERDUE times what members said, and OVERDUE_S
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Waiting:
 
     chain: Chain  # of fragment 0
     events: EventLog
-    _most_s: float = 0.0  # that one of those who decide has said it needs, since a round came
+    _most_s: float = 0.0  # the most that a member has said it needs, since the last round
 
     async def run(self) -> None:
         """Until it is let in."""

@@ -36,7 +36,7 @@ LAG_ROUNDS = 2  # that a live island may be behind
 RISEN_BY, RISEN_TO = 0.1, 1.05  # a loss has risen above both of these and the lowest one
 RISEN_TIMES = 3  # in a row: a single one may be chance
 LOST_STEPS = 5  # inner steps in a row whose loss is no number
-DROPPED_TIMES = 2  # in a row: after the first one it begins again at a merge that was well
+DROPPED_TIMES = 2  # in a row: after the first one training begins again at a merge that was well
 ROOM = 2  # checkpoints there should be room for
 NAMED = 4  # peers in one line; of more it says how many
 LOOK_S = 2.0  # between two looks of a Watch
@@ -107,7 +107,7 @@ class Watch:
         kinds = {kind for kind, _ in now}
         for key in [key for key in self._standing if key not in now]:
             self._standing[key] += 1
-            if key[0] in kinds:  # it goes on, of other peers: that is said
+            if key[0] in kinds:  # it goes on, about other peers: AlarmRaised says so
                 del self._standing[key]
             elif self._standing[key] >= ENDED_LOOKS:
                 del self._standing[key]
@@ -117,7 +117,7 @@ class Watch:
                     self.log.emit(ended)
 
     def _forgotten(self, kind: str, peers: tuple[str, ...]) -> tuple[str, ...]:
-        """Who was silent and is known no more: that ends an alarm too, and brings nobody back."""
+        """Silent peers that are no longer known: the alarm ends, though none of them is back."""
         if kind != "silence":
             return ()
         known = {view.peer for view in self.peers()}
@@ -172,9 +172,9 @@ def _silence(peers: Sequence[PeerView]) -> Iterator[Alarm]:
 
 
 def _office(peers: Sequence[PeerView], here: Here, now: float) -> Iterator[Alarm]:
-    """Of those who decide nobody is there, and this node is none of them: no round can come.
+    """No member in office is there, and this node is not in office: no round can come.
 
-    Survivors among them go on alone; who was never taken in, or was put out, cannot.
+    Survivors in office go on alone; a node that was never taken in, or was put out, cannot.
     """
     if here.began is None or now < here.began + HEARD_S:
         return
@@ -253,9 +253,9 @@ def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
 def _stall(
     rounds: Sequence[tuple[float, RoundDone]], now: float, here: Here | None
 ) -> Iterator[Alarm]:
-    """No round for long; before there is a usual one, by what the inner steps of one take.
+    """No round for much longer than usual; before one is known, than a round's inner steps take.
 
-    Rounds that are only repeated come as fast as they can be had, and tell of no usual one.
+    Rounds that are only repeated come as fast as they can be had, so none of them is usual.
     """
     gaps = [
         later - earlier

@@ -167,7 +167,7 @@ class ExchangesChosen(Event):
     before: int
     distance: float  # mean square distance of islands to their mean, an element
     progress: float  # mean square of what the inner steps of a round moved, an element
-    bound: float  # times progress, and this less 1 times ``lost``: so far none is added
+    bound: float  # none is added up to bound · progress + max(0, bound − 1) · lost
     lost: float  # mean square of what the codec of this island's letters loses, an element
     fragment: int = 0
 
@@ -300,7 +300,7 @@ class AlarmEnded(Event):
 
     kind: ClassVar[str] = "alarm_ended"
     alarm: str
-    peers: Sequence[str] = ()  # that the last one was of
+    peers: Sequence[str] = ()  # of the last such alarm
     forgotten: Sequence[str] = ()  # of these: silent for so long that they are known no more
 
 

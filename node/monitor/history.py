@@ -227,8 +227,8 @@ class History:
     def prepend(self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int]) -> int:
         """Put rounds of the time before this node in front, oldest first, by names of columns.
 
-        Those that are not older than what is known, or not in order, are left out, as many as have
-        no room; the number that were taken. ``totals`` are merged tokens by island until now.
+        Rows that are out of order, not older than what is known, or without room are left out.
+        Returns the number that were taken. ``totals`` are merged tokens by island until now.
         """
         limit, taken = self.first, list[Array]()
         for values in rows:
@@ -258,9 +258,9 @@ class History:
     ) -> dict[str, Any]:
         """At most ``points`` (or half as many) rows, equal numbers of rounds put into one.
 
-        ``last``: of the newest so many rounds only; ``before``: of older rounds only. Means, but
-        the newest round and time and the worst outcome; numbers have five digits, None is what is
-        not known.
+        ``last``: only this many of the newest rounds; ``before``: only older rounds. Columns are
+        means, except for the newest round and time and the worst outcome. Numbers have five digits;
+        None: not known.
         """
         points = max(2, min(points, MAX_POINTS))
         start = 0

@@ -53,7 +53,7 @@ from protocols.whereabouts import Whereabouts
 
 ASKED = 3  # peers at a time
 CALL_TIMEOUT_S = 5.0
-REST_S = 10.0  # who did not answer is asked again after so long
+REST_S = 10.0  # before a peer that did not answer is asked again
 SILENT_S = 30.0  # without any answer the seeds are dialled again
 
 
@@ -87,7 +87,7 @@ class Observer:
         self._whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)
         self._run = b""
         self._total = 0
-        self._clocks = Clocks(math.inf)  # who only looks may have any clock
+        self._clocks = Clocks(math.inf)  # an observer may have any clock
         self._work = 0
         self._answered = time.monotonic()
         self._seen: dict[PeerId, bool] = {}

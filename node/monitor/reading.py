@@ -1,7 +1,7 @@
 """Events back from the lines that :class:`~node.monitor.event_log.EventLog` wrote.
 
 A line may be of another version of Atoll: keys that are unknown are left out, and an event that
-lacks some, or whose kind is unknown, is none.
+lacks some, or whose kind is unknown, is skipped.
 """
 
 from __future__ import annotations

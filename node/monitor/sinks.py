@@ -7,7 +7,7 @@
 ==========================  =====================================================================
 
 Each is written on a thread of its own with a bounded queue: one that is slow, hangs or is broken
-costs its own figures and no time. That is told of once; one that fails is left out from then on.
+costs its own figures and no time. Each is reported once; one that fails is left out from then on.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def open_sink(text: str) -> Sink:
 class Sinks:
     """A subscriber of the event log that hands figures to sinks, each on a thread of its own.
 
-    ``tell`` is told, in the event loop, of a sink by its name what has become of it: that it is
-    left out from then on, or loses figures.
+    ``tell`` is called in the event loop with a sink's name and what has become of it: it is left
+    out from then on, or loses figures.
     """
 
     def __init__(self, sinks: Mapping[str, Sink], tell: Callable[[str, str], None]) -> None:

@@ -107,7 +107,7 @@ class NodeState:
         self._clock = clock
         self._moved = clock()  # when training last moved
         self._began: float | None = None  # when it took its first inner step
-        self._dropped = 0  # times that its work was not, since some was merged
+        self._dropped = 0  # times that its work was not finite, since some was merged
         log.subscribe(self)
 
     def __call__(self, record: Record) -> None:
@@ -271,7 +271,7 @@ class NodeState:
         return self.alarms(self.peers())
 
     def _last_whole(self) -> tuple[float, RoundDone | None]:
-        """The newest round and its time, in fragments that of fragment 0: it tells of all."""
+        """The newest round and its time; with fragments, that of fragment 0, which tells of all."""
         newest = self.rounds[-1] if self.rounds else (self._moved, None)
         return next((one for one in reversed(self.rounds) if not one[1].fragment), newest)
 
@@ -325,7 +325,7 @@ def _run(run: RunView) -> dict[str, Any]:
 
 
 def _left(last: RoundDone | None, since: float) -> float | None:
-    """Seconds until the run is over, ``since`` its last round; one that is late takes its time."""
+    """Seconds until the run is over, ``since`` seconds after ``last``; a late round delays it."""
     if last is None or last.eta_s is None:
         return None
     rounds = max(1, last.total_rounds - last.round - 1)

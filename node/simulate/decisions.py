@@ -32,7 +32,7 @@ class Decisions:
         return log
 
     def committed(self, certificate: Certificate) -> None:
-        """A round of all is over; every member tells of it."""
+        """A certified round is over; called once by every member."""
         outcome = certificate.outcome
         self._codecs[outcome.fragment, outcome.round] = outcome.codec
 

@@ -1,7 +1,7 @@
 """One simulated island's training: a small byte model, on text of its own.
 
 All islands of a simulation live in one process and one thread, and take their steps one after
-another: many take as long as the sum of them, and no more cores. Each has parameters, gradients and
+another: many take the sum of their times, and no more cores. Each has parameters, gradients and
 moments of its own (16 bytes a parameter with AdamW), beside what its node keeps. They share the
 text, of which each sees its part (:func:`shards`), what they start from, and the one model that the
 observer evaluates with. With more than some thirty islands the text gets short, so that each has
@@ -161,7 +161,7 @@ class Learner:
             nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
 
     def train(self, steps: int, share: float) -> float:
-        """So many inner steps, from ``share`` of the run on; the mean loss on the way."""
+        """Take ``steps`` inner steps from ``share`` of the run on; returns their mean loss."""
         one, total = self.scenario, 0.0
         for step in range(steps):
             total += self.gradient()

@@ -35,7 +35,7 @@ class Meetings:
         found |= {f"exchanges_{outcome}": float(n) for outcome, n in self.ended.items()}
         found |= {f"letters_{codec}": float(n) for codec, n in self.letters.items()}
         late = self.apart[len(self.apart) // 2 :]
-        if late:  # in the second half of the run; no mean of ratios, as rates may end at nothing
+        if late:  # in the run's second half; a ratio of means, as learning rates may end at 0
             disagreement, progress = map(sum, zip(*late, strict=True))
             found["disagreement_by_progress"] = disagreement / progress
         return found

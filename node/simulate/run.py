@@ -30,7 +30,7 @@ def codecs_of(one: Scenario) -> tuple[str, ...]:
 
 
 def manifest_of(one: Scenario, rounds: int) -> Manifest:
-    """The run that a scenario is of, with so many ``rounds``. Raises OperatorError E204."""
+    """The run that a scenario describes, of ``rounds`` rounds. Raises OperatorError E204."""
     whole, by_gradients = one.rounds * one.inner_steps, one.mode in GRADIENTS
     of_mode: dict[str, dict[str, Any]] = {
         "diloco": {"quorum": one.quorum},

@@ -143,7 +143,7 @@ class Scenario(BaseModel):
     hidden: int = Field(default=384, ge=8, le=8192)  # width of the model
     layers: int = Field(default=2, ge=1, le=64)  # of "llama"
     context: int = Field(default=48, ge=8, le=4096)  # bytes that "llama" looks at
-    # inner steps, each of as much text as one of all islands, that were taken before the run began
+    # inner steps taken before the run began, each on as much text as one step of all islands
     start_steps: int = Field(default=0, ge=0)
     start_islands: int = Field(default=0, ge=0, le=256)  # whose text that is; 0: as many as it has
     batch: int = Field(default=64, ge=1)  # predicted bytes, or sequences of "llama"
@@ -318,7 +318,7 @@ class Scenario(BaseModel):
 
     @model_validator(mode="after")
     def _is_read(self) -> Scenario:
-        """Refuse what would change nothing, and stand in the result all the same."""
+        """Refuse settings that would change nothing and yet stand in the result."""
         for name, modes in READ_IN.items():
             value = getattr(self, name)
             if self.mode in modes or value == type(self).model_fields[name].default:

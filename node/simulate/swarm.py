@@ -53,8 +53,8 @@ from protocols.virtual_time import inline
 
 T = TypeVar("T")
 
-PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the run fails
-LEAST_S = 600.0  # of that, however short it is
+PATIENCE = 5.0  # times what it should take; after that a swarm is stuck and the run fails
+LEAST_S = 600.0  # the least patience, however little it should take
 LOOK_S = 60.0  # between two looks whether anything moves
 MANY = 1_000_000  # rounds, where the run is over by its inner steps
 KEPT = 64  # rounds, for those who missed some
@@ -237,7 +237,7 @@ class Members:
     async def _catch_up(self, member: Member, fragment: int, ending: Ending) -> None:
         """Replaying does not help: take the others' state of a fragment."""
         swarm = member.swarm
-        assert isinstance(swarm, Swarm)  # who gossips is nowhere behind
+        assert isinstance(swarm, Swarm)  # an island that gossips is never behind
         chain, replica = swarm.chains[fragment], member.replicas[fragment]
         if chain.following.approach.downloading:
             return
@@ -245,7 +245,7 @@ class Members:
         await self._try(take_state(chain, replica, arrival, ending, _unseen))
 
     async def _try(self, download: Coroutine[Any, Any, T]) -> T | None:
-        """As a node, go on without what cannot be had: it is asked for again."""
+        """Like a node, go on where a download fails: it is tried again later."""
         try:
             return await download
         except OperatorError:
@@ -259,7 +259,7 @@ class Members:
             await self._until(self._at_rest)
             return
         await self._until(lambda: self.world.done)
-        with contextlib.suppress(TimeoutError):  # what is out may wait for one that has stopped
+        with contextlib.suppress(TimeoutError):  # a round may wait for one that has stopped
             async with asyncio.timeout(GRACE_S):
                 await self._until(self._at_rest)
 
@@ -285,7 +285,7 @@ class Members:
         return self.world.total_steps, self.world.bytes_a_parameter(), *places
 
     def patience(self, rounds: int) -> float:
-        """Virtual seconds that so many rounds may take."""
+        """Virtual seconds that this many rounds may take."""
         one, size = self.world.scenario, 4 * self.layout.size
         slowest = min(node.bandwidth for node in [*self.world.nodes.values(), *self.world.servers])
         each = one.inner_steps * one.step_s * max(1.0, one.straggler_factor) + size / slowest
@@ -373,7 +373,7 @@ def _still(world: World, members: Members, why: str) -> OperatorError:
 async def _churn(world: World, members: Members) -> None:
     one = world.scenario
     every = 10.0 / (one.churn * one.islands) * one.inner_steps * one.step_s
-    while not world.done:  # else who trained is replaced until nobody is left for a last merge
+    while not world.done:  # else churn leaves nobody that trained for a last merge
         await asyncio.sleep(every)
         await members.replace(world.nodes[world.random.choice(world.members)])
         world.notes["replaced"] = world.notes.get("replaced", 0) + 1

@@ -38,7 +38,7 @@ Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
 class Node:
     """One simulated machine: an island, or a server that does not train."""
 
-    born: int  # as the how manieth it came, from 0
+    born: int  # its number in the order of arrival, from 0
     shard: int  # whose text it has
     identity: Identity
     transport: MemoryTransport
@@ -101,7 +101,7 @@ class World:
     scenario: Scenario
     progress: Progress = lambda share: None
     start: Tensor = field(init=False)
-    rounds: int = field(init=False)  # in which the budget is spent by those who train in a round
+    rounds: int = field(init=False)  # until the islands that train in each have spent the budget
     network: MemoryNetwork = field(init=False)
     nodes: dict[PeerId, Node] = field(default_factory=dict)  # living islands
     servers: list[Node] = field(default_factory=list)
@@ -129,7 +129,7 @@ class World:
         self.rounds = max(1, round(self.budget / each)) if each else one.rounds
 
     def add(self, index: int) -> Node:
-        """The how manieth island of those that begin, from 0.
+        """Add an island of those that begin; ``index`` is its number, from 0.
 
         The first ones are slow, those after them have narrow links, and the last ones lie.
         """
@@ -201,7 +201,7 @@ class World:
         self.progress(self.share)
 
     def bytes_a_parameter(self) -> float:
-        """Of tensors, sent by an island so far, in the mean; :attr:`notes` has servers' traffic."""
+        """Mean bytes of tensors an island has sent for each parameter (servers': :attr:`notes`)."""
         sent = self._retired + sum(node.sent() for node in self.nodes.values())
         return sent / self.scenario.islands / len(self.start)
 
@@ -235,7 +235,7 @@ class Result:
 
     @property
     def loss(self) -> float:
-        """The last one, over all islands that differ."""
+        """The last validation loss, over all islands that differ."""
         return self.points[-1].loss
 
     def to_json(self) -> dict[str, object]:
