@@ -131,7 +131,7 @@ class Conductor:
         await self._go_on(fragment, contributed=contributed, reset=reset)
 
     async def _go_on(self, fragment: int, *, contributed: bool, reset: bool, read: int = 0) -> None:
-        """Send the new base, or begin; ``read``: see :meth:`_read_steps`, for fragment 0 alone."""
+        """Send the new base, or begin; ``read``: inner steps that are not read again."""
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
@@ -292,8 +292,8 @@ class Conductor:
         self._since = steps_in(self.resume_dir, at_will=self._at_will)
         self._turns.begin()
         for fragment in range(len(self.replicas)):
-            self._keep_sent(fragment)
-        read = self._read_steps()
+            self.readiness.keep(self.swarm, fragment)
+        read = self.readiness.read(self.swarm)
         if not (resume or self._at_will):
             self._since = read
         moments = self.moments
@@ -359,13 +359,7 @@ class Conductor:
 
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment
-        self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
-        # in pairs a round exchanges its first snapshot, even if the ranks were restarted since
-        again = snapshot.round == self.readiness.snapshot_of[fragment] and self._has_work(fragment)
-        self.readiness.snapshot_of[fragment] = snapshot.round
-        # with another round it is of an earlier cycle
-        if snapshot.round == self.replicas[fragment].place.round and not again:
-            self.readiness.snapshot_step[fragment] = snapshot.round_step
+        self.readiness.came(self.swarm, snapshot, asyncio.get_running_loop().time())
         if flaw := await self.readiness.flaw(snapshot):
             self.events.emit(
                 Rejected(
@@ -418,7 +412,7 @@ class Conductor:
             self._turns.free()
             self.joined = self._anew = True
         for fragment in range(len(self.replicas)):
-            self._take_back_ready(fragment)
+            self.readiness.withdraw(self.swarm, fragment, self.eta(fragment))
         await self.island.restart(**changes)
 
     async def _take_hosts_in(self) -> None:
@@ -441,34 +435,10 @@ class Conductor:
                 await self.hold(fragment)
                 if self._guesses is not None:
                     await self._guesses.leave()
-                self._take_back_ready(fragment)
-                self._keep_sent(fragment)
-                read = self._read_steps()
+                self.readiness.withdraw(self.swarm, fragment, self.eta(fragment))
+                self.readiness.keep(self.swarm, fragment)
+                read = self.readiness.read(self.swarm)
                 await self._go_on(fragment, contributed=False, reset=True, read=read)
-
-    def _take_back_ready(self, fragment: int) -> None:
-        """Announce that this island is not ready, since its trainer goes back to the base.
-
-        But not where its snapshot may still be merged: the round would wait for a next snapshot,
-        which waits for that merge (:meth:`_keep_sent`).
-        """
-        if self.swarm is not None and not (chain := self.swarm.chains[fragment]).contributes:
-            chain.update(ready=False, eta=self.eta(fragment))
-
-    def _keep_sent(self, fragment: int) -> None:
-        """Let no new snapshot replace the last one while that may still be merged.
-
-        The round that counts it ends with a merge; after that the next snapshot may come.
-        """
-        kept = self.swarm is not None and self.swarm.chains[fragment].contributes
-        self.island.vectors.keep(fragment, on=kept)
-
-    def _read_steps(self) -> int:
-        """Inner steps of this cycle whose data a trainer that begins anew does not read again."""
-        return self.readiness.read_steps([self._has_work(f) for f in range(len(self.replicas))])
-
-    def _has_work(self, fragment: int) -> bool:
-        return self.swarm is not None and self.swarm.chains[fragment].has_work
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
