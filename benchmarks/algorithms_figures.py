@@ -7,8 +7,8 @@ import statistics
 from benchmarks.algorithms_rows import ALL_SEEDS, BASE, MAIN, Row
 
 WITHIN = (1.0, 3.0)  # percent of the baseline's loss
-SAME_START = 1e-3  # nats: so far apart are no two evaluations of the same parameters
-# keys that are percents of loss: which row, of how many islands, over which (of how many)
+SAME_START = 1e-3  # nats: evaluations of the same parameters differ by less
+# keys that are percents of loss: a row, the one it is compared with, the islands of each
 COMPARED: dict[str, tuple[str, str, int, int]] = {
     "gossip_vs_diloco_loss": ("NoLoCo pairs, H 25, int8", "DiLoCo, int4", 4, 4),
     # two thirds of the bytes
@@ -32,15 +32,15 @@ COMPARED: dict[str, tuple[str, str, int, int]] = {
     ),
     "byzantine_mean_loss_pct": ("8 islands, 2 attack, mean", "8 islands", 8, 8),
 }
-# with a slow island: who waits for it, and who does not
+# rows with a slow island: one that waits for it, and those that do not
 WAITING = "straggler, waited for"
 NOT_WAITING = ("straggler, fewer steps", "straggler, asynchronous")
 
 
 def made(rows: dict[str, Row], name: str, islands: int) -> list[Row]:
-    """The row's runs that came to their end, one for each seed; none where any of them diverged.
+    """The row's finished runs, one for each seed; none where any of them diverged.
 
-    What is left of a mode that diverges now and then says nothing about it.
+    Where a mode diverges now and then, the runs that do not say nothing about it.
     """
     keys = (f"{name}/{islands}/{seed}" for seed in ALL_SEEDS)
     found = [rows[key] for key in keys if key in rows]
@@ -54,7 +54,7 @@ def mean_loss(rows: dict[str, Row], name: str, islands: int) -> float | None:
 
 
 def mean_bytes(rows: dict[str, Row], name: str, islands: int) -> float | None:
-    """What an island sends a parameter, and its share of what a server sends, over the run."""
+    """Bytes a parameter that an island sends in a run, with its share of what a server sends."""
     found = [
         row["bytes_per_parameter"] + row.get("notes", {}).get("server_bytes", 0.0) / islands
         for row in made(rows, name, islands)
@@ -107,7 +107,7 @@ def seconds_to(rows: dict[str, Row], name: str, loss: float | None, seed: int) -
 
 
 def target_loss(rows: dict[str, Row], seed: int) -> float | None:
-    """Until when runs with a slow island are timed: near what waiting for it ends with."""
+    """The loss to which runs with a slow island are timed: near where waiting for it ends."""
     waited = rows.get(f"{WAITING}/4/{seed}", {}).get("curve")
     return (1 + WITHIN[1] / 100) * waited[-1][3] if waited else None
 
@@ -128,9 +128,9 @@ def cheapest(rows: dict[str, Row], percent: float) -> tuple[float, str] | None:
 
 
 def straggler_speedups(rows: dict[str, Row]) -> list[float]:
-    """How much sooner the target is reached by who does not wait for a slow island, by seed.
+    """How many times sooner runs that do not wait for a slow island reach the target, by seed.
 
-    0 where it never is.
+    0 where none does.
     """
     found = []
     for seed in ALL_SEEDS:

@@ -42,7 +42,7 @@ from benchmarks.algorithms_rows import (
 from node.simulate.learner import initial
 from node.simulate.scenario import Scenario
 
-SHOWN = 1.08  # in the plot: up to so many times the lowest loss
+SHOWN = 1.08  # losses in the plot, up to this many times the lowest
 
 HEAD = """# Which algorithm for which network
 
@@ -109,9 +109,9 @@ def document(rows: dict[str, Row]) -> str:
 
 
 def _choice(rows: dict[str, Row]) -> str:
-    """Which mode to take: ``{NAME}`` is how much more a row loses, ``@ K`` with so many islands.
+    """Which mode to take: ``{NAME}`` is how much more a row loses, ``{NAME @ K}`` with K islands.
 
-    Or a figure of the study, by its key.
+    Where NAME is a key of the study, it is that figure.
     """
     keys = figures(rows)
 
@@ -178,7 +178,7 @@ def _table(rows: dict[str, Row], count: int) -> str:
         "| seeds, spread |",
         "|---|---|---|---|---|---|",
     ]
-    # losses of unlike seeds tell little: what counts is how much more the same seeds lose
+    # losses of different seeds tell little: compared is by how much the same seeds differ
     over_base = {name: percent_over(rows, name, BASE, count) for name in names}
     for name in sorted(names, key=lambda n: (over_base[n] is None, over_base[n] or 0.0)):
         losses = [

@@ -14,14 +14,14 @@ SEEDS = (0, 1, 2)
 MORE_SEEDS = (3, 4, 5)  # of the rows that a target hangs on (DECISIVE)
 ALL_SEEDS = SEEDS + MORE_SEEDS
 MODEL: dict[str, Any] = {"model": "llama", "hidden": 48, "layers": 2, "context": 48, "batch": 8}
-# all start from what one island learnt before, as in DiLoCo (2311.08105) section 3; not counted
+# all start from a model trained on one island, as in DiLoCo (2311.08105) section 3; not counted
 TRAINING: dict[str, Any] = {"schedule": "cosine", "eval_every": 30, "start_steps": 200}
 
 DP: dict[str, Any] = {"mode": "allreduce", "codec": "fp32"}
-# a run's defaults are η 0.7 and μ 0.9, as in DiLoCo's paper, for larger H and models: what these
-# lose here has a row of its own
+# a run's defaults are η 0.7 and μ 0.9, as in DiLoCo's paper, for larger H and models: a row of its
+# own shows what these lose here
 NESTEROV = {"outer_lr": 1.0, "outer_momentum": 0.6}
-# η is β there, μ is α; the defaults are the paper's 0.7 and 0.5, in a row of their own
+# η is the paper's β, μ its α; the defaults are its 0.7 and 0.5, which have a row of their own
 NOLOCO: dict[str, Any] = {"mode": "gossip", "outer_lr": 0.9, "outer_momentum": 0.6}
 PLAIN: dict[str, Any] = {"mode": "diloco", "codec": "int4"}
 DILOCO: dict[str, Any] = PLAIN | NESTEROV
@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 
 def every(inner_steps: int, of: int = ROUNDS) -> dict[str, Any]:
-    """What another H means where the tokens stay those of so many rounds."""
+    """Settings for another H with the same number of tokens, those of ``of`` rounds."""
     rounds = of * INNER_STEPS // inner_steps
     return {"inner_steps": inner_steps, "rounds": rounds, "warmup_rounds": min(10, rounds // 4)}
 
@@ -125,7 +125,7 @@ EACH_MODE = (
     "data parallel, PowerSGD",
 )
 STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}
-# what the keys beside the table come from: K, what differs
+# rows for the keys beside the table: K, what differs
 SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "straggler, waited for": (
         4,
@@ -134,11 +134,11 @@ SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "straggler, fewer steps": (4, DILOCO | STRAGGLER),
     "straggler, asynchronous": (4, NESTEROV | {"mode": "async"} | STRAGGLER),
     "8 islands": (8, DILOCO),
-    "6 islands": (6, DILOCO | {"start_islands": 8}),  # what the honest ones of eight are alone
+    "6 islands": (6, DILOCO | {"start_islands": 8}),  # the six honest of eight, alone
     "8 islands, 2 attack, open trust": (8, DILOCO | {"attackers": 2, "rule": "open"}),
     "8 islands, 2 attack, mean": (8, DILOCO | {"attackers": 2, "rule": "mean"}),
     "8 islands, 30 % replaced": (8, DILOCO | {"churn": 0.3}),
-    # what liars do not contribute is data: here the other six have as much as eight have else
+    # attackers contribute no data: here the other six train on as much as eight do elsewhere
     "8 islands, 2 attack, open trust, as many tokens": (
         8,
         DILOCO | {"attackers": 2, "rule": "open", "rounds": ROUNDS * 8 // 6},
@@ -191,7 +191,7 @@ def _main(name: str, islands: int) -> dict[str, Any]:
 
 
 def family_of(changes: dict[str, Any]) -> str:
-    """Whose learning rate a row has."""
+    """The family whose learning rate a row has."""
     if changes.get("inner") == "muon":
         return "Muon"
     if changes["mode"] == "gossip" and changes.get("pairs") != "average":

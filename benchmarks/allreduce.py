@@ -31,7 +31,7 @@ from benchmarks.worker import SIZE
 from protocols.codecs import RangeCodec
 
 COUNT = 4  # processes, where a piece does not say otherwise
-UPLOAD = 0.945  # of a link's bits, given as limit; headers take the rest
+UPLOAD = 0.945  # share of a link given as upload limit; headers take the rest
 DARK_SIZE = 5_000_000
 MATCHMAKING_SIZE = 100_000
 
@@ -110,7 +110,7 @@ def turns(
         for turn in range(scale.turns + 1):
             for name, fleet in fleets:
                 for _, other in fleets:
-                    other.settle()  # what it prepares would slow this one down
+                    other.settle()  # its preparations would slow this one down
                 taken = _fact(fleet.turn(within=within))
                 without = "" if taken["whole"] else ", not all of it merged"
                 print(f"  {name}: {taken['seconds']:.3f} s{without}", flush=True)
@@ -179,7 +179,7 @@ def _fact(turn: Turn) -> Fact:
     return {
         "seconds": turn.seconds,
         "matchmaking": turn.matchmaking,
-        "whole": all(fact.get("whole", True) for fact in turn.facts),  # or some were left out
+        "whole": all(fact.get("whole", True) for fact in turn.facts),  # false: some were left out
         "workers": [{key: f[key] for key in keep if f.get(key) is not None} for f in turn.facts],
     }
 

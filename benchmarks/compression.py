@@ -1,8 +1,8 @@
 """What codecs cost in loss: ``python -m benchmarks.compression --json FILE``.
 
 DiLoCo as in :mod:`diloco.loop`, with pseudo-gradients and merged results encoded on their way.
-As in a real round the parts have owners, who add their own values as they are. Ways to treat what
-the *owner* of a part loses when it encodes the merged result:
+As in a real round parts have owners, which add their own values unencoded. Ways to treat what the
+*owner* of a part loses when it encodes the merged result:
 
 lost      nothing is done about it
 kept      the owner adds it when it merges these elements again
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass
 class Compressed:
-    """The merge with encoders in its way."""
+    """The merge, with what travels encoded."""
 
     case: Case
     islands: int
@@ -73,7 +73,7 @@ class Compressed:
         self.owners = [torch.zeros(self.size) for _ in range(self.islands)]
 
     def coded(self, name: str, values: Tensor, out: Tensor) -> Tensor:
-        """What a receiver decodes."""
+        """``values`` as a receiver decodes them."""
         one = codec(name)
         data = torch.empty(one.encoded_size(len(values)), dtype=torch.uint8)
         one.encode(values, data)

@@ -40,7 +40,7 @@ def least(way: Way, codec: str = "int4") -> float:
 
 
 def measure(way: Way, count: int) -> dict[str, Any]:
-    """So many turns of each system over this way."""
+    """``count`` turns of each system over this way."""
     scale = Scale(SIZE, count, 0, 0)
     entries: list[Entry] = [atoll("int4", tls=True), gloo_as("int4", scale)]
     runs = turns(entries, COUNT, scale, lambda names: everywhere(names, way), WITHIN)

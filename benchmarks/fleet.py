@@ -42,12 +42,12 @@ class Turn:
 
     @property
     def seconds(self) -> float:
-        """From the first who knew its group until the last has the mean in its memory."""
+        """From the first worker that knew its group until the last has the mean in its memory."""
         return float(max(f["end"] for f in self.facts) - min(f["start"] for f in self.facts))
 
     @property
     def matchmaking(self) -> float:
-        """From the last who was ready until the first byte of anybody's vector leaves."""
+        """From when the last worker was ready until the first byte of any vector leaves."""
         first = min(f.get("first_byte") or f["start"] for f in self.facts)
         return float(first - max(f["asked"] for f in self.facts))
 
@@ -68,7 +68,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            start_new_session=True,  # some start processes of their own
+            start_new_session=True,  # a group, as some start processes of their own
         )
         self._facts: queue.Queue[Fact | None] = queue.Queue()
         self._waiting = False

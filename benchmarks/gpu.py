@@ -89,7 +89,7 @@ def training(root: Path, seconds: float, turns: int, *, compiled: bool) -> Fact:
             seconds,
             codec=CODEC,
             manifest=MANIFEST,
-            # a speed that is measured while the other waits is no property of a device they share
+            # on a shared device, the speed measured while the other island waits would mean nothing
             options=("--device", "cuda", "--threads", "2", "--inner-steps", str(STEPS), *more),
             start_s=300.0,
         )
@@ -114,13 +114,13 @@ def training(root: Path, seconds: float, turns: int, *, compiled: bool) -> Fact:
         "daemon_core_share": median("island", lambda fact: fact["daemon_core_share"]),
         "round_s": median("island", lambda fact: fact["elapsed"] / fact["rounds"]),
     }
-    if flops and peak:  # both processes have the device together
+    if flops and peak:  # two processes share the device
         told["mfu"] = {name: 2 * median(name, overall) * flops / peak for name in found}
     return told | {"runs": rounded(found)}
 
 
 def copies(size: int, turns: int = 5) -> Fact:
-    """GB/s of a vector of so many elements, in pieces as large as a model's matrices."""
+    """GB/s of copying ``size`` elements, in pieces as large as a model's matrices."""
     here = torch.randn(size, device="cuda")
     rates: dict[str, dict[str, list[float]]] = {}
     for _ in range(turns):
@@ -132,7 +132,7 @@ def copies(size: int, turns: int = 5) -> Fact:
             sent = torch.from_numpy(vectors.sent)
             sent.zero_()
             for way, (to, source) in {"off": (sent, here), "on": (here, sent)}.items():
-                _copy(to, source)  # the first time pages are looked up
+                _copy(to, source)  # the first copy only looks pages up
                 took = _copy(to, source)
                 rates.setdefault(kind, {}).setdefault(way, []).append(4 * size / took / 1e9)
             del sent

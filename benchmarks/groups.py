@@ -177,7 +177,7 @@ async def exchange(
                 raise SystemExit(f"it does not end: {[m.complaints[:3] for m in members][:3]}")
             await asyncio.sleep(0.01)
         seconds = clock() - began
-        await asyncio.sleep(1.0)  # whoever holds all may still be sending
+        await asyncio.sleep(1.0)  # a member that holds all may still be sending
         first = members[0].exchange.parts
         equal = all(
             torch.equal(member.exchange.parts[key][1], data)

@@ -86,7 +86,7 @@ class Islands:
         self.run.write_text(to_toml(manifest.model_copy(update={"rounds": rounds})))
 
     def measure(self) -> list[Fact]:
-        """Train with both for so long; what each did after the first rounds."""
+        """Train with both for ``seconds``; what each did after the first rounds."""
         first = self._start(0, ["--run", str(self.run)])
         peer = self._join_address(0)
         second = self._start(1, ["--peers", peer])
@@ -224,7 +224,7 @@ def _trainer(daemon: int) -> int:
 
 
 def utilisation(fact: Fact) -> float:
-    """See the top of this file."""
+    """Inner steps times their median seconds, over elapsed; see the top of this file."""
     return len(fact["steps"]) * statistics.median(fact["steps"]) / float(fact["elapsed"])
 
 

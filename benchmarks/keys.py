@@ -19,7 +19,7 @@ class Key:
 
     text: str
     target: float
-    least: bool  # the target is the least that it should be, not the most
+    least: bool  # the target is a minimum, not a maximum
     piece: str  # that it comes from
     value: Callable[[Pieces], float]
 
@@ -29,7 +29,7 @@ class Key:
 
 
 def seconds(pieces: Pieces, piece: str, entry: str) -> float:
-    """The median time of a system in a piece; what left somebody out counts as endless."""
+    """The median time of a system in a piece; a run that left a member out counts as endless."""
     runs = pieces[piece]["runs"][entry]
     return statistics.median(run["seconds"] if run["whole"] else math.inf for run in runs)
 
@@ -63,7 +63,7 @@ def matchmaking_ms(pieces: Pieces) -> float:
 
 
 def matchmaking_p99_ms(pieces: Pieces) -> float:
-    """99 of 100 rounds take at most so long."""
+    """99 of 100 rounds take at most this long."""
     rounds = pieces["matchmaking"]["runs"]["atoll int4 tls"]
     waits = sorted(run["matchmaking"] for run in rounds)
     return float(1000 * waits[min(len(waits) - 1, int(0.99 * len(waits)))])

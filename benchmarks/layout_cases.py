@@ -11,7 +11,7 @@ from node.trainer.dims import ParallelDims
 
 STEPS = 10
 
-# so much that the loss would be missed where a rank counts it otherwise
+# large enough that a rank that counts this loss wrongly is noticed
 BALANCED = {"router_aux_loss_coef": 0.1}
 # models of transformers: what their configurations have beside FOREIGN
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -280,13 +280,13 @@ def manifest_of(case: Case) -> Manifest:
     return Manifest(
         model=_model(case.model),
         data=Data(seq_len=32, batch_size=8),
-        # eps: Adam divides by a gradient's size, so that of elements without any only noise is left
+        # eps: Adam divides by a gradient's size, which makes noise of elements with almost none
         inner=Inner(warmup_steps=2, total_steps=100, eps=1e-5, **case.inner),
         rounds=Rounds(inner_steps=STEPS, eval_every=1),
     )
 
 
-# what an island's settings refuse, which say why
+# cases that an island's settings refuse, with the reason
 REFUSED = (
     Case("PP (ZBV) x FSDP", _dims(pp=2, dp_shard=2, schedule="zbv")),
     Case("PP (ZBV), offload", _dims(pp=2, schedule="zbv"), settings=OFFLOAD),

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.layout_cases import BF16, CASES, REFUSED, STEPS, Case, manifest_of, reason
 
-MANY = 1000  # steps that moments have seen that come from elsewhere
+MANY = 1000  # steps that the moments from elsewhere claim to have seen
 WAIT_S = 240.0  # for the ranks of one layout
 # the 8 sequences of a step at once, or added up
 SUMMED: tuple[dict[str, int], ...] = ({}, {"micro_batch": 4}, {"micro_batch": 2})
@@ -194,7 +194,7 @@ def on_cuda(case: Case) -> Case:
 
 
 def devices_for(ranks: int) -> bool:
-    """Whether NCCL takes so many ranks on this host's devices, several on one if need be."""
+    """Whether NCCL takes ``ranks`` on this host's devices, several on one if need be."""
     import torch
 
     several = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -209,7 +209,7 @@ def nccl_version() -> str:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """What is told of the devices of a result; of a CPU nothing."""
+    """What a result tells of its devices; nothing of a CPU."""
     import torch
 
     if device == "cpu":
@@ -307,7 +307,7 @@ def _apart(
 
 
 def _revision() -> str:
-    """Of the code that runs; with a + where something of it is not committed."""
+    """The commit of the code that runs; with a + where it has uncommitted changes."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"

@@ -5,7 +5,7 @@
 
 The traffic of a butterfly without anything else of it: no encryption, no merging, no waiting. Each
 member sends ``--bytes`` in all, in equal shares over a connection of its own to each other one.
-``--pace`` bounds each connection to so many bytes a second (SO_MAX_PACING_RATE), ``--congestion``
+``--pace`` bounds each connection to that many bytes a second (SO_MAX_PACING_RATE), ``--congestion``
 names the algorithm that TCP is to use.
 """
 

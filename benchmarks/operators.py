@@ -121,7 +121,7 @@ async def dashboard(islands: int, rounds: int, repeats: int, seconds: float) -> 
                 for _ in range(repeats):
                     await page.go(url)
                     paints.append(int(await page.until(filled)) / 1000)
-                    # of the first load: later ones have scripts in memory, which counts as 0 bytes
+                    # of the first load: later ones take scripts from memory, counted as 0 bytes
                     sizes = sizes or await page.evaluate(SIZES)
                 for _ in range(repeats):
                     began, busy = time.monotonic(), cpu_of(node.pid)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.picture --out docs/images/dashboard.png
 
-Islands of one run whose model is merged in fragments train on this machine until so many rounds are
+Islands of one run whose model is merged in fragments train on this machine until ``--rounds`` are
 through; then the page of the first one is taken as it stands. ``--all DIR`` writes it for a phone,
 a tablet and a wide screen as well, light and dark: to look at.
 """

@@ -39,7 +39,7 @@ START_S = 90.0
 
 
 def measure(way: dict[str, object], rate: str, seconds: float, root: Path) -> dict[str, Any]:
-    """Run two islands for so long after both have merged together; what the first one did."""
+    """Run two islands for ``seconds`` after both have merged together; what the first one did."""
     words = [w for key, value in {**RUN, **way}.items() for w in ("--set", f"{key}={value}")]
     limit = ("--max-upload", rate, "--checkpoint-every", "0")
     first, second = (IslandProcess(name, root, 1) for name in ("first", "second"))

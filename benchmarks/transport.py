@@ -95,7 +95,7 @@ async def push(host: str, size: int, kinds: list[str], turns: int) -> list[dict[
         if "raw" in kinds:
             link = stack.enter_context(socket.create_connection((host, PORT + 2)))
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for turn in range(-1, turns):  # the first one is for the page faults of the buffers
+        for turn in range(-1, turns):  # turn -1 only takes the buffers' page faults
             for kind in kinds:
                 began, cpu = time.perf_counter(), time.process_time()
                 if kind == "raw":
@@ -144,7 +144,7 @@ def together(
 
 
 def measure(size: int, turns: int, links: dict[float, int]) -> dict[str, Any]:
-    """All of it; ``links`` says how many bytes to send over a link of so many Mbit/s."""
+    """All of it; ``links`` says how many bytes to send over a link of that many Mbit/s."""
     result: dict[str, Any] = {"bytes": size, "turns": turns, "python": platform.python_version()}
     runs = together(size, KINDS, turns)
     for kind in KINDS:

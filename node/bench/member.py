@@ -39,11 +39,11 @@ from protocols.identity import Identity, PeerId
 from protocols.messages import Announce
 from protocols.tasks import Tasks, offload_to
 
-TOKENS = 1000  # that each contribution claims to stand for
+TOKENS = 1000  # that each contribution claims to be trained on
 MEET_EVERY_S = 0.1
-LINGER_S = 10.0  # others may still have to come to the end
+LINGER_S = 10.0  # to stay for others that have not finished
 FAREWELL_S = 2.0
-KEPT = 2  # merged rounds, for those who were too slow to vote and ask for them
+KEPT = 2  # merged rounds kept, for members that were too slow to vote and ask for them
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Taken:
 
     round: int
     moments: dict[Stage, float]  # time.monotonic, seconds
-    contributors: int  # of whom something was merged
-    merged: float  # share of all members' elements that were
+    contributors: int  # those of which something was merged
+    merged: float  # share of all members' elements that were merged
     sent: int  # bytes of bodies
     received: int
     peak_bytes: int  # resident memory above what it was before the vector was made
@@ -159,14 +159,14 @@ class Member:
             for address in settings.peers:
                 why = await self._not_met(wiring, presence, address)
                 if why and why != missed.get(address):
-                    self.said(f"{why}; trying again")  # it may only not be there yet
+                    self.said(f"{why}; trying again")  # it may just not have started yet
                 missed[address] = why
             presence.tell()
             await asyncio.sleep(MEET_EVERY_S)
         return tuple(sorted([*known, self.identity.peer_id]))
 
     async def _not_met(self, wiring: Wiring, presence: Presence, address: str) -> str:
-        """Ask a peer whom it knows; why it cannot be a member, empty where it is one."""
+        """Ask a peer whom it knows; returns why it cannot be a member, empty where it is one."""
         try:
             peer = await wiring.transport.dial(address)
         except TransportError as error:
@@ -213,7 +213,7 @@ class Member:
             await replica.offload(replica.draw)
             replica.moved.clear()
             if all(i.announce.round >= round_ for i in chain.membership.islands.values()):
-                chain.ledger.clear()  # nobody needs it, and it is not to count as memory
+                chain.ledger.clear()  # no member needs it, and it must not count in peak memory
             if self.turn is not None:
                 await self.turn(round_)
             watch.begin(round_)
@@ -229,7 +229,7 @@ class Member:
             chain.presence.note(  # the next plan's parts and patience follow from them
                 upload=stats.upload.read() or 0.0, download=stats.download.read() or 0.0
             )
-            # or the slowest could be left out next time, and would want for the cores now
+            # or the slowest could be left out next time, and would lack processor time now
             await self._others_at(chain.presence, round_ + 1)
             digest = await replica.offload(replica.digest)
             self.took(
@@ -247,9 +247,9 @@ class Member:
             )
 
     async def _others_at(self, presence: Presence, round_: int) -> None:
-        """Wait for the others, as long as for their coming, and then go on.
+        """Wait ``patience_s`` for the others at most, and then go on.
 
-        Who is out of office may be alive for ever and come no further.
+        A member out of office may stay alive and come no further.
         """
         try:
             async with asyncio.timeout(self.settings.patience_s):
@@ -258,12 +258,12 @@ class Member:
             self.said(f"not all who are there have come to round {round_}: it begins all the same")
 
     async def _until_at(self, presence: Presence, round_: int) -> None:
-        """Wait until all who are alive have come to ``round_``."""
+        """Wait until all live members have come to ``round_``."""
         membership, now = presence.membership, presence.wiring.now
         while any(a.round < round_ for a in membership.islands_alive(now())):
             self._news.clear()
             try:
-                async with asyncio.timeout(MEET_EVERY_S):  # somebody's silence is no news
+                async with asyncio.timeout(MEET_EVERY_S):  # a silent member makes no news
                     await self._news.wait()
             except TimeoutError:
                 continue
@@ -278,7 +278,7 @@ class Member:
         await _farewell(presence)
 
     async def _left_behind(self, presence: Presence, ending: Ending) -> None:
-        """There is no state to download here: the others go on without this member."""
+        """Raise E502: there is no state to download here, and the others go on without it."""
         await _farewell(presence)
         raise operator_error(
             "E502",
@@ -293,7 +293,7 @@ async def _farewell(presence: Presence) -> None:
         async with asyncio.timeout(FAREWELL_S):
             await presence.leave()
     except TimeoutError:
-        return  # they will notice
+        return  # the others notice without it
 
 
 def _first_announcement(me: PeerId, address: str, place: Place, region: str) -> Announce:

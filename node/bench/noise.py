@@ -50,12 +50,12 @@ class Noise:
         return self._roster
 
     def meet(self, roster: tuple[PeerId, ...]) -> None:
-        """These decide the first round."""
+        """The members of ``roster`` decide the first round."""
         self._roster = roster
 
     def draw(self) -> None:
         """New noise, determined by the member's seed and the round."""
-        self.mean = self.vector  # what fp32 was received into is not needed any more
+        self.mean = self.vector  # drops the buffer into which an fp32 mean was received
         generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
         self.vector.normal_(generator=generator)
         self.norm = torch.linalg.vector_norm(self.vector).item()  # as an island announces it
@@ -73,7 +73,7 @@ class Noise:
         await self.offload(lambda: self._decode(certificate, parts))
         self.watch.pass_(Stage.APPLIED)
         self.computed = time.process_time()
-        # what it has come to follows from these, which were checked as the parts came
+        # the state's digest, from those of the parts, which were checked as they came
         state = blake3(b"".join(result.digest for result in outcome.parts)).digest()
         self._place = Place(
             self.settings.run, 0, outcome.round + 1, outcome_hash(outcome), state, outcome.work
@@ -89,7 +89,7 @@ class Noise:
         results = certificate.outcome.parts
         if self.settings.codec == "fp32" and all(result.digest for result in results):
             whole = joined([parts[result.start, result.stop] for result in results])
-            if whole is not None:  # it was received where it belongs
+            if whole is not None:  # its parts were received side by side: no copy
                 self.mean = whole.view(torch.float32)
                 return
         self.mean = self.vector  # the noise is needed no more

@@ -1,7 +1,7 @@
 """When a round's stages are passed at one member, seen from beside the engine.
 
 :class:`WatchedTransport` sees bodies leave, :class:`WatchedChain` sees plans come, parts held and
-votes cast. Both note the moment in a :class:`Watch`, and tell whoever wants to know of a stage
+votes cast. Both note the moment in a :class:`Watch`, and call back at each stage
 (tests of faults end the process there).
 """
 
@@ -28,7 +28,7 @@ class Stage(StrEnum):
     PLANNED = "planned"  # it works by a plan
     SENDING = "sending"  # the first byte of its first slice leaves
     HALF_SENT = "half sent"  # one slice has left by half
-    MERGED = "merged"  # its own part is merged, or it owns none and holds one of another
+    MERGED = "merged"  # its own part is merged; if it owns none, it holds another's
     CERTIFYING = "certifying"  # it holds all parts and casts its vote
     COMMITTED = "committed"  # it has the certificate
     APPLIED = "applied"  # the merged vector lies in its memory

@@ -14,7 +14,7 @@ from node.commands.usage import settings_called
 
 
 def given(text: str) -> str:
-    """What a path or URL is read by: an empty path would be the current directory, or the root."""
+    """The parser of a path or URL: an empty path would be the current directory, or the root."""
     if not text.strip():  # a variable of the shell that is not set
         raise typer.BadParameter("it is empty; give a path")
     return text
@@ -58,13 +58,13 @@ class Command(TyperCommand):
     """A command that names the nearest of its options for one that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base class does; of all options that look alike only the nearest is kept."""
+        """Parse as the base class does; an error names only the nearest of similar options."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # of click, which is part of newer versions of typer
             if name := getattr(error, "option_name", ""):
                 known = [option for one in self.params for option in getattr(one, "opts", ())]
-                own = "--set" in known and settings_called(name)  # which is told in place of that
+                own = "--set" in known and settings_called(name)  # told in place of a near option
                 near = [] if own else difflib.get_close_matches(name, known, n=1)
                 error.possibilities = near  # type: ignore[attr-defined]
             raise

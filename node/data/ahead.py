@@ -57,18 +57,18 @@ class Ahead:
                 return
             self._place, self._idle = place, False
             self._changed.notify_all()
-        if self._thread is None:  # of the process that reads: threads do not survive a fork
+        if self._thread is None:  # started by the process that reads: threads do not survive a fork
             self._thread = threading.Thread(target=self._run, name="data-ahead", daemon=True)
             self._thread.start()
 
     def expect(self, stretches: tuple[int, ...]) -> None:
-        """Of numbered batches these come next (:mod:`node.trainer.numbers`)."""
+        """These come next, where batches are numbered (:mod:`node.trainer.numbers`)."""
         with self._changed:
             self._stretches, self._idle = stretches, self._place is None
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Until all that is to be fetched for the last place has been tried, or the time is up."""
+        """Wait until all files for the last place have been tried; false if time ran out."""
         with self._changed:
             return self._changed.wait_for(lambda: self._idle, timeout)
 
@@ -84,7 +84,7 @@ class Ahead:
                 try:
                     self._tokens.fetch(file)
                 except OperatorError:
-                    break  # whoever reads it tries again, and says so
+                    break  # the read that needs it tries again, and reports it
             with self._changed:
                 if (self._place, self._stretches) == (place, stretches):
                     self._idle = True
@@ -113,7 +113,7 @@ class Ahead:
         The trainer is in the first of them.
         """
         stretches, step = self._stretches, place.step
-        if stretches is not None:  # all steps are of one round, and this island has some of them
+        if stretches is not None:  # numbered: steps of one round, some of them this island's
             for _ in range(0, self._steps + TOGETHER, TOGETHER):
                 if (found := following(stretches, step)) is None:
                     return

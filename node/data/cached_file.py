@@ -100,17 +100,17 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a power loss may leave the name and not the bytes
-            os.replace(name, path)  # before it is closed: nobody else may take it for left
+            os.replace(name, path)  # while it is locked: or a sweep could remove it
     except BaseException:  # also Ctrl-C: leave no half-written file behind
         os.unlink(name)
         raise
 
 
 def new_draft(folder: Path) -> tuple[int, str]:
-    """An empty file of nobody else, locked as long as it is open: handle and name."""
+    """A new empty file, locked as long as it is open: handle and name."""
     while True:
         handle, name = tempfile.mkstemp(dir=folder, prefix=DRAFT)
-        with contextlib.suppress(OSError):  # where there are no locks nobody sweeps either
+        with contextlib.suppress(OSError):  # without locks nothing is swept either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.path.exists(name):
             return handle, name
@@ -120,6 +120,6 @@ def new_draft(folder: Path) -> tuple[int, str]:
 def sweep(folder: Path) -> None:
     """Remove the drafts that nobody writes any more: those of processes that were killed."""
     for draft in folder.glob(f"{DRAFT}*"):
-        with contextlib.suppress(OSError), draft.open("r+b") as file:  # another's, or gone
+        with contextlib.suppress(OSError), draft.open("r+b") as file:  # still written, or gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             draft.unlink()

@@ -113,7 +113,7 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
             yield from _text(Path(name), skip)
     except OperatorError:
         raise
-    except (EOFError, zlib.error) as error:  # gzip's, as some of its are OSErrors
+    except (EOFError, zlib.error) as error:  # gzip's, whose other errors are OSErrors
         why = f"its compressed data is damaged or cut off: {error}"
         raise operator_error("E601", f"cannot read {name}", why=why) from error
     except (OSError, ValueError) as error:  # parquet's errors are among them

@@ -98,5 +98,5 @@ def is_folder(place: str) -> bool:
     """Whether a place on this machine, or a URL, is meant as a token folder."""
     if is_stream(place):
         return False
-    # Path's own raises where a folder on the way cannot be entered; whoever reads it says so
+    # Path.is_file raises where a parent folder cannot be entered; reading it tells of that
     return "://" in place or os.path.isfile(os.path.join(place, INDEX))

@@ -19,7 +19,7 @@ from node.data.remote import Folder
 from node.errors import operator_error
 from node.headway import Progress
 
-Seen = list[str | int]  # what a file was when it was intact: sha256, size, two times in ns
+Seen = list[str | int]  # of a file found intact: sha256, size, two times in ns
 
 
 def check(folder: Folder, progress: Progress, *, anew: bool = False) -> None:

@@ -17,8 +17,8 @@ quarter of a round's inner steps, and batch n of that many steps lies in part n 
 makes those parts alone of which it reads batches, and passes over the others.
 
 Only bytes are counted to tell where a stretch ends, so the parts of others cost reading, not
-tokenizing. Islands beyond ``data.islands`` share parts, taking turns at its windows. Who trains
-for longer in a round than planned reads its part again, in another order.
+tokenizing. Islands beyond ``data.islands`` share parts, taking turns at its windows. An island
+that trains for longer in a round than planned reads its part again, in another order.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ HEAD = 512  # texts, from which follows how many bytes a token has
 MARGIN = 17 / 16  # for texts further on that have more bytes a token
 EVALUATION_TEXTS = 100_000  # looked through, at most, for those that are held out
 QUARTER = 4  # parts of a round's steps, where batches are numbered: some are cut between islands
-AT_ONCE = 256  # documents that are tokenized together
+AT_ONCE = 256  # documents tokenized in one call
 LOOK_S = 0.1  # between looks for a part that another process is to make
-IDLE_S = 10.0  # that nobody makes it, until this one does: ranks of an island ask at one time
+IDLE_S = 10.0  # seconds to wait for a maker before making it: ranks of an island ask at one time
 
 
 class Recipe(BaseModel):
@@ -73,11 +73,11 @@ class Recipe(BaseModel):
     place: str  # datasets:…
     tokenizer: str  # its name in the manifest
     tokenizer_file: str = ""
-    # where the tokenizer is a file; None: its ``earlier_end``, as before recipes said it, so that
-    # a run of then keeps its parts and its place
+    # of a tokenizer from a file; None: its ``earlier_end``, as in recipes of earlier versions, so
+    # that a run of theirs keeps its parts and its place
     document_end: int | None = Field(default=None, ge=0)
     parts: int = Field(ge=1)  # of a stretch
-    part_bytes: int = Field(ge=1)  # of text that one has at least
+    part_bytes: int = Field(ge=1)  # the least text that a part has
     # batches of a part, where these are numbered; None: a part is a round's
     part_steps: int | None = Field(default=None, ge=1)
 
@@ -174,7 +174,7 @@ def evaluation_shard(manifest: Manifest, tokenizer: Tokenizer, place: str, done:
 
 
 def _bytes_a_token(source: DataSet, tokenizer: Tokenizer, progress: Progress) -> float:
-    """Of the first texts, with a document's end; the same number on every island."""
+    """Mean over the first texts, document ends counted; the same number on every island."""
     reader, texts = Reader(source), []
     for number, text in enumerate(itertools.islice(reader, HEAD)):
         if reader.passes:
@@ -233,9 +233,9 @@ def deal(texts: Iterator[bytes], parts: int, part_bytes: int) -> Iterator[tuple[
 class Parts:
     """The parts of a stream as files of tokens. For several threads and processes at once.
 
-    Of these one makes the parts of a number, as long as it lives, and the others wait for them:
-    only its reader stands where the next stretch begins. Another one would have to go there from a
-    mark, which lies in the middle of a file, and the library reads a file from its beginning.
+    One process makes part s of every round, as long as it lives, and the others wait for it: only
+    its reader stands where the next stretch begins. Another's would have to go there from a mark,
+    which lies in the middle of a file, and the library reads a file from its beginning.
     """
 
     def __init__(
@@ -247,9 +247,9 @@ class Parts:
         self._source = DataSet.parse(recipe.place)
         self._directory = directory / f"stream-{recipe.digest[:16]}"
         self._marks = Marks(self._directory / "marks")  # of stretches that were begun
-        self._reader: tuple[int, Reader] | None = None  # and the round whose stretch is next
-        self._making: int | None = None  # the number of the parts that are made here
-        self._give_up: weakref.finalize[..., Any] | None = None  # that: as this object does last
+        self._reader: tuple[int, Reader] | None = None  # the round whose stretch it is at
+        self._making: int | None = None  # the part that this process makes in every round
+        self._give_up: weakref.finalize[..., Any] | None = None  # ends that; so does gc
         self._lock = threading.Lock()
         self._looked = False  # whether the parts of before are intact
         self.made = 0  # by this process
@@ -257,14 +257,14 @@ class Parts:
     def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
         """Tokens of a part, mapped; made if they are not there.
 
-        Raises OperatorError E601 for a data set that cannot be read, not for minutes either if that
+        Raises OperatorError E601 for a data set that cannot be read, after minutes of retries if it
         may pass, and E402 for a full disk.
         """
         patience = Patience()
         while True:
             try:
                 return self._got(round, part)
-            except OperatorError as error:  # whoever else asks may try meanwhile
+            except OperatorError as error:  # no lock is held: others may try meanwhile
                 if error.code != "E601" or not patience.wait(error):
                     raise
 
@@ -275,7 +275,7 @@ class Parts:
             idle_s = 0.0
             with self._lock:
                 while True:
-                    with self._alone():  # another one that makes a part ends first
+                    with self._alone():  # waits for any other that is making a part
                         self._look_over()
                         there = path.is_file()
                         if not there and (self._makes(part) or idle_s >= IDLE_S):
@@ -297,7 +297,7 @@ class Parts:
             yield
 
     def _makes(self, part: int) -> bool:
-        """Whether this process makes the parts of this number, as none does that is alive."""
+        """Whether this process makes this part of every round: it does if no other does."""
         if self._making == part:
             return True
         lock = os.open(self._directory / f".maker-{part}", os.O_RDWR | os.O_CREAT, 0o666)
@@ -316,7 +316,7 @@ class Parts:
     def _look_over(self) -> None:
         """Remove parts that are not what was written, once: this machine may have lost its power.
 
-        Of those that are made from now on that cannot be so.
+        Parts made from now on need no such look.
         """
         if not self._looked:
             for path in self._directory.glob("part-*.bin"):
@@ -342,7 +342,7 @@ class Parts:
         self.made += 1
         there = [(int(old.name.split("-")[1]), old) for old in self._directory.glob("part-*")]
         before = max((number for number, _ in there if number < round), default=0)
-        for number, old in there:  # the one before is being read
+        for number, old in there:  # the round before may still be read
             if number < before:
                 old.unlink(missing_ok=True)
 
@@ -378,7 +378,7 @@ class StreamData:
         return self._steps is not None
 
     def expect(self, stretches: tuple[int, ...]) -> None:
-        """Have the part that follows made."""
+        """Note the batches that come next, and have the part after the open one made."""
         self._stretches = stretches
         self._look_ahead()
 
@@ -422,6 +422,6 @@ class StreamData:
             ).start()
 
     def _ahead(self, round: int, part: int) -> None:
-        # whoever reads the part tries again, and says what is wrong
+        # the read that needs the part tries again, and says what is wrong
         with contextlib.suppress(OperatorError):
             self.parts.get(round, part)

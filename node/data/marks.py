@@ -20,12 +20,12 @@ SHARE = 64  # what is read again for want of a mark is at most this part of what
 
 
 class Marks:
-    """Marks by round. Whoever calls holds the lock of all who use the file."""
+    """Marks by round. Callers hold the lock that all users of the file share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[int, Mark] = {}
-        self._inode = self._offset = 0  # what was read of which file
+        self._inode = self._offset = 0  # how far which file was read
 
     def nearest(self, round: int) -> tuple[int, Mark]:
         """The last mark at or before a round's stretch; the beginning of all where there is none.
@@ -37,7 +37,7 @@ class Marks:
         return best, self._known.get(best, Mark())
 
     def note(self, round: int, mark: Mark) -> None:
-        """The stretch of a round begins there. Raises OSError."""
+        """Note where the stretch of a round begins. Raises OSError."""
         self._read()
         if round in self._known:
             return
@@ -46,12 +46,12 @@ class Marks:
             self._write_thinned()
             return
         with self._path.open("ab") as file:
-            file.write(b"\n" + _line(round, mark))  # apart from one that was cut off
+            file.write(b"\n" + _line(round, mark))  # apart from a line that was cut off
             file.flush()
             self._stand(file.fileno(), file.tell())
 
     def _read(self) -> None:
-        """What others have added."""
+        """Read what other processes have added."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -79,7 +79,7 @@ class Marks:
 
 
 def _apart(age: int) -> int:
-    """Rounds between marks that are kept, so long ago: a power of two, so that fewer stay later."""
+    """Rounds between the marks kept from ``age`` rounds ago: a power of two, fewer with age."""
     return 1 << max(0, (age // SHARE).bit_length() - 1)
 
 

@@ -27,8 +27,8 @@ class Opened:
 
     file: BinaryIO
     start: int = 0  # the byte of it that comes first
-    # by what the rest of the same version can be asked for; empty: nothing tells versions apart,
-    # so it may be of another one; None: it cannot be asked for
+    # what to ask with for the rest of the same version; empty: nothing tells versions apart, so the
+    # rest may be of another one; None: the rest cannot be asked for
     version: str | None = None
 
 
@@ -76,7 +76,7 @@ def _asked(where: str, start: int = 0, version: str = "") -> Any:
 
     timeout = ClientTimeout(total=None, connect=SILENCE_S, sock_read=SILENCE_S)
     files, path = fsspec.core.url_to_fs(where, block_size=0, timeout=timeout)
-    # packed for the way, bytes would have other numbers
+    # bytes of a compressed body would be counted otherwise
     headers = {**files.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -92,9 +92,9 @@ def _asked(where: str, start: int = 0, version: str = "") -> Any:
 
 
 def _begins(answer: Any, start: int, version: str) -> int | None:
-    """With which byte an answer begins; None where it is not what was asked for.
+    """The byte that an answer begins with; None where it is not what was asked for.
 
-    Not all who have ranges look at ``If-Range``.
+    Some servers answer ranges and ignore ``If-Range``.
     """
     if answer.status != PARTIAL_CONTENT:
         return 0
@@ -110,7 +110,7 @@ def _version(headers: Mapping[str, str]) -> str | None:
     if headers.get("Accept-Ranges") == "none":
         return None
     if headers.get("Content-Encoding", "identity") not in ("", "identity"):
-        return None  # what is read is not what ranges are of
+        return None  # ranges count encoded bytes, and decoded ones are read
     tag = headers.get("ETag", "")
     if tag:
         return tag if tag.startswith('"') and tag.isascii() else ""

@@ -1,8 +1,8 @@
-"""A file that is being fetched, kept as far as it has come, so that whoever is next goes on there.
+"""A file that is being fetched, kept as far as it has come, so that the next fetch goes on there.
 
-``.part-SHA256-SIZE`` has its first bytes, and a lock while they are written; ``.version-…`` says by
-what the rest of the same version can be asked for. Without that it cannot, and who comes next
-begins anew. Whether the rest has fitted is told by the hash of the whole alone.
+``.part-SHA256-SIZE`` has its first bytes, and a lock while they are written; ``.version-…`` says
+how to ask for the rest of the same version. Without it that cannot be had, and the next fetch
+begins anew. Whether the rest was of the same version only the hash of the whole file tells.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ COPY_BYTES = 4 * 1024 * 1024
 
 
 class PartialFile:
-    """One file; for one process at a time, who writes it between :meth:`open` and :meth:`close`."""
+    """One file; one process at a time writes it, between :meth:`open` and :meth:`close`."""
 
     def __init__(self, folder: Path, sha256: str, size: int) -> None:
         """``size``: what it is to have, in bytes."""
         self.sha256, self.size = sha256, size
-        self.length = 0  # that are here, since it was opened for the first time
+        self.length = 0  # bytes here and hashed; 0 until :meth:`resume`
         self.path = folder / f"{PART}{sha256}-{size}"
         self._note = _note_of(self.path)
         self._hasher = hashlib.sha256()
@@ -32,7 +32,7 @@ class PartialFile:
 
     @property
     def version(self) -> str | None:
-        """By what the rest can be asked for (:class:`node.data.opened.Opened`)."""
+        """What to ask with for the rest; see :class:`node.data.opened.Opened`."""
         try:
             with self._note.open("rb") as note:
                 return note.read(MAX_VERSION_BYTES).decode("ascii")
@@ -45,13 +45,13 @@ class PartialFile:
         return self.length == self.size and self._hasher.hexdigest() == self.sha256
 
     def open(self) -> None:
-        """Make it if it is not there; from now on it counts with all of its size."""
+        """Make it if need be; until closed it counts with its full size (:func:`bytes_held`)."""
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         self._file = os.fdopen(handle, "r+b")
         fcntl.flock(handle, fcntl.LOCK_EX)  # released by closing
 
     def resume(self) -> int:
-        """How many bytes are here that can be gone on from; they are read and hashed."""
+        """How many bytes are here that a fetch can go on from; they are read and hashed."""
         assert self._file is not None
         self._hasher, self.length = hashlib.sha256(), 0
         there = os.fstat(self._file.fileno()).st_size
@@ -79,14 +79,14 @@ class PartialFile:
         self.length += len(piece)
 
     def become(self, path: Path) -> None:
-        """Take this name, once it is intact: still open, so that nobody takes it for left."""
+        """Take this name, once it is intact; still locked, so that none removes it as abandoned."""
         assert self._file is not None
         self._file.flush()
         self._note.unlink(missing_ok=True)
         os.replace(self.path, path)
 
     def close(self) -> None:
-        """It stays as far as it has come, if it can be gone on from. Without effect if not open."""
+        """Keep what has come if a fetch can go on from it, else drop it. No effect if not open."""
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -95,7 +95,7 @@ class PartialFile:
             self.drop()
 
     def drop(self) -> None:
-        """Nothing of it stays."""
+        """Remove it and its note."""
         self.length = 0
         remove(self.path)
 
@@ -107,9 +107,9 @@ def remove(path: Path) -> None:
 
 
 def bytes_held(path: Path) -> tuple[int, bool]:
-    """What such a file takes, or will take where it is being written, and whether it is.
+    """Its bytes on the disk, or its full size while it is being written; and whether it is.
 
-    One that cannot be gone on from, as its writer was killed, is removed. Raises FileNotFoundError.
+    One without a version, whose writer was killed, is removed. Raises FileNotFoundError.
     """
     with path.open("r+b") as file:
         try:

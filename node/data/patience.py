@@ -1,4 +1,4 @@
-"""How long is tried again what a server, or the way to it, refuses for the moment."""
+"""How long to retry what a server, or the way to it, refuses for the moment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from protocols.errors import OperatorError
 
 logger = logging.getLogger(__name__)
 
-# less than half of the time that the other ranks wait for this one, since whoever fetched ahead
-# may have asked as long before
+# less than half of the time that the other ranks wait for this one, since a fetch ahead may have
+# retried for as long just before
 PATIENCE_S = 240.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
 FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
@@ -24,15 +24,15 @@ OF_SERVERS = ("aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", 
 
 
 class Patience:
-    """That of one read, from its first failure on: what went well before it may have taken long."""
+    """Patience with one read, from its first failure on: what went well may have taken long."""
 
     def __init__(self) -> None:
         self._pause, self._end = FIRST_PAUSE_S, math.inf
 
     def pause(self, error: OperatorError) -> float | None:
-        """Seconds until the next try; None where that is in vain or was done for long.
+        """Seconds until the next try; None where retrying is in vain, or has lasted long enough.
 
-        What was met is the error's ``__cause__``.
+        Whether it may pass is told by the error's ``__cause__``.
         """
         now, pause = time.monotonic(), self._pause
         self._end = min(self._end, now + PATIENCE_S)
@@ -52,7 +52,7 @@ class Patience:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether what could not be read may be there in a moment."""
+    """Whether a read that failed with this may succeed in a moment."""
     if not isinstance(error, Exception):
         return False
     error = met(error)
@@ -64,7 +64,7 @@ def passes(error: BaseException | None) -> bool:
 
 
 def met(error: Exception) -> Exception:
-    """What really was met: fsspec says of a web server's every error that there is no such file."""
+    """The real error: fsspec turns every error of a web server into a missing file."""
     if isinstance(error, FileNotFoundError) and of_a_server(cause := error.__cause__):
         return error if status_of(cause) in GONE else cause
     return error

@@ -26,9 +26,9 @@ PACKAGES = ("networkx",)
 SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
 PARAGRAPH_LIMIT = 4096  # characters
 CHUNK_LIMIT = 65_536
-CHUNK_ONE_IN = 4  # a chunk ends after one in so many paragraphs, chosen by their hash
+CHUNK_ONE_IN = 4  # a chunk ends after one paragraph in this many, chosen by their hash
 EMPTY = "it is empty"
-TOLD = 3  # files that are named of those left out
+TOLD = 3  # how many of the files left out are named
 PROBE = 65_536  # bytes looked at to tell text from binary files
 PIECE = 1024 * 1024
 SET_PATH = "give a file or folder of UTF-8 text on this machine with --data (a run file: data.path)"
@@ -131,8 +131,8 @@ def look_into(
 ) -> tuple[list[Path], list[str]]:
     """The files of text in a folder, in order; and what is left out of it, each with the reason.
 
-    What is hidden, or empty, is neither. ``taken`` are endings of names that need no look. What
-    is beside tokens, in a token folder, is not for reading: its index is text as well. ``tell``
+    What is hidden or empty is in neither list. ``taken`` are endings of names that need no look. A
+    token folder is left out with all that is in it: its index is text as well. ``tell``
     gets how far it has come, where that takes long.
     """
     files: list[Path] = []
@@ -164,7 +164,7 @@ def look_into(
 
 
 def told(left_out: list[str]) -> str:
-    """What is left out, and it is something, as a line for people."""
+    """A line for people about what is left out (not an empty list)."""
     more = f" and {len(left_out) - TOLD:,} more" if len(left_out) > TOLD else ""
     return f"leaves out {', '.join(left_out[:TOLD])}{more}"
 
@@ -172,7 +172,7 @@ def told(left_out: list[str]) -> str:
 def text_problem(file: Path) -> str:
     """Why a file is no text; empty if it is. All of it is read, unless its beginning tells."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    at = pending = 0  # where the piece begins, and how much is left of those before
+    at = pending = 0  # where the piece begins, and bytes of a character that the last one cut
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             return "it is a pipe or device, and text is read twice"

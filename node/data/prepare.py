@@ -1,8 +1,8 @@
 """Text into a token folder: ``node data prepare``.
 
 One document is held in memory at a time, apart from a batch that is being tokenized. After every
-file of tokens what has been done is noted, and whoever is called again with the same inputs goes
-on there; the result has the same bytes as one made without a break.
+file of tokens what has been done is noted, and a later call with the same inputs goes on from
+there; the result has the same bytes as one made without a break.
 
 Documents are told apart for evaluation by their hash (:func:`node.trainer.corpus.is_held_out`), so
 that no island trains on what another one evaluates.
@@ -57,7 +57,7 @@ class _Place(BaseModel):
     """What ``.partial.json`` notes: files that are complete, and where the rest begins."""
 
     model_config = ConfigDict(extra="forbid")
-    job: str  # of what: inputs and settings
+    job: str  # a digest of inputs and settings
     shards: list[Shard] = []
     source: int = 0  # the input to go on with
     records: int = 0  # of it, to be passed over
@@ -142,8 +142,8 @@ def _begin(out: Path, job: str) -> _Place:
             place = _Place.model_validate_json(partial.read_bytes())
             if place.job == job:
                 return place
-            if not place.shards:  # nothing that is whole would be lost: what --field was missing,
-                return _Place(job=job)  # say, shows before a file is
+            if not place.shards:  # no whole file is lost: a mistake, as in --field, shows
+                return _Place(job=job)  # before there is one
         raise operator_error(
             "E603",
             f"{out} has the beginning of other data",
@@ -203,7 +203,7 @@ class _Writer:
         if not index.tokens:
             for name in (*BEGUN, PARTIAL):
                 (self.out / name).unlink()
-            with contextlib.suppress(OSError):  # it is mounted, linked, or where the user stands
+            with contextlib.suppress(OSError):  # it is mounted, linked, or the working directory
                 self.out.rmdir()
             raise operator_error(
                 "E601",

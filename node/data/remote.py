@@ -252,7 +252,7 @@ class FolderTokens:
     def _look_over(self, used: int) -> None:
         """Let the cache know what is in use, and let go of what it has thrown out.
 
-        A file that is mapped takes room on the disk until then, and more than the cache may have.
+        Until it is unmapped, a file that was thrown out takes room on the disk beyond the cache's.
         """
         now, shards = time.monotonic(), self._folder.index.shards
         if now - self._noted.get(used, -math.inf) > NOTED_S:
@@ -261,4 +261,4 @@ class FolderTokens:
                 if not self._folder.has(shards[number], used=number == used):
                     del self._open[number]
         if used not in self._open and not self._folder.has(shards[used]):
-            self._open.clear()  # for a file that comes others may have to make way
+            self._open.clear()  # or the cache could not free their room for a new file

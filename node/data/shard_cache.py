@@ -2,7 +2,7 @@
 
 A file is checked against its hash before it is used; one with another hash is fetched again, and
 after some tries refused. A server that does not answer, or breaks off, is asked again for some
-minutes, and as long again once more has come; what came stays, also when this process is killed
+minutes, and as long again after each progress; what came stays, also when this process is killed
 (:mod:`node.data.partial_file`). The processes of a machine share a cache, so only one of them
 fetches.
 """
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 INDEX_COPY = ".index-"  # how the name of a folder's index begins, which stays and is small
-PROGRESS_BYTES = 1 << 20  # further than ever before: then a break costs no patience
+PROGRESS_BYTES = 1 << 20  # bytes beyond the most so far, after which patience begins anew
 
 
 class FileSource(Protocol):
-    """Where files come from. What cannot be read is an OperatorError E603, by its cause."""
+    """Where files come from. What cannot be read raises OperatorError E603, from its cause."""
 
     @property
     def place(self) -> str: ...
@@ -181,7 +181,7 @@ class ShardCache:
         return size < before
 
     def _fetch(self, source: FileSource, name: str, path: Path, part: PartialFile) -> bool:
-        """Whether what came is the file; no more than its size and a bit is taken."""
+        """Whether what came is the file; hardly more than its size is taken."""
         with self._keeping(), contextlib.closing(part):
             self._make_room(part)
             have = part.resume()
@@ -196,7 +196,7 @@ class ShardCache:
                     part.drop()
                 return False
             note_used(part.path)
-            with self._locked(".lock"):  # whoever counts what is held sees it once
+            with self._locked(".lock"):  # or it could be counted twice, under both names
                 part.become(path)
         self.fetched += 1
         return True

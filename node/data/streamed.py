@@ -118,7 +118,7 @@ class Reader:
         """Raises OperatorError E601, E605."""
         self._source, self._at = source, at or Mark()
         self._field = source.field or DEFAULT_FIELD
-        self._found = bool(self._at.examples)  # a text, in this pass
+        self._found = bool(self._at.examples)  # whether this pass had a text
         self._begin(self._at)
 
     @property
@@ -134,7 +134,7 @@ class Reader:
     @property
     def mark(self) -> Mark:
         """Where it stands: behind the last text that was handed out."""
-        if self._skipped:  # its state counts from there
+        if self._skipped:  # the state would count from where reading resumed
             return self._at
         state = {"state": self._stream.state_dict(), "library": _version()}
         return self._at.model_copy(update=state)

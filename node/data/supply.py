@@ -181,7 +181,7 @@ def _tell_of_repeats(manifest: Manifest, tokens: int, tell: Tell) -> None:
     try:
         sampler = sampler_of(manifest, tokens)
     except ValueError:
-        return  # who trains on them refuses them
+        return  # the sampler refuses them
     if sampler.reserved and not sampler.rounds:
         tell(
             f"reads windows again: {sampler.windows:,} are fewer than the {sampler.reserved:,} "
@@ -231,7 +231,7 @@ def with_weights(manifest: Manifest, folder: Path) -> Manifest:
 
 
 def _stated(given: Given, eos: int | None) -> Tokenizer | None:
-    """The tokenizer that was given, by itself or with weights; None where nobody says."""
+    """The tokenizer that was given, by itself or with weights; None where none was."""
     if given.tokenizer is not None:
         return read_tokenizer(given.tokenizer, eos=eos)
     return tokenizer_in(given.init_from, eos) if given.init_from is not None else None
@@ -258,7 +258,7 @@ def _check_tokenizer(folder: Folder, stated: Tokenizer | None, given: Given) -> 
 
 
 def _check_bytes(manifest: Manifest, given: Given, tell: Tell) -> None:
-    """E604 for weights with more ids than bytes, which nobody said to be of bytes.
+    """E604 for weights with more ids than bytes, where no tokenizer was given.
 
     A new model of that kind is told of: it may be meant to be trained on bytes.
     """

@@ -38,7 +38,7 @@ DOCUMENT_ENDS = (
     "[EOS]",
     "[SEP]",
 )
-# as it was asked for, special or not, by versions that noted it with no stream or begun folder
+# document ends, special or not, of versions that noted none with a stream or begun folder
 EARLIER_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -152,7 +152,7 @@ class FileTokenizer:
         special: dict[str, int] = {
             token.content: number
             for number, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special  # others may stand in any text
+            if token.special  # others may occur in any text
         }
         # a config.json that only gives a new model its shape has the end of another tokenizer
         if eos is not None and eos in special.values():
@@ -212,7 +212,7 @@ def read_tokenizer(
 def tokenizer_of(digest: str, data: bytes, document_end: int | None = None) -> Tokenizer:
     """The tokenizer that a manifest names, from its file's bytes (empty for ``bytes``).
 
-    ``document_end`` is the one that is named with it: the tokenizer alone does not say it surely.
+    ``document_end`` is the one named beside it: the tokenizer alone may not tell.
     Raises OperatorError E604 where they are another one's.
     """
     if digest == BYTES:

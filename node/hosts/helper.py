@@ -58,9 +58,9 @@ from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.tasks import first
 
-MAX_WORDS = 32  # of host 0 that wait while tokens are made
+MAX_WORDS = 32  # messages of host 0 that may wait while tokens are made
 RETRY_S = 1.0  # between tries to reach host 0
-TELL_S = 15.0  # between lines about that
+TELL_S = 15.0  # between lines that tell of these tries
 DIAL_S = 10.0
 
 
@@ -74,7 +74,7 @@ class Helper:
 
     def __init__(self, config: NodeConfig, meeting: Meeting) -> None:
         self.config, self.meeting = config, meeting
-        # hosts may share one disk, and the directory with it
+        # a folder of its own: hosts may share one disk, and the directory with it
         self.home = StateDir(config.dir / f"host-{meeting.host}")
         self.tokens = ""  # where they are
         self.device, self.ranks = hardware(config, meeting.maximum)
@@ -213,7 +213,7 @@ class Helper:
             return bool(over)
         except LinkLostError:
             raise
-        except Exception as error:  # whatever ends this host: host 0 would know of no reason
+        except Exception as error:  # host 0 is told, whatever ends this host
             last = farewell(first_known(error, (f"--dir={self.config.dir}",)))
             raise
         finally:
@@ -223,7 +223,7 @@ class Helper:
                 await link.flush(RETRY_S)
 
     async def _listen(self, link: Link, words: asyncio.Queue[Word]) -> bool:
-        """Take in what host 0 says, also while tokens are made: silence is what is not read."""
+        """Take in what host 0 says, also while tokens are made: or it would count as silent."""
         while True:
             word = await link.receive()
             if not isinstance(word, Farewell):
@@ -273,7 +273,7 @@ class Helper:
             except OSError as error:
                 raise unreadable(found, error) from error
 
-        patience = Patience()  # host 0 has read it, so it is there
+        patience = Patience()  # host 0 could read the data, so it is worth retrying
         try:
             while True:
                 try:
@@ -285,7 +285,7 @@ class Helper:
                     self.say(f"{error.what}: {error.why}; again in {pause:.0f} s")
                     await asyncio.sleep(pause)
         finally:
-            wanted = False  # a thread that still reads ends soon
+            wanted = False  # a thread that still reads stops at its next progress call
         if found != job.tokens:
             raise operator_error(
                 "E410",

@@ -44,14 +44,14 @@ from protocols.errors import OperatorError
 from protocols.tasks import every
 
 HOST_LOST = 1000  # "exit status" of a rank whose host is lost
-LAST_CALL_S = 30.0  # with the minimum there, for the others: when the island first starts,
+LAST_CALL_S = 30.0  # to wait for others once the minimum is there: when the island first starts,
 RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
 FAREWELL_S = 3.0
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
 # memory, disk, and the way to the data, which a host may lack for a while
 PASSING = ("E401", "E402", "E601", "E603")
-GONE_BEATS = 2  # in a row without a word, and another machine may come with a host's number
+GONE_BEATS = 2  # silent beats after which another machine may take a host's number
 
 
 @dataclass
@@ -86,16 +86,16 @@ class RemoteRank:
         return await asyncio.shield(self._status)
 
     def signal(self, number: signal.Signals) -> None:
-        """Any signal kills: the other host is asked to, and silence of it is noticed."""
+        """Any signal kills: the other host is asked to, and a silent one is found lost."""
         if not self._status.done():
             self.host.link.send(Halt(self.life))
 
     def tail(self) -> str:
-        """The last that it said."""
+        """The end of its log."""
         return self._tail
 
     def ended(self, status: int, log: str, tail: str) -> None:
-        """It is no more; the first news counts."""
+        """Note that it has ended; only the first call counts."""
         if not self._status.done():
             self.log, self._tail = Path(log), tail
             self._status.set_result(status)
@@ -126,9 +126,9 @@ class Hub:
     async def open(self) -> None:
         """Listen; raises OperatorError E303 where the port is taken."""
         host, port = self.meeting.address, self.meeting.port
-        places: tuple[str | None, ...] = (host, None)  # None: all; the name may be another's
+        places: tuple[str | None, ...] = (host, None)  # None: all; the name may be another host's
         if await asyncio.to_thread(is_own_name, host):
-            places = (None,)  # it leads to loopback, where no other host comes
+            places = (None,)  # the name is loopback here, which no other host reaches
         for address in places:
             try:
                 self._server = await asyncio.start_server(self._connected, address, port)
@@ -357,7 +357,7 @@ class Hub:
 
     def _admit(self, host: Host) -> Host:
         before = self.hosts.get(host.number)
-        if before is not None:  # the same host once more: what it was before is no more
+        if before is not None:  # it has connected once more: its earlier connection is lost
             self._lose(before, "it has connected anew")
             before.link.close()
         self.hosts[host.number] = host
@@ -379,7 +379,7 @@ class Hub:
         self._news.set()
 
     async def _follow(self, host: Host) -> None:
-        """Take what a host says, until one of both is gone; raises LinkLostError."""
+        """Take in what a host says until the link is lost; raises LinkLostError."""
         await every((host.link.watch(), self._read(host)))
 
     async def _read(self, host: Host) -> None:

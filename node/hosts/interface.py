@@ -13,7 +13,7 @@ SIOCGIFADDR = 0x8915  # netdevice(7)
 _REQUEST = struct.Struct("16sH2x4s8x")  # struct ifreq with a sockaddr_in
 INET6 = Path("/proc/net/if_inet6")
 GLOO = "GLOO_SOCKET_IFNAME"
-# each with what it wants before a name; a bare one is a prefix to NCCL: eth1 is eth10 as well
+# each with what goes before a name: to NCCL a bare one is a prefix, eth1 means eth10 as well
 VARIABLES = {GLOO: "", "NCCL_SOCKET_IFNAME": "="}
 
 
@@ -34,7 +34,7 @@ def interface_of(address: str) -> str:
 def is_own_name(host: str) -> bool:
     """Whether a name leads to loopback here and stands for this machine elsewhere.
 
-    As a machine's own name does on itself (127.0.1.1 on Debian), and unlike ``localhost``. Asks the
+    So does a machine's own name (127.0.1.1 on Debian), unlike ``localhost``. Asks the
     resolver; False where it knows no such name.
     """
     if "localhost" in host or _number(host) is not None:
@@ -75,6 +75,6 @@ def _ipv6(wanted: ipaddress.IPv6Address) -> str:
 
 
 def told(address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which ranks find each other over this address; the operator's own count."""
+    """Variables with which ranks find each other over this address; those already set stay."""
     name = interface_of(address)
     return {key: environ.get(key) or mark + name for key, mark in VARIABLES.items() if name}

@@ -20,7 +20,7 @@ from protocols.addresses import hostport
 from protocols.errors import OperatorError
 
 DEFAULT_PORT = 29_400  # torchrun's
-PORTS = 1000  # above it, of which a Slurm job takes one by its number
+PORTS = 1000  # from that on; a Slurm job takes one of them by its number
 MAX_HOSTS = 1024
 MAX_PORT = 65_535
 
@@ -94,7 +94,7 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
         raise _bad("--rdzv-endpoint is missing", "nothing says where host 0 is")
     if not 0 <= port <= MAX_PORT:
         raise _bad(f"host 0 at port {port}", f"ports go up to {MAX_PORT}")
-    try:  # it may have come from the environment as well
+    try:  # the address may be the environment's, unchecked
         host_port(hostport(address, port))
     except ValueError as error:
         raise _bad(f"host 0 at {address!r}", str(error)) from error
@@ -164,10 +164,10 @@ def _torchrun(environ: Mapping[str, str]) -> list[Found]:
 
 
 def _slurm(environ: Mapping[str, str]) -> list[Found]:
-    """The hosts of the step that this is a task of; the job may have more, for other islands.
+    """The hosts of this task's step; the job may have more, for other islands.
 
-    A step of one host alone has no other to meet: where the flags say that there are several, they
-    are of the job.
+    A step of one host alone has no other to meet: where the flags say that there are several, the
+    job's hosts are meant.
     """
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not job:

@@ -34,7 +34,7 @@ def unfit(hello: Hello, maximum: int, device: str) -> OperatorError | None:
 def taken(hello: Hello, name: str) -> OperatorError | None:
     """E410 where another machine than ``name``, which is there, comes with its number.
 
-    The same machine may come again: its processes have ended, and their connection has yet to.
+    The same machine may come again: its processes have ended before their connection has.
     """
     if hello.name == name:
         return None

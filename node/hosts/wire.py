@@ -1,4 +1,4 @@
-"""What the hosts of one island say to each other beside training: a spoken-for TCP connection.
+"""What the hosts of one island say to each other beside training, by authenticated TCP.
 
 Host 0 listens at the rendezvous endpoint, the others connect to it::
 
@@ -33,7 +33,7 @@ from protocols.errors import AtollError, Malformed, OperatorError
 from protocols.wire import Max, Message, decode_any
 
 BEAT_S = 2.0
-SILENT_BEATS = 5  # in a row without a word, then the other side is lost
+SILENT_BEATS = 5  # in a row without a word, after which the other side is lost
 GREETING_S = 20.0  # for a stranger to show who it is
 MAX_GREETED_FRAME = 256 * 1024 * 1024  # a job has the evaluation shard and the tokenizer's file
 PROOF_BYTES = 32
@@ -124,7 +124,7 @@ class Farewell(Message, kind=139):
 
 
 def fitting(text: str) -> str:
-    """As much of a text as travels: from its beginning, where it is too long."""
+    """The text, cut at its end where it is too long to travel."""
     return text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore")
 
 
@@ -148,7 +148,7 @@ class Link:
         self._reader, self._writer = reader, writer
         self._unframer = Unframer()
         self._words: list[Word] = []
-        self.lost = False  # there is nobody to say farewell to
+        self.lost = False  # whether the other side is gone: no farewell is sent
         self.heard = 0  # bytes so far
         self.silent = 0  # beats in a row without a word
 
@@ -167,7 +167,7 @@ class Link:
             self._writer.write(frame(word))
 
     async def receive(self) -> Word:
-        """The next message but beats; raises :class:`LinkLostError`."""
+        """The next message that is no beat; raises :class:`LinkLostError`."""
         while True:
             while self._words:
                 word = self._words.pop(0)
@@ -200,7 +200,7 @@ class Link:
         raise LinkLostError(f"no sign of life for {SILENT_BEATS * BEAT_S:.0f} s")
 
     async def flush(self, timeout: float) -> None:
-        """Wait until what was sent has left, so long at most."""
+        """Wait until what was sent has left, ``timeout`` seconds at most."""
         try:
             async with asyncio.timeout(timeout):
                 await self._writer.drain()
@@ -220,12 +220,12 @@ def nonce() -> bytes:
 
 
 def signed(challenge: bytes, mine: bytes, host: int) -> tuple[bytes, bytes, bytes]:
-    """What either proof is about: both nonces, and who the other host says it is."""
+    """The parts that both proofs cover: the nonces, and the number that the other host claims."""
     return challenge, mine, host.to_bytes(8, "big")
 
 
 def proof(key: str, *parts: bytes) -> bytes:
-    """That its maker knows ``key``."""
+    """Bytes which prove that their maker knows ``key``."""
     derived = blake3(key.encode(), derive_key_context=_CONTEXT).digest()
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return blake3(message, key=derived).digest()

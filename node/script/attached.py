@@ -43,7 +43,7 @@ class Attached(Island):
         self.script, self.on_gone = script, on_gone
 
     async def start(self) -> None:
-        """Begin to listen; the script may have said long ago that it is ready."""
+        """Begin to listen; the script's word that it is ready may be waiting already."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.script.channel)
         self._supervisor = self._background.spawn(self._follow(reader))
         manifest = self.settings.manifest

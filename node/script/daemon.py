@@ -28,10 +28,10 @@ from node.trainer.shared import SharedVectors
 
 
 def main(arguments: list[str]) -> int:
-    """Run the node to its end; the exit status. What ends it with an error, the script is told."""
+    """Run the node to its end; its exit status. The script is told of an error that ends it."""
     channel, vectors, parent = (int(argument) for argument in arguments[:3])
-    # A clean farewell, as after Ctrl-C. The channel's end may have told of it just before, and of
-    # all signals this one alone does not hurry up who leaves already.
+    # A clean farewell, as after Ctrl-C. The channel's end may have told of it just before, and
+    # this signal, unlike all others, does not hurry up a node that is leaving already.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup
     if not die_with(parent, signal.SIGHUP):
         return EXIT_ORPHANED

@@ -27,7 +27,7 @@ class Fingerprint:
     def difference(self, script: Script) -> str:
         """How what is frozen here differs from what the run's creator has; empty: not at all.
 
-        Nor where one of the two is not to be compared.
+        Empty as well where one of the two is not to be compared.
         """
         if not (self.digest and script.frozen) or self.digest == script.frozen:
             return ""

@@ -29,7 +29,7 @@ from node.trainer.parallel import HOST, Ranks
 Place = range | Tensor  # of elements along one dim of the whole tensor
 
 MODULUS = 2**64
-CHUNK, CHUNK_OF_GPU = 2**17, 2**22  # elements at a time, of eight bytes each; the first fit a cache
+CHUNK, CHUNK_OF_GPU = 2**17, 2**22  # elements of eight bytes at a time; the first fit a cache
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def fingerprint_of(model: nn.Module, ranks: Ranks) -> Fingerprint:
     mine = {
         name: read(tensor, ranks.rank)
         for name, tensor in found.items()
-        # of what each rank has a whole copy, that of rank 0 counts
+        # where each rank has a whole copy, rank 0's counts
         if ranks.leads or isinstance(tensor, DTensor) or name not in known
     }
     parts = [mine] * ranks.size
@@ -141,7 +141,7 @@ def read(tensor: Tensor, rank: int) -> Part:
 
 
 def _total_of_shard(tensor: DTensor, numbers: Callable[[Tensor], Tensor]) -> int:
-    """Of this rank's shard; of a copy that several ranks have only one counts."""
+    """The sum over this rank's shard; 0 if it is a replica of another rank's."""
     mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
     place = mesh.get_coordinate()
     part: Any = tensor.to_local()
@@ -157,7 +157,7 @@ def _total_of_shard(tensor: DTensor, numbers: Callable[[Tensor], Tensor]) -> int
 
 
 def _place(tensor: DTensor, dim: int) -> Place:
-    """Which of the whole tensor's rows, columns, … this rank has: they are cut as it is."""
+    """Which of the whole tensor's rows, columns, … this rank has: cuts indices like the tensor."""
     along = torch.arange(tensor.shape[dim], device=HOST).view(*[1] * dim, -1)
     cut = [one if getattr(one, "dim", None) == dim else Replicate() for one in tensor.placements]
     mine = distribute_tensor(along, tensor.device_mesh, cut, src_data_rank=None).to_local()

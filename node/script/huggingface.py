@@ -50,9 +50,9 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
                 "the TrainingArguments",
             )
         self._leave()  # train() may be called again, also after an exception
-        self.island = None  # its vectors go before those of the next one come
+        self.island = None  # frees its vectors before the next one's are made
         self.island = join(kwargs["model"], kwargs["optimizer"], **self.joining)
-        self.joining["resume"] = True  # the next time its checkpoints are there
+        self.joining["resume"] = True  # from now on there are its checkpoints
         self._seen = int(state.num_input_tokens_seen)
 
     def on_step_end(
@@ -66,7 +66,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         assert self.island is not None
         tokens = self.tokens_per_step or int(state.num_input_tokens_seen) - self._seen
         self._seen = int(state.num_input_tokens_seen)
-        loss, self._loss = self._loss, None  # it stands for one step, not for all until the next
+        loss, self._loss = self._loss, None  # it is of one step, not of all until the next log
         if not self.island.step(tokens, loss):
             control.should_training_stop = True
 
@@ -92,13 +92,13 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> None:
         """Leave as soon as no step is to come: the best model may be loaded before the last log.
 
-        That is an older one (``load_best_model_at_end``). It would be kept as what this island has
-        learnt since the last merge, and take back what the others have.
+        That model is an older one (``load_best_model_at_end``). It would count as what this island
+        has learnt since the last merge, and undo what the others have learnt.
         """
         if control.should_training_stop:
             self._leave()
 
-    on_save = on_epoch_end  # that of an epoch comes after its evaluation, which may stop training
+    on_save = on_epoch_end  # an epoch's save follows its evaluation, which may stop training
 
     def _leave(self) -> None:
         if self.island is not None:

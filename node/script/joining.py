@@ -50,7 +50,7 @@ from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
-OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has none
+OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has no such
 # the islands of this process and, on rank 0, their state directories; some of them are over
 _joined: WeakKeyDictionary[Joined, Path | None] = WeakKeyDictionary()
 
@@ -80,8 +80,8 @@ def join(
     model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
     says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory instead
     of standard error. ``compare_frozen``: what is frozen in the model must be what the creator of
-    the run has, element by element; False on an island asks that of this one no more, and of the
-    creator of none. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
+    the run has, element by element; False on an island skips that for it, and on the creator for
+    all islands. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
     ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
@@ -114,7 +114,7 @@ def join(
         vectors = SharedVectors.create(layout.size) if ranks.leads else None
         if vectors is not None:
             vectors.lock_pages(first.device)
-    # rank 0's word, as all else
+    # as rank 0 says, like all else
     compares = ranks.broadcast(b"compare" if compare_frozen else b"") != b""
     there = fingerprint_of(model, ranks) if compares else NOT_COMPARED
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
@@ -144,8 +144,8 @@ def join(
 def _leave_at_exit(pid: int) -> None:
     """Have the islands of this process leave in order when Python ends and the script has not.
 
-    As where Ctrl-C ends it: what it has learnt since the last merge, and its optimizer's moments,
-    would be in no checkpoint.
+    As where Ctrl-C ends it: else what it has learnt since the last merge, and its optimizer's
+    moments, would be in no checkpoint.
     """
 
     def leave() -> None:
@@ -155,7 +155,7 @@ def _leave_at_exit(pid: int) -> None:
             if not joined.over:
                 joined.__exit__(SystemExit, SystemExit(), None)
 
-    # before Python refuses new threads to who writes a checkpoint, which is earlier than `atexit`
+    # before Python refuses new threads, which writing a checkpoint needs: `atexit` is too late
     register = getattr(threading, "_register_atexit", atexit.register)
     register(leave)
 
@@ -175,9 +175,9 @@ def _refuse_twice(parameters: Collection[Tensor]) -> None:
 
 @contextmanager
 def _told_to_all(ranks: Ranks) -> Iterator[None]:
-    """What rank 0 does alone: where it fails there, the others raise OperatorError too.
+    """Around what rank 0 does alone: where it fails there, the others raise OperatorError too.
 
-    They wait to hear of it. Whatever it is has to be told: they would wait for ever.
+    They wait to hear from rank 0, so that any exception has to be told, or they wait for ever.
     """
     if not ranks.leads:
         yield
@@ -194,7 +194,7 @@ def _told_to_all(ranks: Ranks) -> Iterator[None]:
 
 
 def _settings(given: Mapping[str, Any]) -> NodeConfig:
-    """Those of the node; raises OperatorError, E204 where a node with them has no trainer."""
+    """The node's settings; raises OperatorError, E204 where a node with them has no trainer."""
     config = resolve(given, os.environ)
     if config.role != "island":
         raise operator_error(
@@ -312,9 +312,9 @@ def _start_node(
 
 
 def _lasting(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process that asks Linux for a signal at its parent's end, which is its thread's.
+    """Start a process that asks Linux for a signal at its parent's end: Linux means the thread's.
 
-    So a thread that may end before the script does is not the one that starts it.
+    So a thread that may end before the script does must not be the one that starts it.
     """
     if threading.current_thread() is threading.main_thread():
         return subprocess.Popen(command, **options)
@@ -334,7 +334,7 @@ def _lasting(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def _standard_error() -> int:
-    """The descriptor of standard error; what is printed there if a notebook has replaced it."""
+    """The descriptor of standard error; the null device where it has none, as in notebooks."""
     try:
         return sys.stderr.fileno()
     except (OSError, ValueError, AttributeError):

@@ -49,7 +49,7 @@ class SwarmCallback(lightning.Callback):
             return
         self._steps = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        # Lightning has divided it, for the gradient; in manual optimization it is by one
+        # Lightning has divided the loss by this, for the gradient; in manual optimization it is 1
         parts = trainer.accumulate_grad_batches
         whole = loss * parts if isinstance(loss, torch.Tensor) else None
         if not self.island.step(self.tokens_per_step, whole):

@@ -20,7 +20,7 @@ from protocols.errors import OperatorError
 class Several(torch.optim.Optimizer):
     """Optimizers that train a model between them, for what is kept of it; it takes no steps.
 
-    Of a parameter that more than one has, it is the first one's moments that are kept.
+    Where several have the same parameter, the first one's moments are kept.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -82,7 +82,7 @@ class _States(MutableMapping[Tensor, Any]):
 
     def __getitem__(self, parameter: Tensor) -> Any:
         state = self._of[parameter].state
-        if parameter not in state:  # it would be made: optimizers have a defaultdict
+        if parameter not in state:  # a look would make it: optimizers have a defaultdict
             raise KeyError(parameter)
         return state[parameter]
 
@@ -115,7 +115,7 @@ class Watch:
         self._outer = list(getattr(given, "optimizers", (given,)))  # whose state is kept
         self._given = [bare(one) for one in self._outer]
         self._parameters = set(parameters)
-        self._open: list[torch.optim.Optimizer] = []  # in a step, in which they may call others
+        self._open: list[torch.optim.Optimizer] = []  # those within a step, which may call others
         self._around: set[int] = set()  # others in whose step a given one has taken its own
         self._others: dict[int, str] = {}
         self._inner: dict[int, str] = {}  # parts of given ones, with moments of their own
@@ -126,7 +126,7 @@ class Watch:
 
     def check(self) -> None:
         """Raise E204 where another optimizer has taken a step since."""
-        self._open.clear()  # between two steps only those are left that an exception has ended
+        self._open.clear()  # what is open between two steps, an exception has ended
         if self._others:
             raise operator_error(
                 "E204",
@@ -191,7 +191,7 @@ class Watch:
     def _keeps_moments(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it has state of the model's parameters that no given one has as well."""
         states = [one.state for one in self._outer]
-        if any(optimizer.state is state for state in states):  # as good as always
+        if any(optimizer.state is state for state in states):  # nearly always
             return False
         return any(
             parameter in self._parameters

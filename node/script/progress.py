@@ -53,7 +53,7 @@ class ScriptProgress(Progress):
     def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
         super().__init__(*given)
         self.evaluator = evaluator
-        self.model: nn.Module | None = None  # whose parameters they were when it joined
+        self.model: nn.Module | None = None  # the model whose parameters have joined
         self.sharded: Sequence[FSDPModule] = ()
         self.watch: Watch | None = None
         self._looked = False
@@ -79,8 +79,8 @@ class ScriptProgress(Progress):
     def check_training(self) -> None:
         """Raise E204 where the script trains what takes no part, or by an optimizer unknown here.
 
-        Parameters of shards go by their names alone: while a forward pass has gathered them others
-        are in their places.
+        Sharded parameters are compared by name alone: while a forward pass has gathered them, other
+        tensors are in their places.
         """
         if self.watch is not None:
             self.watch.check()
@@ -88,7 +88,7 @@ class ScriptProgress(Progress):
             return
         joined = {id(parts[0]): name for name, parts in self.weights.parts.items()}
         if {id(p) for p in self.model.parameters() if p.requires_grad} == joined.keys():
-            return  # as good as always
+            return  # nearly always
         there = {id(parameter) for parameter in self.model.parameters()}
         gone = [name for place, name in joined.items() if place not in there]
         if gone and not self.sharded:
@@ -130,22 +130,22 @@ class ScriptProgress(Progress):
         super().checkpoint(command)
 
     def _look(self, directory: Path) -> None:
-        """Find out, once, whether all ranks see the node's disk: nobody says on which hosts."""
+        """Find out, once, whether all ranks see the node's disk: their hosts are not known."""
         if self._looked or self.ranks.size == 1:
             return
         word, mark = "", directory / ".seen"
         if self.ranks.leads:
-            with suppress(OSError):  # a disk that is full is met again by who writes to it
+            with suppress(OSError):  # a full disk is reported when the checkpoint is written
                 mark.write_text(written := secrets.token_hex(16), encoding="utf-8")
                 word = written
         word = self.ranks.broadcast(word.encode()).decode()
-        self._looked = bool(word)  # else it tells nothing of the next time
+        self._looked = bool(word)  # else this try says nothing, and the next may
         seen = False
         with suppress(OSError):
             seen = bool(word) and mark.read_text(encoding="utf-8") == word
         self.files.one_disk = self.ranks.all_true(seen)
         if self.ranks.leads:
-            with suppress(OSError):  # it goes with the draft
+            with suppress(OSError):  # it is removed with the draft folder at last
                 mark.unlink(missing_ok=True)
 
     def report(self, report: Report) -> None:
@@ -159,7 +159,7 @@ class ScriptProgress(Progress):
     def evaluate(self) -> float | None:
         """Validation loss of the model as it is, None where the script gave no evaluation.
 
-        Raises OperatorError E405 where that of another rank has raised something.
+        Raises OperatorError E405 where another rank's evaluation has raised.
         """
         loss, well = math.nan, False
         try:

@@ -40,7 +40,7 @@ GONE = Ended(
 )
 LEAVE_S = 60.0  # for the farewell; then a daemon that saves nothing is ended
 ABANDON_S = 5.0  # for the farewell alone
-HEARING_S = 0.2  # after so long Ctrl-C is heard, also where a round's outcome is waited for
+HEARING_S = 0.2  # until Ctrl-C is heard at most, also while waiting for a round's outcome
 
 
 def ended(error: OperatorError) -> Ended:
@@ -80,7 +80,7 @@ class Joined:
     def position(self) -> int:
         """Inner steps that the swarm is into the run, as far as they tell; at least :attr:`steps`.
 
-        Where a learning rate's schedule should stand: who joins late anneals with the others.
+        Where a learning rate's schedule should stand: a late joiner anneals with the others.
         """
         return self._progress.position
 
@@ -145,7 +145,7 @@ class Joined:
         )
         progress = self._progress
         progress.check_training()
-        with held_back():  # of a step that is half counted or half told nothing would be right
+        with held_back():  # a step must not be half counted or half reported
             progress.count(done, finite=finite)
             progress.report(
                 StepDone(
@@ -188,7 +188,7 @@ class Joined:
         """
         leader = self._progress.leader
         # the daemon may be about to write: then its command comes first. Not in the script's own
-        # evaluation: what is taken in there is nobody else's until it is through
+        # evaluation: the round being taken in holds the vectors until that is through
         locks = not self._over and self._progress.whole
         try:
             if locks:
@@ -214,7 +214,7 @@ class Joined:
                 self._unlock()
                 self._progress.report(Leaving())
                 self._follow(until=Stop, decide=_commanded)
-        except BaseException:  # also Ctrl-C: the daemon is to see that nobody commands it any more
+        except BaseException:  # also Ctrl-C: the daemon is to see that the script is gone
             self._part()
             raise
         finally:
@@ -247,10 +247,10 @@ class Joined:
     # --- inside ----------------------------------------------------------------------------------
 
     def _reap(self, seconds: float, *, saves: bool) -> None:
-        """Wait so long for the daemon to end by itself, then kill it.
+        """Wait ``seconds`` for the daemon to end by itself, then kill it.
 
-        But where it ``saves`` not before its checkpoint is complete and copied, which of a large
-        model takes minutes; only one that comes no further is not waited for.
+        Where it ``saves``, wait until its checkpoint is complete and copied, which takes minutes
+        for a large model, as long as that makes progress.
         """
         if self._daemon is None:
             return
@@ -285,7 +285,7 @@ class Joined:
             )
 
     def _part(self) -> None:
-        """Be no longer there: the daemon sees the channel's end, and leaves the swarm in order."""
+        """Close the channel: the daemon sees its end, and leaves the swarm in order."""
         self._over = True
         self._progress.end()
         self._unlock()
@@ -333,9 +333,9 @@ class Joined:
     def _next(self, decide: Decide | None) -> tuple[Action, bool]:
         """Agree on what is next, and do it, whole; whether the daemon says stop.
 
-        Where that fails half-way this island is over, so that no checkpoint is made of the rest,
-        and the daemon waits for no answer; and where it fails on one of several ranks, which would
-        be elsewhere than the others.
+        Where that fails half-way this island is over: no checkpoint may be made of what is left,
+        and the daemon must not wait for an answer. So it is where one of several ranks fails,
+        which would then be at another place than the others.
         """
         progress = self._progress
         try:

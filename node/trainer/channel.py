@@ -60,12 +60,12 @@ class Begin(Message, kind=100):
     target_steps: int  # inner steps until the next snapshot
     slot: int  # this island's place among `slots` islands: decides which windows it reads
     slots: int
-    step: int  # inner steps of this island so far; a checkpoint's own are preferred
+    step: int  # inner steps of this island so far; a checkpoint's own count takes precedence
     tokens: int  # trained by this island so far; likewise
     resume: Location  # directory of a checkpoint's trainer files, empty: none
     rewarm: bool  # warm the learning rate up again from here (a joiner's moments are cold)
     evaluate: bool  # before the first step; the result is an :class:`Evaluated`
-    # rounds of the fragments from 1 on; `round` and `slot` are of fragment 0
+    # rounds committed of fragments 1, 2, …; `round` and `slot` are those of fragment 0
     others: Annotated[tuple[int, ...], Max(MAX_FRAGMENTS - 1)] = ()
     tau: int | None = None  # as in :class:`Apply`
     at_will: bool = False  # steps count from the last contribution, not from the last round
@@ -74,12 +74,12 @@ class Begin(Message, kind=100):
     gradients: bool = False
     # file of a donor's moments (node/trainer/moments.py), or an earlier checkpoint; empty: none
     moments: Location = ""
-    moments_steps: int = 0  # that a donor's have seen; 0: they are of a checkpoint
-    position: int = 0  # of the swarm in the learning rate's schedule; the island's own, if further
+    moments_steps: int = 0  # that a donor's moments have seen; 0: they are a checkpoint's
+    position: int = 0  # in the learning rate's schedule, of the swarm, or the island if further
     # inner steps of the round that are in ``base``, or in a snapshot still to be merged: their
     # windows are not read again. A checkpoint's own are preferred
     round_step: int = 0
-    batches: Stretches = ()  # that come next, by number; empty: a round has windows of its own
+    batches: Stretches = ()  # next to read, by number; empty: each round has windows of its own
 
 
 class Apply(Message, kind=101):
@@ -89,8 +89,8 @@ class Apply(Message, kind=101):
     (those of fragment 0) and ``evaluate`` (the loss of the whole ``base``).
     ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
     its steps and tokens still count towards the next contribution. ``voids``: where ``sent`` is NaN
-    θ is exactly ``base`` as well. ``batches``, where these have numbers, are more to read, and
-    ``anew`` says that those from before are an earlier life's. Answered by :class:`Applied`.
+    θ is exactly ``base`` as well. ``batches``, where batches are numbered, are more to read;
+    ``anew``: they replace the earlier ones, which may have been read. Answered by :class:`Applied`.
     """
 
     round: int
@@ -119,9 +119,9 @@ class InnerSteps(Message, kind=107):
 
 
 class Shift(Message, kind=108):
-    """θ ← θ + ``sent``, of one fragment, while a snapshot of it is out (:mod:`node.eager_state`).
+    """θ ← θ + ``sent``, of one fragment whose snapshot is unanswered (:mod:`node.eager_state`).
 
-    The snapshot stays unanswered. Answered by :class:`Shifted`.
+    The snapshot stays unanswered. This message is answered by :class:`Shifted`.
     """
 
     fragment: int = 0
@@ -187,9 +187,9 @@ class StepDone(Message, kind=111):
     tokens: int  # of this step
     seconds: float
     mfu: float | None = None  # see node.trainer.speed
-    data_s: float | None = None  # of the seconds: until the batch was there
+    data_s: float | None = None  # of the seconds, those spent waiting for the batch
     micro_batch: int | None = None  # sequences that a rank took at once
-    halved: int = 0  # times that was halved since the rank's start, for want of memory
+    halved: int = 0  # times it was halved since the rank's start, for lack of memory
     position: int = 0  # in the learning rate's schedule, after this step
     finite: bool = True  # loss and gradient were, as far as they are known
 
@@ -214,8 +214,8 @@ class Applied(Message, kind=113):
     step: int  # inner steps so far, and tokens
     tokens: int
     validation_loss: float | None  # of `base`, where asked for
-    fragment: int | None = 0  # None: all of them, as :class:`Begin` asked
-    waited_s: float = 0.0  # in which nothing was to be done, since the answer before
+    fragment: int | None = 0  # None: all of them, in answer to :class:`Begin`
+    waited_s: float = 0.0  # seconds with nothing to do since the previous answer
 
 
 class Shifted(Message, kind=123):
@@ -225,7 +225,7 @@ class Shifted(Message, kind=123):
 
 
 class Staged(Message, kind=122):
-    """First answer to :class:`Checkpoint`: what happens from now on does not get into the files."""
+    """First answer to :class:`Checkpoint`: the files hold the state as of now, nothing later."""
 
     directory: Location
 
@@ -255,7 +255,7 @@ class Evaluated(Message, kind=115):
 
 
 class Cold(Message, kind=125):
-    """The optimizer begins anew, or in part, where it had moments: ``why`` they were dropped."""
+    """The optimizer has lost some or all of its moments; ``why`` they were dropped."""
 
     step: int
     why: Text

@@ -36,7 +36,7 @@ class Computing:
     compile: bool = False
 
     def prepare(self, block: nn.Module, dealt: Sequence[nn.Module] = ()) -> None:
-        """Make one layer compute so, in place; before FSDP puts its hooks around it.
+        """Set up one layer as chosen, in place; call it before FSDP puts its hooks around it.
 
         ``dealt``: modules whose experts are with other ranks.
         All layers of a kind share what was compiled: it takes as long for two as for eighty.
@@ -45,7 +45,7 @@ class Computing:
             how = _again if self.recompute == "full" else _again_but_products
             block.forward = MethodType(how, block)
         for module in block.modules() if self.compile else ():
-            # how many rows an expert has changes always
+            # an expert's number of rows differs from call to call
             if isinstance(module, MixtureOfExperts) or module in dealt:
                 module.forward = torch.compiler.disable(module.forward)
         if self.compile:  # the call of the layer stays as it is, with hooks that cannot be compiled
@@ -54,7 +54,7 @@ class Computing:
 
 
 def _waited_for(block: nn.Module, args: Any) -> Any:
-    """What another rank sends has come: torch 2.13 gets gradients wrong through one on its way."""
+    """Wait for inputs still on their way: torch 2.13 gets gradients through those wrong."""
     return tuple(x.clone() if isinstance(x, AsyncCollectiveTensor) else x for x in args)
 
 
@@ -89,7 +89,7 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether it is a GPU with kernels for bf16; those older than Ampere imitate it, slowly."""
+    """Whether the device is a GPU with bf16 kernels; those older than Ampere emulate it, slowly."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -116,6 +116,6 @@ def check_compiler(device: torch.device, cache: Path) -> None:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Nothing is compiled for what is computed seldom and in other shapes."""
+    """Compile nothing inside: for what is computed seldom and in other shapes."""
     with torch.compiler.set_stance("force_eager"):
         yield

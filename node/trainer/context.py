@@ -57,7 +57,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """The rows' gradients, back to whom the rows came from."""
+        """Send the rows' gradients back to the ranks that the rows came from."""
         received, sent = ctx.parts
         return _all_to_all(grads[0], sent, received, ctx.group), None, None, None
 
@@ -140,15 +140,15 @@ def _ring(
     half = q.shape[2] // 2
     for step in range(ranks):
         source = (me - step) % ranks
-        # The causal mask in parts: of an earlier rank all see the first part and none the last;
-        # of a later one our last part sees everything and our first nothing.
+        # The causal mask in parts: an earlier rank's first part is seen by all our rows, its last
+        # by none; a later rank's tokens are all seen by our last part, none by our first.
         rows = slice(half, None) if source > me else slice(None)
         columns = slice(None, half) if source < me else slice(None)
         theirs, apart = numbers(source), None
         if own is not None and theirs is not None:
             apart = own[:, rows, None] != theirs[:, None, columns]
         more: tuple[Tensor, Tensor, Tensor] = (
-            checkpoint(  # the scores are made again in backward: S x S of them stay nowhere
+            checkpoint(  # recomputes the scores in backward: no S x S matrix is kept
                 _block,
                 q[:, :, rows],
                 keys_values[:, :, :, columns].repeat_interleave(groups, dim=2),
@@ -179,9 +179,9 @@ def _block(
     """One block's new maximum [B, H, S], sum of exponentials, and values weighted by them.
 
     On the diagonal rows and columns are the same tokens, in ascending order; this block comes
-    first, so no row's maximum is ever that of nothing. ``apart`` [B, rows, columns]: who does not
-    see whom, being of different documents. As flash attention does (2205.14135), products take what
-    comes, weights rounded to its type too, and scores and sums stay fp32.
+    first, so every row's maximum is finite. ``apart`` [B, rows, columns]: which row does not see
+    which column, being of another document. As in flash attention (2205.14135), products take the
+    inputs' type, to which weights are rounded too, and scores and sums stay fp32.
     """
     scores = product(q, keys_values[0].transpose(-2, -1)) * q.shape[-1] ** -0.5
     if diagonal:
@@ -201,12 +201,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The product of half-precision matrices as it is added up; gradients have their types."""
+    """The product of half-precision matrices, in fp32; gradients have the matrices' types."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        if a.device.type != "cuda":  # torch has no other there that does not round what comes of it
+        if a.device.type != "cuda":  # elsewhere torch has none that leaves its result unrounded
             return a.float() @ b.float()
         flat = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
         return flat.unflatten(0, a.shape[:2])

@@ -148,7 +148,7 @@ def _coded(
 
 
 class Passages:
-    """The pieces of a shard's windows that lie in one document; what has one is not trained on.
+    """The pieces of a shard's windows, cut by document; what has one of them is not trained on.
 
     Pieces of a few tokens are common phrases, and left out. What stands before and behind a
     passage may change the tokens at its edges, so these do not count with larger vocabularies.
@@ -172,12 +172,12 @@ class Passages:
                     self._pieces.append(inner.tobytes())
 
     def in_(self, coded: bytes) -> bool:
-        """Whether one of them is in a document's tokens."""
+        """Whether a document's tokens contain one of the passages."""
         return any(self._has(coded, piece) for piece in self._pieces)
 
     def _has(self, coded: bytes, piece: bytes) -> bool:
         at = coded.find(piece)
-        while at >= 0 and at % self._width:  # found across the tokens' bytes: look on
+        while at >= 0 and at % self._width:  # the match is not aligned to tokens: look on
             at = coded.find(piece, at + 1)
         return at >= 0
 

@@ -81,7 +81,7 @@ def open_tokens(
 
 
 def unreadable(place: str, error: OSError) -> OperatorError:
-    """E601 for tokens that were there when the island was started, and are not to be had."""
+    """E601 for tokens that were there when the island started, and cannot be read any more."""
     return operator_error(
         "E601",
         f"cannot read the training tokens {place}",
@@ -107,7 +107,7 @@ class Batches(Protocol):
 
     @property
     def numbered(self) -> bool:
-        """Whether numbers of batches are places, where the run has such: steps of round 0."""
+        """Whether a batch's number, where the run has such, is its place: a step of round 0."""
         ...
 
     def expect(self, stretches: tuple[int, ...]) -> None:
@@ -143,7 +143,7 @@ class TrainingData:
         return cls(tokens, sampler, manifest.model.document_end if apart else None, ahead)
 
     def expect(self, stretches: tuple[int, ...]) -> None:
-        """Have their files fetched."""
+        """Have the files of these batches fetched."""
         if self.ahead is not None:
             self.ahead.expect(stretches)
 
@@ -163,10 +163,10 @@ class TrainingData:
 
 
 def sampler_of(manifest: Manifest, tokens: int) -> Sampler:
-    """Who reads what of so many tokens; raises ValueError where they are fewer than two sequences.
+    """The sampler for a corpus of ``tokens``; raises ValueError for fewer than two sequences.
 
     A round has as many windows as ``data.islands`` islands take in ``rounds.inner_steps``; none
-    where batches are numbered through the run, as if it were a single round's.
+    where batches are numbered through the run, which is then read like a single round.
     """
     data, rounds = manifest.data, manifest.rounds
     each = 0 if manifest.numbered else rounds.inner_steps + rounds.overlap_steps

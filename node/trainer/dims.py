@@ -202,8 +202,8 @@ def choose(
     Whole copies while they fit, for they talk least; else shards, within a host where that is
     enough. Where a step has fewer sequences than there are ranks, ranks share matrices (tp) or
     sequences (cp). Never layers (pp): a pipeline keeps busy only with a sequence for each rank, and
-    then shards take as little room. With ``offload`` nothing of it lies on the devices, and shards
-    take the least of the host's memory. Raises ValueError if nothing fits.
+    then shards take as little room. With ``offload`` no parameters or moments lie on the
+    devices, and shards take the least of the host's memory. Raises ValueError if nothing fits.
     """
     need, room = parameters * BYTES_A_PARAMETER, memory * USABLE
     facts = f"{_gib(need)} of weights and moments, {_gib(memory)} a device"
@@ -242,7 +242,7 @@ def choose(
 
 
 def _within(ranks: int) -> Iterator[ParallelDims]:
-    """What ranks that have the same rows may share, the best first; a check says what goes."""
+    """Ways to share the work on the same rows, the best first; the caller checks which fit."""
     yield ParallelDims(tp=ranks)
     if ranks > 1:
         yield ParallelDims(cp=ranks)

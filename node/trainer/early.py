@@ -22,7 +22,7 @@ from node.trainer.data import Batches, TrainingData
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # for which one look waits: a small part of what a collective call may take
+LOOK_S = 1.0  # seconds that one look waits: a small part of what a collective call may take
 TELL_S = 60.0  # between lines about a batch that is still not there
 
 
@@ -41,10 +41,10 @@ class Early:
         self._reading: _Reading | None = None
 
     def here(self, place: Place, rows: Sequence[range]) -> bool:
-        """Whether the rows are here, or never will be; waits a moment for them.
+        """Whether reading the rows has ended, well or with an error; waits a moment for it.
 
-        They are read from the first call on, but only one thread reads at a time: what was asked
-        for at another place is waited for first.
+        The first call starts it, but only one thread reads at a time: rows that were asked for at
+        another place are finished first.
         """
         reading, wanted = self._reading, (place, tuple(rows))
         if reading is None or (reading.wanted != wanted and reading.done.is_set()):
@@ -55,7 +55,7 @@ class Early:
         return found and reading.wanted == wanted
 
     def batch(self, place: Place, rows: range) -> tuple[Tensor, Tensor]:
-        """Inputs and targets; raises what reading them has met."""
+        """Inputs and targets; raises the error that ended reading them."""
         reading = self._reading
         if reading is not None and reading.wanted[0] == place and reading.done.is_set():
             if reading.error is not None:
@@ -93,7 +93,7 @@ class _Reading:
                     self.found[part] = self._data.batch(
                         place.round, place.slot, place.slots, place.step, part
                     )
-        except Exception as error:  # noqa: BLE001 - whoever asks for the rows raises it
+        except Exception as error:  # noqa: BLE001 - raised where the rows are asked for
             self.error = error
         finally:
             self.done.set()

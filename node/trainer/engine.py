@@ -61,7 +61,7 @@ class Engine:
         check_schedule(self.dims, ranks.device)
         if computing.compile:
             check_compiler(ranks.device, cache_folder() / "compiled")
-        # to be told whether the next sequences are of the batch
+        # each is told whether the next sequences are of the batch, or only fill up
         self._tell_foreign: list[Callable[[bool], None]] = []
         self.parts: dict[int, Decoder] = {}
         for stage in range(self.dims.stages):
@@ -78,7 +78,7 @@ class Engine:
                 width //= self.dims.tp
             self.pipeline = Pipeline(self.parts, ranks, width)
             self.pipeline.dtype = computing.dtype
-        self.tokens: Tensor | None = None  # those of a sequence that this rank has
+        self.tokens: Tensor | None = None  # positions of this rank's tokens; None: all
         if self.dims.cp > 1:
             self.tokens = positions(self.seq_len, ranks.at("cp"), self.dims.cp, self.dims.attention)
 
@@ -115,14 +115,14 @@ class Engine:
         places = {entry.name for entry in self.layout.entries}
         for model in self.parts.values():
             for name, parameter in model.named_parameters():
-                known = name if name in places else model.tied  # a head on another stage than it
+                known = name if name in places else model.tied  # a tied head, alone on its stage
                 found.setdefault(known, []).append(parameter)
         return found
 
     # --- gradients ----------------------------------------------------------------------------
 
     def rows(self, micro_batch: int) -> list[range]:
-        """This rank's rows of a batch, as they are asked for; an empty one is not."""
+        """This rank's rows of a batch, one range for each forward; an empty one is not read."""
         rows = share(self.batch, self.ranks.data_rank, self.dims.data, micro_batch)
         if self.pipeline is not None:
             rows = [range(rows[0].start, rows[-1].stop, rows[0].step)]
@@ -156,12 +156,12 @@ class Engine:
         return float(self.ranks.sum(total)) / (counted * self.dims.tp)
 
     def _nothing(self) -> tuple[Tensor, Tensor]:
-        """A sequence that does not count, where others have a row more: calls are collective."""
+        """A sequence that does not count, where other ranks have one more: calls are collective."""
         inputs = torch.zeros((1, self.seq_len), dtype=torch.int64)
         return inputs, torch.full_like(inputs, IGNORED)
 
     def _balance(self, *, counts: bool) -> None:
-        """What a sequence's balance loss weighs in the step."""
+        """Set how much a sequence's balance loss weighs in the step."""
         # averaged over the data ranks, added up over tp, and over cp the mean of parts
         weight = self.dims.data / self.batch / self.dims.tp if counts else 0.0
         for module in self.models.modules():
@@ -171,7 +171,7 @@ class Engine:
             tell(counts)
 
     def _mine(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The columns of this rank, on its device, and what else a model that is shared needs."""
+        """This rank's columns, on its device, and what else a model in parts is given."""
         given: dict[str, Tensor] = {}
         if self.document_end is not None and (self.dims.cp > 1 or self.dims.pp > 1):
             documents = document_numbers(inputs, self.document_end)
@@ -189,7 +189,7 @@ class Engine:
         return max(1, int(whole) // (self.dims.tp * self.dims.pp))
 
     def _reduce(self, now: bool) -> None:
-        """Whether gradients are reduced in backward, or whole ones kept for the next time."""
+        """Set whether backward reduces gradients; if not, whole ones are kept for the next one."""
         for model in self.parts.values():
             if isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(now)
@@ -206,7 +206,7 @@ class Engine:
                 continue
             if gradient.placements != parameter.placements:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
-        if self.dims.ep > 1:  # averaged over fewer ranks than have sent their tokens there
+        if self.dims.ep > 1:  # averaged over fewer ranks than those whose tokens they got
             for parameter in (one for module in self.experts for one in module.parameters()):
                 if parameter.grad is not None:
                     parameter.grad.div_(self.dims.ep)

@@ -43,9 +43,9 @@ class Balance:
 def balance_of(model: ForeignDecoder) -> Balance | None:
     """What a whole model asks for; None where it has no such loss, or no experts.
 
-    A new model needs it also where ``output_router_logits`` is off, as it is in published
-    configurations, since it is about what is returned as well. But routers that come with weights
-    are trained, by whatever loss their authors had: they get it where it is on, as in the library.
+    A new model gets it also where ``output_router_logits`` is off: published configurations have
+    it off, as it also makes the model return logits. Routers that come with weights are trained
+    already, by their authors' loss: they get it only where the option is on, as in the library.
 
     Raises OperatorError E606 where what chooses returns logits in no known form, or cannot be
     looked at before the first step, when this island would take part already.
@@ -60,8 +60,8 @@ def balance_of(model: ForeignDecoder) -> Balance | None:
 def check_balance(config: Model) -> None:
     """Raise E606 for a model that :func:`balance_of` is known to refuse, before a run has it.
 
-    Nothing is allocated: its tensors have shapes and no values. Where that does not suffice to
-    compute with, nothing is said.
+    Nothing is allocated: its tensors have shapes and no values. Where a model cannot compute
+    without values, nothing is raised.
     """
     with FakeTensorMode():
         try:
@@ -93,8 +93,8 @@ class _SeenAllError(Exception):
 def _look(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balance) -> bool:
     """Raise E606 unless the loss can be hung on what one module of each kind returns.
 
-    By a forward of a few tokens, for nothing but that tells what a module returns; it ends at the
-    first layer that has experts. Returns whether it came so far.
+    By a forward of a few tokens, as nothing else tells what a module returns; it ends once one
+    of each kind was seen. Returns false where the forward fails.
     """
     kinds = {type(module) for module in choosing}
 
@@ -121,7 +121,7 @@ def _look(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balanc
 
 @torch.no_grad()
 def _look_alone(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: Balance) -> None:
-    """As :func:`_look`, with no layer before what chooses: it is called with states of its own."""
+    """As :func:`_look`, without a forward of the model: routers are called with made-up states."""
     states = torch.zeros(LOOKED_AT, model.width)
     of_family = family(model.config)
     for module, index in {type(one): (one, index) for one, index in choosing.items()}.values():
@@ -129,13 +129,13 @@ def _look_alone(model: ForeignDecoder, choosing: dict[nn.Module, int], balance: 
             f"what the routers of {of_family} return can only be seen on a GPU, when this island "
             f"would take part already: {WITHOUT}"
         )
-        for given in (states, states[None]):  # which of them it takes is its own business
+        for given in (states, states[None]):  # some take [N, D], some [B, N, D]
             try:
                 _see(module(given), index, balance, of_family)
                 break
             except OperatorError as error:
                 refused = error
-            except Exception:  # noqa: BLE001 - whatever it makes of them: it is refused below
+            except Exception:  # noqa: BLE001 - whatever it raises: it is refused below
                 continue
         else:
             raise refused
@@ -154,8 +154,8 @@ def keep_busy(
 ) -> Callable[[bool], None]:
     """Hang the loss on what chooses among experts, in a model or a stage, in place.
 
-    ``batch`` and ``seq_len`` are the island's. Returns what is to be told whether the next
-    sequences are of the batch.
+    ``batch`` and ``seq_len`` are the island's. Returns a function, to be told whether
+    the next sequences are of the batch.
     """
     dims = ranks.dims
     whole = partial(mean_over, ranks.axis("cp").get_group()) if dims.cp > 1 else here_alone
@@ -187,7 +187,7 @@ class _Hang:
     counts: bool = True  # what goes through is of the batch
 
     def __call__(self, out: Any) -> Any:
-        """``out`` with the loss on what else is in it, the weights of experts, or on the logits."""
+        """``out`` with the loss hung on the experts' weights, or on the logits if alone."""
         parts = out if isinstance(out, tuple) else (out,)
         index = self.index if isinstance(out, tuple) else 0
         logits, place = _find(parts, index, self.balance, self.family)

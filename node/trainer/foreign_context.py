@@ -24,7 +24,7 @@ NAME = "atoll"  # of the attention, in the library's register
 PROBED = 32  # tokens, at most
 CLOSE = 1e-4  # of the largest element: what another order of additions may change
 FULL = ("full_attention", "sliding_attention")  # of a layer, by the configuration
-# what the library passes on that changes nothing, or is looked at in the configuration
+# arguments of the library that change nothing, or that are checked in the configuration
 IDLE = ("position_ids", "cache_position", "return_dict", "is_causal", "sliding_window")
 
 
@@ -87,7 +87,7 @@ def _probe(model: ForeignDecoder, ranks: int, length: int) -> None:
 
 
 def _use(model: ForeignDecoder, attend: Attend, seen: dict[str, Any] | None = None) -> None:
-    """Have a model attend so; ``seen`` gets what else the library asks of attention."""
+    """Have a model use ``attend``; ``seen`` gets the other arguments the library passes to it."""
     import transformers
 
     transformers.AttentionInterface.register(NAME, partial(_attention, attend, seen))
@@ -142,7 +142,7 @@ def short_window(text: Any, seq_len: int) -> int | None:
 
 
 def close(one: Tensor, other: Tensor, limit: float = CLOSE) -> bool:
-    """Whether no element differs by more than so much of the largest of ``other``."""
+    """Whether no element differs by more than ``limit`` times the largest of ``other``."""
     return bool((one - other).abs().max() <= limit * other.abs().max())
 
 

@@ -25,7 +25,7 @@ from node.trainer.model import Decoder, document_numbers, documents_apart
 from protocols.errors import OperatorError
 
 PREFIX = "lm."  # of the parameters' names
-# of config.json, without meaning for what the model computes
+# keys of config.json that do not change what the model computes
 LEFT_OUT = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
 # it draws experts at random in each step of training: layers that are computed again in the
@@ -154,7 +154,7 @@ def pretrained(config: Model, folder: Path) -> tuple[Any, set[str]]:
                 dtype=torch.float32,
                 use_safetensors=True,
                 local_files_only=True,
-                ignore_mismatched_sizes=True,  # they are told
+                ignore_mismatched_sizes=True,  # they are reported below
                 output_loading_info=True,
             )
     except Exception as error:  # whatever a family makes of files that do not fit
@@ -173,7 +173,7 @@ def pretrained(config: Model, folder: Path) -> tuple[Any, set[str]]:
 
 
 def _kept_buffers(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What the library writes to files beside parameters."""
+    """Buffers that the library writes to files beside parameters."""
     parameters = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     return ((name, x) for name, x in lm.state_dict().items() if name not in parameters)
 
@@ -278,11 +278,11 @@ def _build(config: Model) -> Any:
 def _switched_off(lm: Any) -> bool:
     """Whether the library would keep experts equally busy by a loss of its own, which it is not to.
 
-    Nobody here adds it (:mod:`node.trainer.foreign_balance` has ours), and a mask that keeps
-    documents apart is none that it can take.
+    It is never added here (:mod:`node.trainer.foreign_balance` has ours), and it cannot take the
+    mask that keeps documents apart.
     """
     inner = lm.config.get_text_config()
-    asked = bool(getattr(inner, BALANCE, True))  # where there is no switch it always does
+    asked = bool(getattr(inner, BALANCE, True))  # a family without the switch always has the loss
     for one in (lm.config, inner):
         if hasattr(one, BALANCE):
             setattr(one, BALANCE, False)
@@ -297,14 +297,14 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _is_dropout(key: str, value: object) -> bool:
-    """Or other noise in training: a run's steps can be repeated."""
+    """Whether a key sets dropout or other noise: a run's steps have to be repeatable."""
     named = key.endswith(("pdrop", "dropout", "dropout_prob", "layerdrop", "jitter_noise"))
     return named and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """The library asks nobody meanwhile."""
+    """Keep the library off the network meanwhile."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:

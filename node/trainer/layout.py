@@ -106,7 +106,7 @@ class Layout:
 
     @classmethod
     def of_shapes(cls, shapes: Iterable[tuple[str, torch.Size]], fragments: int = 1) -> Layout:
-        """Lay out ``(name, shape)`` pairs given in definition order, in so many fragments.
+        """Lay out ``(name, shape)`` pairs given in definition order, in ``fragments``.
 
         Raises ValueError for more fragments than layers.
         """
@@ -238,7 +238,7 @@ def initial_vector(
     """Write the seeded initial parameters of ``config`` into ``out`` [N] fp32, without a model.
 
     ``progress`` is told of the elements that are done and of all.
-    (Of one of ours: other libraries make their values with their models.)
+    Only for our own models: other libraries make values with their models.
     """
     if config.kind == "hf":
         return Layout.of_config(config, fragments).flatten_into(build(config, seed), out)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Rank 0 waits for the daemon only in pieces of this many seconds, far below the time after which
 # the other ranks give a collective call up.
 LONGEST_WAIT_S = 5.0
-WRITING_POLL_S = 0.05  # in which it looks after a checkpoint that is being written
+WRITING_POLL_S = 0.05  # between its looks at a checkpoint that is being written
 
 
 class Step(Message, kind=118):
@@ -49,7 +49,7 @@ class Leader:
     vectors: SharedVectors
     wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic
-    longest_s: float = LONGEST_WAIT_S  # that it listens at once
+    longest_s: float = LONGEST_WAIT_S  # that it waits for the daemon in one go
     wait_until: float | None = field(default=None, init=False)
     _waited_s: float = field(default=0.0, init=False)
 

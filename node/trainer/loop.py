@@ -62,7 +62,7 @@ class Trainer(Progress):
         self.inner = manifest.inner
         self.batch = manifest.data.batch_size
         self.micro_batch = settings.micro_batch or self.batch
-        self.halved = 0  # times, for want of memory
+        self.halved = 0  # how often, for lack of memory
         self.evaluated_at_once = EVALUATION_BATCH
         if settings.micro_batch:  # memory is short, says the operator, or the daemon
             self.evaluated_at_once = min(EVALUATION_BATCH, settings.at_once)
@@ -83,7 +83,7 @@ class Trainer(Progress):
                 fix="give another one, or --layout auto",
             ) from error
         self.early: Early | None = None
-        # hosts may have the same tokens in different ways
+        # decided together: hosts may have the same tokens in different ways
         if ranks.size > 1 and not ranks.all_true(not may_take_long(self.data)):
             self.early = Early(self.data)
         super().__init__(
@@ -147,7 +147,7 @@ class Trainer(Progress):
         return Place(self.round, self.slot, self.slots, self.round_step)
 
     def carry_out(self, action: Action) -> bool:
-        """As any, and what is to be read next is made or fetched meanwhile."""
+        """Do it, and have the numbered batches that come next made or fetched meanwhile."""
         before = self.numbers
         stops = super().carry_out(action)
         if self.numbers is not None and (self.numbers is not before or isinstance(action, Apply)):
@@ -158,7 +158,7 @@ class Trainer(Progress):
 
     def inner_step(self) -> None:
         """One optimizer step on this island's next batch; skipped if its gradient is not finite."""
-        started = time.monotonic() - self._data_s  # it may have waited for the batch
+        started = time.monotonic() - self._data_s  # plus the time it waited for the batch
         loss = self._gradients(self._rows)
         norm = float(
             clip_gradients(
@@ -236,7 +236,7 @@ class Trainer(Progress):
     def _any_rows(self, rows: range) -> tuple[Tensor, Tensor]:
         """A batch that looks like one of the run's, the same on ranks that share its rows.
 
-        Where this island stands is not known yet, and to read elsewhere may take minutes.
+        This island's place is not known yet, and reading at another one may take minutes.
         """
         words = torch.Generator().manual_seed(rows.start)
         shape = (len(rows), self.engine.seq_len + 1)

@@ -63,10 +63,10 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 
     Or to those that ``mask``, bool [B, 1, T, T], lets it see.
     """
-    # On a GPU fused kernels take heads in groups in half precision without a mask alone; else one
-    # that keeps all scores is taken: an H200 took 34 GiB for heads [4, 32, 4096, 128] and 8 key
-    # heads in fp32, forward and backward, and 2 GiB, in half of the time, with these repeated. (On
-    # a CPU that takes a tenth longer.) The values' type counts: autocast brings the others to it.
+    # On a GPU fused kernels take grouped heads only in half precision without a mask; else torch
+    # takes one that keeps all scores: for heads [4, 32, 4096, 128] and 8 key heads in fp32, forward
+    # and backward, 34 GiB on an H200; with key heads repeated 2 GiB, in half of the time. (On a
+    # CPU repeating takes a tenth longer.) The values' type counts: autocast casts the others to it.
     grouped = q.device.type == "cpu" or (mask is None and v.dtype != torch.float32)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1 and not grouped:
@@ -83,7 +83,7 @@ def document_numbers(tokens: Tensor, document_end: int) -> Tensor:
 
 
 def documents_apart(documents: Tensor) -> Tensor:
-    """Who may look at whom: bool [B, 1, T, T] of document numbers [B, T].
+    """Which token may see which: bool [B, 1, T, T] of document numbers [B, T].
 
     A token sees those before it in its own document, and itself.
     """
@@ -183,8 +183,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """[B, T] tokens at ``positions`` [T] of their sequence (all of it) -> [B, T, V] logits.
 
-        ``documents``: numbers of the documents that all tokens of the sequences are of, [B, whole];
-        where documents are apart, and ``x`` has not all tokens.
+        ``documents``: the document number of every token of the whole sequences, [B, whole]; given
+        where documents are apart and ``x`` has only some of the tokens.
         """
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)

@@ -70,8 +70,8 @@ def run_experts(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tenso
 def logits(x: Tensor, router: Tensor) -> Tensor:
     """[..., D] by a router's weight [E, D] -> float32 [..., E], also under autocast.
 
-    Rounded to bf16, experts that are nearly as good are as good, and which one is taken follows
-    from the layout (selective precision, 2101.03961 section 2.4).
+    Rounded to bf16, nearly equal experts would tie, and which one is taken would depend on the
+    layout (selective precision, 2101.03961 section 2.4).
     """
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.float(), router.float())

@@ -1,4 +1,4 @@
-"""The inner optimizer's moments of the whole model as one flat fp32 vector, and as a file of it.
+"""The inner optimizer's moments of the whole model as one flat fp32 vector, and that as a file.
 
 First ``exp_avg`` of all parameters in the layout's order, then ``exp_avg_sq`` of those that AdamW
 trains. Which these are follows from the manifest, so a donor may share the model among its ranks in
@@ -31,8 +31,8 @@ SLACK, UNSEEN = 1.01, 1e-18
 
 
 def moments_last(manifest: Manifest) -> bool:
-    """Whether islands of a run keep moments from round to round, of a kind that all know."""
-    kept = manifest.inner.keep_moments and manifest.mode != "allreduce"  # where none are used
+    """Whether islands keep moments from round to round, of an optimizer that the manifest names."""
+    kept = manifest.inner.keep_moments and manifest.mode != "allreduce"  # which uses none
     return kept and not manifest.script.layout
 
 
@@ -105,7 +105,7 @@ def write(path: Path, places: Places, weights: Weights, optimizer: torch.optim.O
             kept: dict[str, Tensor] = states.get(parameter, {})
             return kept[moment] if moment in kept else torch.zeros_like(parameter)
 
-        whole = weights.gather(place.entry.name, pick)  # also after a failure: others are at it
+        whole = weights.gather(place.entry.name, pick)  # after a failure, too: it is collective
         if file is not None and not problem:
             assert whole is not None
             problem = _append(file, whole)
@@ -132,7 +132,7 @@ def _said(error: OSError) -> str:
 def read(
     path: Path, steps: int, places: Places, weights: Weights, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put a file's moments, which have seen so many steps, into the optimizer of all ranks.
+    """Put a file's moments, which have seen ``steps`` steps, into the optimizer of all ranks.
 
     Every rank must call it. Raises OSError on rank 0 where the file is not there.
     """

@@ -87,7 +87,7 @@ class Muon(torch.optim.AdamW):
 
 
 def _move(parameter: Tensor, direction: Tensor, lr: float) -> None:
-    """``direction`` is of this rank's piece; the scale follows from the whole matrix."""
+    """Step by ``direction``, of this rank's piece; the scale follows from the whole matrix."""
     scale = ADAM_SIZE * math.sqrt(max(parameter.shape[-2:]))
     local(parameter).add_(direction, alpha=-lr * scale)
 

@@ -10,8 +10,8 @@ before it end, which its certificate says (:mod:`node.allotment`). Hence
 - who has which can be read off the certificates,
 - an island has at any time as many numbers as it has had steps on their way to a merge.
 
-Before its first merge an island reads numbers that it finds by its place in the roster. Whoever has
-none left, as after work was lost, reads on behind its last one, which others may read as well.
+Before its first merge an island reads numbers that follow from its place in the roster. An island
+that has none left, as after work was lost, reads on behind its last one, as others may, too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Numbers:
         self._pass_over()
 
     def give(self, stretches: Sequence[int], *, anew: bool = False) -> None:
-        """These come next; ``anew``: at once, as those from before may have been read."""
+        """These come next; ``anew``: in place of those left, which may have been read."""
         if anew:
             self._left.clear()
         pairs = zip(stretches[::2], stretches[1::2], strict=True)

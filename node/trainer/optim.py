@@ -32,8 +32,8 @@ def reentry_factor(steps_since_join: int) -> float:
 def is_matrix(name: str, dims: int) -> bool:
     """Whether a parameter is a map from all of its inputs to all of its outputs.
 
-    Not so are biases of experts, which are stacked, [E, n], and what Mamba's states have, [n, s]:
-    its authors exempt these from weight decay. By their names, which are the same on shards, in all
+    Biases of experts, stacked as [E, n], are not, nor are the parameters of Mamba's states, [n, s],
+    which its authors exempt from weight decay. Names tell, as they are the same on shards, in all
     releases of the library, and where the daemon lays out moments.
     """
     own_name = name.rpartition(".")[2]

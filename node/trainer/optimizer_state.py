@@ -1,7 +1,7 @@
 """What an inner optimizer keeps of each parameter: of what kind it is, and whether it fits.
 
-Moments belong to a place and to a rule. Those of another place are kept where that is near; those
-of another rule never are: the optimizer would take its own and leave the others, or fail.
+Moments belong to a θ and to an update rule. Those of another θ are kept where that is near; those
+of another rule never are: the optimizer would use those it knows and ignore the others, or fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from node.trainer.weights import Pick, Weights, local
 
-COUNT = "step"  # of what an optimizer keeps for a parameter; in the checkpoint once for all
+COUNT = "step"  # key in an optimizer's state of a parameter; in a checkpoint once for all
 # ‖θ − base‖ / ‖base‖ up to which moments are kept. Up to 0.56 they were better than none
 # (docs/experiments.md); a model from another seed is further away than the norm itself.
 NEAR = 0.5
@@ -72,7 +72,7 @@ class Kept:
 
     moments: tuple[str, ...]  # tensors like the parameter
     numbers: tuple[str, ...]
-    lost: tuple[str, ...]  # what no checkpoint can hold: then it holds nothing of the parameter
+    lost: tuple[str, ...]  # what no checkpoint can hold; then none of this state is saved
 
     @classmethod
     def of(cls, parameter: Tensor, state: Mapping[Any, Any]) -> Kept:
@@ -97,15 +97,15 @@ class Kept:
 
 
 def moments(parameter: Tensor, states: Mapping[Tensor, Any]) -> tuple[str, ...]:
-    """What of an optimizer's state of a parameter is a tensor like it; none where none is kept."""
+    """Names of the tensors like a parameter that an optimizer keeps of it; none if not saved."""
     return Kept.of(parameter, states.get(parameter, {})).moments
 
 
 def unkept(weights: Weights, states: Mapping[Tensor, Any]) -> str:
-    """What of an optimizer's state checkpoints cannot hold, in words; empty: nothing.
+    """The parts of an optimizer's state that checkpoints cannot hold, in words; empty: none.
 
-    Adafactor's rows and columns, say: such parameters begin anew after a resume. Of all ranks, and
-    every rank must call it.
+    Adafactor's rows and columns, say: for such parameters it begins anew after a resume. The answer
+    is for all ranks together, and every rank must call it.
     """
     mine = {
         name: Kept.of(parts[0], states.get(parts[0], {})).lost
@@ -142,13 +142,13 @@ def counted_beside(optimizer: torch.optim.Optimizer) -> set[Tensor]:
 def new_moments(
     parameter: Tensor, moments: Mapping[str, torch.dtype | None], steps: int, *, beside: bool
 ) -> dict[str, Any]:
-    """What an optimizer keeps for a parameter after so many steps, with zeros to be filled.
+    """What an optimizer keeps for a parameter after ``steps``, with zeros to be filled.
 
-    ``moments``: of which type they are; None: of the parameter's. ``beside``: see
+    ``moments``: the type of each; None: the parameter's. ``beside``: see
     :func:`counted_beside`.
     """
     device = local(parameter).device if beside else "cpu"
-    count = torch.tensor(float(steps), dtype=torch.float32, device=device)  # bf16 ends at 256
+    count = torch.tensor(float(steps), dtype=torch.float32, device=device)  # bf16 counts to 256
     zeros = {name: torch.zeros_like(parameter, dtype=dtype) for name, dtype in moments.items()}
     return {COUNT: count, **zeros}
 
@@ -164,7 +164,7 @@ def steps_of(parameter: Tensor, state: Mapping[str, Any]) -> int:
     if not kept.moments:
         return 0
     count = None if COUNT in kept.moments else state.get(COUNT)
-    return 1 if count is None else int(count)  # who does not count has taken one at least
+    return 1 if count is None else int(count)  # without a count at least one was taken
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ def sanitise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """What takes the steps, out of wrappers such as accelerate's."""
+    """The optimizer that takes the steps, without wrappers such as accelerate's."""
     while isinstance(inside := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inside
     return optimizer
@@ -202,7 +202,7 @@ def beside_moments(
 ) -> dict[str, Any]:
     """What a checkpoint has to say of all moments; every rank must call it.
 
-    ``most``: steps that those have seen which have seen most.
+    ``most``: the largest number of steps that any moments have seen.
     """
     without: list[str] = []
     numbers: dict[str, dict[str, Number]] = {}

@@ -29,7 +29,7 @@ from node.trainer.dims import ParallelDims
 
 COLLECTIVE_S = 600.0
 HOST = torch.device("cpu")  # said each time: a script may have made another device the default one
-TOLD_S = 5.0  # for which a rank that has failed waits to tell the others, who may not come
+TOLD_S = 5.0  # seconds that a failed rank waits to tell the others, which may not come
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh | None  # None for a rank without a process group, and for those of a script
     dims: ParallelDims = field(default_factory=ParallelDims)
-    # of those that were made here: for what is on the CPU (none: the default one), and beside that
+    # groups made here: for what is on the CPU (none: the default one), and for background work
     _control: list[dist.ProcessGroup] = field(default_factory=list)
     _background: list[dist.ProcessGroup] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class Ranks:
     ) -> Ranks:
         """Meet the other ranks at a store: ``file://PATH`` of a new file, or ``HOST:PORT``.
 
-        Who is ``alone`` has no process group; if not so, a single rank has one, and a mesh of one.
+        ``alone``: a single rank has no process group; else it has one, and a mesh of one.
 
         A collective call that takes longer than ``collective_s`` seconds fails.
         On one host a file needs no port, so there is none to race for. On several, rank 0 serves
@@ -102,7 +102,7 @@ class Ranks:
 
     @classmethod
     def met(cls, device: torch.device) -> Ranks:
-        """The ranks of a process group that somebody else has made, alone where there is none.
+        """The ranks of a process group that was made elsewhere; one alone where there is none.
 
         It may be one of NCCL alone, so what is agreed on travels by a group of gloo beside it, over
         the interface that leads to torchrun's host, unless the environment names another. How
@@ -182,10 +182,10 @@ class Ranks:
     def unanimous(self, well: bool) -> bool:
         """Whether all ranks are ``well`` after what each of them did by itself.
 
-        Who is not gets False after :data:`TOLD_S` seconds at most: the others may wait for it in
-        what it has left. Who comes later finds the connection closed, as with a rank that is gone.
-        (Point to point, and not one call for all: that would go on after it has timed out, and keep
-        the process from ending.)
+        A rank that is not gets False after :data:`TOLD_S` seconds at most: the others may wait for
+        it in a call that it has left. One that comes later finds the connection closed, as with
+        a rank that is gone. (Point to point, and not one collective call: that would go on after it
+        has timed out, and keep the process from ending.)
         """
         if self.size == 1:
             return well
@@ -211,8 +211,8 @@ class Ranks:
     def release(self) -> None:
         """Take the groups down that were made here beside the default one; no other rank is needed.
 
-        Their threads are waited for: one that lets go of a tensor only while Python goes down ends
-        the process with SIGABRT, since it does not get the interpreter's lock any more.
+        This waits for their threads: one that drops a tensor only while Python shuts down ends the
+        process with SIGABRT, since it cannot get the interpreter's lock any more.
         """
         for groups in (self._control, self._background):
             while groups:
@@ -242,7 +242,7 @@ def share(batch: int, rank: int, ranks: int, micro_batch: int) -> list[range]:
     """A data rank's rows of the batch, in parts of at most ``micro_batch``.
 
     Row i belongs to rank i mod ``ranks``. All ranks get equally many parts, since each part is one
-    round of collective calls; so one of a rank that has a row less than others may be empty.
+    round of collective calls; so a rank with a row less than others may have an empty one.
     """
     rows = range(rank, batch, ranks)
     parts = math.ceil(math.ceil(batch / ranks) / micro_batch)

@@ -262,8 +262,8 @@ class _Fsdp:
     ) -> None:
         """Shard the parameters of a module that are not sharded yet, but for those ``apart``.
 
-        ``kept``: from forward to backward they stay gathered whatever ZeRO says, as backward begins
-        with them (those of a whole model's ends).
+        ``kept``: they stay gathered from forward to backward whatever ZeRO says, as backward begins
+        with them (embedding, last norm and head, of a whole model).
         """
         if mesh is not None:
             fully_shard(

@@ -62,10 +62,10 @@ def offset(fragment: int, fragments: int, target: int) -> int:
 
 
 def due(pieces: Sequence[Piece], cycle_step: int, target: int) -> list[int]:
-    """Fragments of which a snapshot is to be taken, after so many inner steps of the cycle.
+    """Fragments of which a snapshot is to be taken, after ``cycle_step`` inner steps of the cycle.
 
-    Nobody may be late for ever: with two rounds' work in hand a fragment is due as well, and so
-    one whose rounds go on is not held up by one whose do not.
+    None may be late for ever: with two rounds' work in hand a fragment is due as well, so that
+    fragments whose rounds go on are not held up by one whose rounds do not.
     """
     found = []
     for fragment, piece in enumerate(pieces):

@@ -35,7 +35,7 @@ def rank_of_stage(dims: ParallelDims, stage: int) -> int:
 
 
 def cut(model: Decoder, stage: int, stages: int) -> Decoder:
-    """Take from a whole model, in place, what is not of a stage."""
+    """Remove from a whole model, in place, all that is not of a stage."""
     if stage > 0:
         model.embed_tokens = None
     if stage < stages - 1:
@@ -70,7 +70,7 @@ class Pipeline:
         self.stages, self.ranks, self.width = stages, ranks, width
         self.group = ranks.axis("pp").get_group()
         self.count = ranks.dims.stages
-        self.dtype = torch.float32  # of what passes
+        self.dtype = torch.float32  # of the hidden states that pass between stages
 
     @property
     def last(self) -> Decoder | None:
@@ -85,7 +85,7 @@ class Pipeline:
         rows = inputs.shape[0] // parts
         stages = [self._stage(number, rows, inputs.shape[1]) for number in sorted(self.stages)]
         schedule = _schedule(self.ranks.dims, stages, parts, loss)
-        # torch 2.11 holds a stage to the layout that it was told of; this may be part of windows
+        # torch 2.11 wants the strides that a stage was built with; these may be slices of windows
         tokens = (inputs.contiguous(),) if 0 in self.stages else ()
         wanted = targets if self.last is not None else None
         schedule.step(*tokens, target=wanted, return_outputs=False, **given)

@@ -1,8 +1,8 @@
 """Where an island stands between the rounds, and how θ meets the outer state.
 
-Whoever takes the inner steps, Atoll's own loop (:mod:`node.trainer.loop`) or a script of the
-user's (:mod:`node.script`), counts them here, asks here what is due, and carries out here what
-the daemon commands.
+Whatever takes the inner steps, Atoll's own loop (:mod:`node.trainer.loop`) or a user's script
+(:mod:`node.script`), counts them here, asks here what is due, and carries out here what the daemon
+commands.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Progress:
         self.target_steps = 0  # 0: at rest, once it has begun
         # see :class:`~node.trainer.channel.Begin`
         self.at_will = self.forgets = self.gradients = False
-        self.in_hand = False  # a gradient that is to be sent
+        self.in_hand = False  # whether there is a gradient to be sent
         self.round_step = 0  # inner steps since the last Apply: the sampler's position
-        self.numbers: Numbers | None = None  # that position where rounds have no windows of theirs
+        self.numbers: Numbers | None = None  # its position where rounds have no own windows
         self.step = self.tokens = 0
         self.position = 0  # in the learning rate's schedule: of the swarm, which may be further
         self.rewarm_from: int | None = None
@@ -98,7 +98,7 @@ class Progress:
         """Fragments of which a snapshot is to be taken: it is their turn, or training is lost.
 
         Steps are counted from the last Apply, which comes to all islands at once, so that all
-        are due at once; who was late in the last round has more to send, not a phase of its own.
+        are due at once; an island late in the last round has more to send, not a phase of its own.
         Where islands contribute at will they are counted from the last contribution.
         """
         if not self.begun or self.resting:
@@ -123,7 +123,7 @@ class Progress:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is time that a snapshot is answered."""
+        """Whether a snapshot is unanswered after the steps that may overlap its round."""
         return any(
             piece.outstanding is not None and piece.unsent.steps >= self.overlap
             for piece in self.pieces
@@ -246,7 +246,7 @@ class Progress:
         self._read_vectors(None, None)
 
     def _take_moments(self, path: Path, steps: int) -> str:
-        """A donor's, or this island's own of an earlier checkpoint; why some of them are lost."""
+        """Take a donor's moments, or an earlier checkpoint's; why some of them are lost."""
         if steps and self.files.places is not None:
             read(path, steps, self.files.places, self.weights, self.optimizer)
         if steps:
@@ -255,7 +255,7 @@ class Progress:
         try:
             kept = (path, self.weights, self.optimizer)
             earlier, lost = load(*kept, one_disk=one_disk, earlier=True)
-        except OperatorError as error:  # all ranks are told; it may be gone by now
+        except OperatorError as error:  # raised on all ranks; the checkpoint may be gone by now
             self.rewarm_from = self.step
             return error.why
         self.rewarm_from = self.step if lost else earlier.rewarm_from
@@ -328,15 +328,15 @@ class Progress:
             self.whole = True
 
     def _answer(self, command: Apply, piece: Piece, loss: float | None) -> None:
-        """θ has taken a round in: whatever else follows from it."""
+        """Do all else that follows once θ has taken a round in."""
         if command.reset:
             sanitise(self.optimizer)
             self.bad_steps = 0
-        # of several fragments, and of others' arrivals, none but this begins a round for all of θ
+        # only fragment 0's merge begins a round for all of θ; at will, only one with own work in it
         begins = command.fragment == 0 and (command.contributed or not self.at_will)
         if self.forgets and (begins or command.reset):
             self.optimizer.state.clear()
-        if self.gradients:  # one of another place is worth nothing here
+        if self.gradients:  # a gradient that was taken elsewhere is worth nothing here
             self.optimizer.zero_grad()
             self.in_hand = False
         dropped = command.reset or self.gradients
@@ -397,7 +397,7 @@ class Progress:
         self.files.save(command.directory, standing)
 
     def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
-        """Tell the daemon that nothing is left to read in the vectors, None: in all fragments."""
+        """Tell the daemon that the fragment of the vectors (None: all) is read and free again."""
         if self.leader is None:
             return
         self.leader.vectors.clear(fragment)

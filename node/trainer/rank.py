@@ -98,8 +98,8 @@ def set_up_arithmetic(threads: int) -> None:
     """How this thread, and those that it starts, compute on the CPU.
 
     Numbers below 2^-126 count as zero: as attention sharpens, ever more of its weights and their
-    gradients become so small, and with them a step takes a third longer and more on x86. What the
-    daemon computes stays exact, since there all nodes have to get the same bits.
+    gradients become so small, and a step with such numbers takes a third longer and more on x86.
+    The daemon keeps them, since all nodes have to compute the same bits there.
     """
     import torch
 

@@ -56,7 +56,7 @@ from protocols.errors import OperatorError
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 FOLDER = "trainer"
-MOMENTS = "moments"  # the same of an earlier checkpoint, where no trainer was up at a later one
+MOMENTS = "moments"  # an earlier checkpoint's, in one that was made while no trainer was up
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
 WIDE = (torch.float64, torch.int32, torch.int64)  # types with values that fp32 has not
@@ -107,14 +107,14 @@ class Standing(BaseModel):
     rewarm_from: int | None
     optimizer_steps: int = Field(ge=0)  # 0: there are no moments
     without: tuple[str, ...] = ()  # parameters that have none, where the others have
-    # optimizers of those that have some; none: written by a version that did not say
+    # the optimizer of each parameter with moments; empty: by a version that did not say
     kinds: dict[str, str] = {}
-    # steps that moments have seen where those are fewer: of an optimizer that moves less often
+    # steps that a parameter's moments have seen, if fewer: its optimizer moves less often
     fewer: dict[str, int] = {}
     # what the optimizer keeps of a parameter beside moments and the count of steps
     numbers: dict[str, dict[str, Number]] = {}
-    unkept: str = ""  # what it had that is not here, in words
-    # numbers of those to come (node/trainer/numbers.py), where they have such
+    unkept: str = ""  # what of the optimizer's state is not here, in words
+    # those to come, where batches are numbered (node/trainer/numbers.py)
     batches: tuple[NonNegativeInt, ...] = Field(default=(), max_length=2 * MOST)
 
 
@@ -168,7 +168,7 @@ def save(
     if not weights.ranks.all_true(failure is None):  # else the others would wait for this one
         raise failure or OSError(f"not every rank can write to {directory}")
     state = folder / STATE if weights.ranks.leads else None
-    states = optimizer.state  # of several optimizers it is made whenever it is asked for
+    states = optimizer.state  # several optimizers make it anew whenever it is asked for
     standing = standing.model_copy(update={"unkept": unkept(weights, states)})
     if standing.optimizer_steps:
         update = beside_moments(weights, optimizer, states, standing.optimizer_steps)
@@ -221,7 +221,7 @@ def _write_whole(
 class ShardWriter(HuggingFaceStorageWriter):
     """Writes a rank's tensors one by one, into the same file as torch's writer does.
 
-    That puts a whole file together in memory twice before it writes it.
+    torch's holds a whole file in memory twice before it writes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -314,9 +314,9 @@ def load(
         raise _unreadable(directory, problem)
     if not one_disk:
         return standing, left_out
-    for name, parts in weights.parts.items():  # those that are tied, and two tensors here
+    for name, parts in weights.parts.items():  # tied ones that are two tensors here
         for twin in parts[1:]:
-            local(twin).copy_(local(parts[0]))  # as they are already, where they were not read
+            local(twin).copy_(local(parts[0]))  # no change if parameters were not read
             for moment in there.get(name, ()):
                 local(states[twin][moment]).copy_(local(states[parts[0]][moment]))
     return standing, left_out
@@ -357,7 +357,7 @@ def _read_whole(
 class _Reader(HuggingFaceStorageReader):
     """Tells what is wrong with files by OSErrors, which ranks can send each other.
 
-    Not all of safetensors' own can be pickled, and then the others would wait.
+    Some errors of safetensors cannot be pickled, and the others would wait for them.
     """
 
     def read_metadata(self) -> Metadata:

@@ -6,15 +6,15 @@ resumed island goes on where it was, and anybody can recompute who read what.
 An epoch is a keyed permutation of the windows, cut into blocks of ``reserved`` windows, and each
 round has the next block. In it the round's islands take turns: slot s of S takes the block's
 windows s, s + S, s + 2S, ... as long as it trains, so islands with different numbers of inner
-steps need not know of each other. Hence no window is read twice in an epoch, by nobody and in no
-round, as long as S * steps * batch_size <= ``reserved``. Whoever goes on for longer in a round (it
-hears nothing of the others, say) reads on in a permutation of that round's own, and so do all
-islands of a corpus that has no whole block; there no window repeats within a round until all have
-been read, but one of an earlier round may.
+steps need not know of each other. Hence no window is read twice in an epoch, in whatever round or
+by whatever island, as long as S * steps * batch_size <= ``reserved``. An island that goes on for
+longer in a round (it hears nothing of the others, say) reads on in a permutation of that round's
+own, and so do all islands of a corpus that has no whole block; there no window repeats within a
+round until all have been read, but one of an earlier round may.
 
-With ``pool`` the permutation has two levels: pools of so many neighbouring windows in some order,
-and the windows within a pool in some order. Then what is read at one time lies together, and a
-cache of a few files is enough (:mod:`node.data.remote`).
+With ``pool`` the permutation has two levels: pools of that many neighbouring windows are permuted,
+and the windows within each pool. Then what is read at one time lies together, and a cache of a few
+files is enough (:mod:`node.data.remote`).
 
 The permutation is a four-round Feistel network on the smallest even number of bits that holds
 the count, walked along its cycle until it lands below the count (Black and Rogaway, "Ciphers with
@@ -94,7 +94,7 @@ class Sampler:
 
     @property
     def _in_all(self) -> int:
-        """One ``seq_len`` is left over for the epoch's random offset."""
+        """Windows in the corpus; one ``seq_len`` is left over for the epoch's random offset."""
         return (self.tokens - self.seq_len) // self.seq_len
 
     @property
@@ -128,7 +128,7 @@ class Sampler:
         return several[first : first + self.batch_size][rows.start : rows.stop : rows.step]
 
     def compute(self, round: int, slot: int, slots: int, rows: range) -> npt.NDArray[np.int64]:
-        """The same for ``rows`` counted on through all steps of the round, int64 [len(rows)]."""
+        """As :meth:`starts`, int64 [len(rows)], with ``rows`` counted through the whole round."""
         counter = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
         counter = counter * slots + slot
         starts = np.empty_like(counter)

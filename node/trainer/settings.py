@@ -33,7 +33,7 @@ class TrainerSettings(BaseModel):
     evaluation: Path | None = None  # token file of the shared validation shard
     device: Literal["cpu", "cuda"] = "cpu"
     ranks: int = Field(1, ge=1, le=1024)  # one a GPU
-    hosts: int = Field(1, ge=1, le=1024)  # that they are on
+    hosts: int = Field(1, ge=1, le=1024)  # that the ranks are on
     dims: ParallelDims | None = None  # None: parameters and rows are sharded over all ranks
     threads: int = Field(1, ge=1)  # of torch and OpenMP, per rank
     wait_s: float = Field(1.0, ge=0)  # for a round's outcome, then inner steps go on

@@ -12,8 +12,8 @@ meanwhile the trainer writes no snapshot. A claim in turn waits for a snapshot t
 written. Nobody holds the lock for longer than that copy, and the kernel gives it back when its
 holder dies.
 
-A second flag keeps a snapshot that others may take though its trainer has begun anew: no
-other one is written until the daemon claims the vectors again.
+Another flag keeps a snapshot that peers may still take after its trainer has begun anew: no new
+one is written until the daemon claims the vectors again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SharedVectors:
         self._unlock_pages: Callable[[], object] = bool  # nothing is locked
         self._header = np.frombuffer(self._map, np.int64, 3 * MAX_FRAGMENTS).reshape(-1, 3)
         self._close = weakref.finalize(self, os.close, descriptor)
-        self._close.atexit = False  # then all descriptors go
+        self._close.atexit = False  # at exit the kernel closes all descriptors
 
     @classmethod
     def create(cls, size: int) -> SharedVectors:
@@ -143,7 +143,7 @@ class SharedVectors:
         return True
 
     def keep(self, fragment: int, *, on: bool) -> None:
-        """Before Begin or Apply: whether ``sent`` is still read, and takes no snapshot after it."""
+        """Before Begin or Apply: set whether ``sent`` is still read, so takes no snapshot."""
         self._header[fragment, _KEPT] = on
 
     def clear(self, fragment: int | None = None) -> None:
@@ -156,14 +156,14 @@ class SharedVectors:
     # --- the trainer's side -------------------------------------------------------------------
 
     def try_snapshot(self, fragment: int = 0) -> bool:
-        """Begin to write ``sent``; false when the daemon has the fragment, or is taking one.
+        """Begin to write ``sent``; false when the daemon has the fragment, or is claiming one.
 
-        Or where an earlier snapshot is still to be sent.
+        False as well where an earlier snapshot is still to be sent.
         """
         return not self._header[fragment, _KEPT] and self.try_read(fragment)
 
     def try_read(self, fragment: int = 0) -> bool:
-        """Begin to read ``base``; false when the daemon has the fragment, or is taking one."""
+        """Begin to read ``base``; false when the daemon has the fragment, or is claiming one."""
         if not self._try_lock():
             return False
         if self._header[fragment, _CLAIMED]:

@@ -71,7 +71,7 @@ def flops_a_token(model: Model, matrices: int, seq_len: int) -> float | None:
 
 @dataclass(frozen=True)
 class Speed:
-    """What an island's devices could do, and what a token takes."""
+    """The peak of an island's devices, and the operations that a token takes."""
 
     flops_a_token: float | None
     peak: float | None  # of all ranks, operations a second
@@ -86,7 +86,7 @@ class Speed:
         )
 
     def mfu(self, tokens: int, seconds: float) -> float | None:
-        """The share of the peak that was used for so many tokens; None where it is not known."""
+        """The share of the peak used for ``tokens`` in ``seconds``; None where it is not known."""
         if self.flops_a_token is None or self.peak is None or seconds <= 0:
             return None
         return self.flops_a_token * tokens / seconds / self.peak

@@ -18,7 +18,7 @@ from node.trainer.layout import Layout
 from node.trainer.parallel import Ranks
 
 T = TypeVar("T")
-Pick = Callable[[Tensor], Tensor]  # what of a parameter: itself, its gradient, a moment
+Pick = Callable[[Tensor], Tensor]  # picks from a parameter: itself, its gradient, a moment
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -27,10 +27,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """All of it, on every rank of its mesh; every one of them must call it.
+    """The whole tensor, on every rank of its mesh; every one of these must call it.
 
-    Shards that lie beside their mesh's device (FSDP2's CPU offload) come together on it: that is
-    where the mesh's group works, which a script may have made of NCCL alone.
+    Shards that are not on their mesh's device (FSDP2's CPU offload) are gathered on that device:
+    only there does the mesh's group work, which a script may have made of NCCL alone.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -56,7 +56,7 @@ def itself(parameter: Tensor) -> Tensor:
 
 
 def gradient(parameter: Tensor) -> Tensor:
-    """Its gradient; zeros where the batch has nothing to say to it."""
+    """Its gradient; zeros where the batch gave it none."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
