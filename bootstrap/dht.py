@@ -102,7 +102,7 @@ class Dht:
         whereabouts.enter(run_id)
         p2p = P2P(transport, whereabouts, inspector=records.Inspector(), limit=limit)
         # bootstrapping is ours (`join`), since hivemind's raises where a seed cannot dial back;
-        # and no caches: their entries would not know about sequence numbers
+        # and there are no caches: they know nothing of sequence numbers
         node = await DHTNode.create(
             p2p=p2p,
             node_id=DHTID.from_bytes(records.node_id(transport.peer_id)),
@@ -224,7 +224,7 @@ class Dht:
                     await self._changed.wait()
 
     async def _announce_own(self) -> float:
-        """Seconds until the next announcement is due."""
+        """Announce our record; returns the seconds until the next announcement is due."""
         own = self._whereabouts.own
         if own is None or not await self.announce(own.data):
             return RETRY
@@ -235,7 +235,7 @@ class Dht:
 
         if not self.neighbours():
             await self.join(self._seeds)
-        # hivemind's own refresh passes a bare id where a collection is due, and dies of it
+        # hivemind's own refresh passes a bare id where a collection is expected, and fails
         await self._node.find_nearest_nodes([DHTID(random.getrandbits(160))])
 
     async def aclose(self) -> None:

@@ -1,9 +1,9 @@
 """Whether others can dial a node: it asks a peer that it has greeted to try, the *dial-back*.
 
-Whoever asks could have this node dial what it likes, and learn what is there. So a node dials the
-address alone that the caller is seen to come from, at the ports that the caller's record gives, or
-a relay that it has reached itself; some times a minute; and tells whether the caller has proven
-itself there, and nothing else: a *no* comes after the same time whatever was found.
+Without limits callers could have a node dial any address, and learn what is there. So a node dials
+only the address that the caller is seen to come from, at the ports of the caller's record, or a
+relay that the node has reached itself, a few times a minute. It tells only whether the caller has
+proven itself there: a *no* comes after the same time whatever was found.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protocols.whereabouts import Whereabouts
 
 TIMEOUT_S = 5.0  # for all addresses that are tried, and until a "no"
 MAX_TRIED = 3  # addresses
-OF_ONE, ONE_EVERY_S = 16, 4.0  # dial-backs for one place: at once, and then one in so long
+OF_ONE, ONE_EVERY_S = 16, 4.0  # dial-backs for one place: at once, then seconds for each more
 OF_ALL, EVERY_S = 64, 0.25  # likewise for all
 MAX_PLACES = 1024
 
@@ -89,7 +89,7 @@ class DialBack:
         raise RemoteRefused("elsewhere", f"no address of yours at {seen or 'where you come from'}")
 
     def _worth_trying(self, addresses: Iterable[str], seen: str) -> list[str]:
-        """Which of a caller's addresses are where it comes from, or may be: names lead anywhere."""
+        """Which of a caller's addresses are where it comes from, or may be (names)."""
         found = []
         for address in addresses:
             try:
@@ -126,14 +126,14 @@ class DialBack:
 
 
 class Allowance:
-    """So many at once and then one in a while, of one place and of all. Pure."""
+    """A limit that allows bursts, for each place and for all together (token buckets). Pure."""
 
     def __init__(self) -> None:
         self._all = (float(OF_ALL), 0.0)  # what is left, and when that was
         self._places: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, place: str, now: float) -> bool:
-        """Whether there is one left for ``place``; it is gone then."""
+        """Returns whether one was left for ``place``, and takes it."""
         everybody = _refilled(self._all, OF_ALL, EVERY_S, now)
         mine = _refilled(self._places.get(place, (OF_ONE, now)), OF_ONE, ONE_EVERY_S, now)
         if min(everybody, mine) < 1:
@@ -160,7 +160,7 @@ def _host(hostport: str) -> str:
 
 
 async def dialled_back(transport: Transport, peer: PeerId) -> Reach:
-    """Ask a peer that was greeted to dial back: whether it can."""
+    """Ask a peer that was greeted to dial back; returns what that has shown."""
     try:
         return await asked_back(transport, peer)
     except TransportError:
@@ -179,6 +179,6 @@ async def asked_back(transport: Transport, peer: PeerId) -> Reach:
 
 
 async def reach(transport: Transport, peers: Iterable[PeerId]) -> Reach:
-    """Ask several: yes where one can, and no where one that has tried cannot."""
+    """Ask several; returns the first member of :class:`Reach` that one of them found."""
     found = set(await asyncio.gather(*[dialled_back(transport, peer) for peer in peers]))
     return next(one for one in Reach if one in found or one is Reach.UNKNOWN)

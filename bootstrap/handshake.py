@@ -45,7 +45,7 @@ MAX_ANNOUNCES = 256
 ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
 OPEN_TO_STRANGERS = ("hello", "announce", "where", "p2p")
 MAX_ADMITTED = 4096
-LEAST_INVITATION = 12  # characters: who is shown a proof can try guesses
+LEAST_INVITATION = 12  # characters: a peer that is shown a proof can try guesses
 MAX_SHOWN = 200  # characters of a stranger's text in an error
 
 SET_CLOCK = "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)"
@@ -60,10 +60,10 @@ def anyone(caller: PeerId, greeted: PeerId, shown: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _key(token: str) -> bytes:
-    """What proofs of a run's token are made with: each guess at the token costs as much as this.
+    """The key of proofs of a run's token: each guess at the token costs as much as deriving it.
 
-    Some 0.1 s and 32 MiB (RFC 7914). The salt is one for all runs: a greeting comes before the
-    caller knows the run, and what the other end could name for it, it could have tried before.
+    Some 0.1 s and 32 MiB (RFC 7914). All runs have one salt: a caller greets before it knows the
+    run, and for a salt named by the other end that end could have tried guesses beforehand.
     """
     return Scrypt(salt=b"atoll invitation", length=32, n=2**15, r=8, p=1).derive(token.encode())
 
@@ -79,7 +79,7 @@ def shared_token(token: str) -> Admits:
 def _shown(token: str, caller: PeerId, greeted: PeerId) -> str:
     """What a greeting carries to prove that the caller knows the run's token; empty without one.
 
-    It holds between these two alone: who answers at an address given without an id may be anybody.
+    It holds between these two alone: anybody may answer at an address that is given without an id.
     """
     if not token:
         return ""
@@ -90,7 +90,7 @@ def _shown(token: str, caller: PeerId, greeted: PeerId) -> str:
 def admission(token: str, run: bytes, peer: PeerId) -> bytes:
     """What a peer's announcements carry to prove that it knows the run's token; empty without one.
 
-    It holds for this peer in this run alone, so who sees it cannot use it.
+    It holds for this peer in this run alone, so a peer that sees it cannot use it.
     """
     if not token:
         return b""
@@ -100,7 +100,7 @@ def admission(token: str, run: bytes, peer: PeerId) -> bytes:
 class Gate:
     """Answers the greetings of newcomers, and remembers whom it let in.
 
-    ``run`` is asked each time: empty while this node takes part in none, which fits any.
+    ``run`` is called each time; empty: this node takes part in no run yet, which fits any.
     ``observed`` tells a caller's address as the transport sees it, where it can.
     ``brought`` is told of a caller let in that has a run while this node has none; the caller
     still hears of no run, and so knows that it was the first to bring one. ``refused`` is told of
@@ -136,7 +136,7 @@ class Gate:
         DialBack(transport, whereabouts, admitted=self.admitted, observed=observed)
 
     def admitted(self, peer: PeerId) -> bool:
-        """Whether ``peer`` was let in; it is asked to greet again if this node forgot."""
+        """Whether ``peer`` was let in; if this node forgot, it is asked to greet again."""
         return peer in self._admitted
 
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
@@ -234,7 +234,7 @@ async def greet(
     if welcome.record:
         try:
             whereabouts.learn(welcome.record, expected=peer)
-        except RemoteProtocolError as error:  # who answers is proven, and reached, without it
+        except RemoteProtocolError as error:  # the peer is proven, and reached, without it
             logger.info("%s gives an address record that does not hold: %s", peer, error)
     # as NTP does: their time was read half way between our two (RFC 5905, section 8)
     return Greeting(peer, welcome, welcome.time - (sent + received) / 2, received - sent)
@@ -257,8 +257,8 @@ class Clocks:
     def offset(self) -> float:
         """The median over peers of their clock minus ours; 0 before any measurement.
 
-        Never beyond the limit: no node starts with such a clock (:meth:`check`), and what is
-        said later, by the only peer that was asked perhaps, must not cut it off.
+        Never beyond the limit: no node starts with such a clock (:meth:`check`), and what peers
+        say later, perhaps a single one, must not cut this node off.
         """
         return min(max(self._median, -self._limit), self._limit)
 
@@ -295,7 +295,7 @@ def _uninvited(welcome: Welcome, invitation: str) -> bool:
                 envelope, Announce, purpose="announce", run=welcome.run, now=None
             ).message
         except RemoteProtocolError:
-            continue  # who takes part looks at it again, and tells of it
+            continue  # members open it again, and report it
         if hmac.compare_digest(
             announce.admission, admission(invitation, welcome.run, announce.peer)
         ):

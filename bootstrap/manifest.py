@@ -40,10 +40,10 @@ from protocols.errors import Malformed
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
-# keys of "script" that are not written where they are empty, which says that there is nothing of
-# the kind: runs that have none keep the id they had before there were such keys
+# keys of "script" that are left out where they are empty: runs without them keep the id that they
+# had before these keys existed
 LEFT_OUT = ("frozen", "frozen_marks")
-MARK, MOST_MARKS = 4, 1024  # hex digits of a frozen tensor; where there are more, none has any
+MARK, MOST_MARKS = 4, 1024  # hex digits a frozen tensor; with more tensors there are no marks
 
 
 class Model(Section):
@@ -108,9 +108,9 @@ class Data(Section):
     seq_len: int = Field(default=128, ge=8, le=1_048_576)
     batch_size: int = Field(default=8, ge=1, le=65_536)  # sequences per inner step and island
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    # so many islands find windows in a round that nobody else reads (see node/trainer/sampler.py)
+    # up to this many islands read windows in a round that no other reads (node/trainer/sampler.py)
     islands: int = Field(default=8, ge=1, le=100_000)
-    # windows that are read at one time lie in one stretch of so many; 0: anywhere
+    # windows that are read at one time lie in one stretch of this many; 0: anywhere
     pool_windows: int = Field(default=0, ge=0, le=2**40)
 
 
@@ -149,14 +149,14 @@ class Script(Section):
     """A run whose islands train with a script of their own (``node.join``).
 
     Then ``model``, ``data``, ``inner`` and ``evaluation`` mean nothing: model, data and inner
-    optimizer are the scripts' business. Only the parameters have to be the same ones.
+    optimizer are the scripts' business. Only names and shapes of the parameters must be the same.
     """
 
     layout: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of names and shapes
     parameters: int = Field(default=0, ge=0, le=2**40)
     dense: int = Field(default=0, ge=0, le=2**40)  # of them, in tensors of two or more dims
     # BLAKE3 of what is frozen beside them (node/script/frozen.py), and a mark of each tensor of it;
-    # empty: nobody compares it
+    # where empty, it is not compared
     frozen: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     frozen_marks: str = Field(default="", pattern=r"^([0-9a-f]{4})*$", max_length=MARK * MOST_MARKS)
 
@@ -283,7 +283,7 @@ class Manifest(Section):
         return manifest
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's, but for the id: a changed copy is another run."""
+        """As pydantic's, but without the cached id: a changed copy is another run."""
         copied = super().model_copy(update=update, deep=deep)
         copied.__dict__.pop("run_id", None)
         return copied
@@ -297,7 +297,7 @@ class Manifest(Section):
     def numbered(self) -> bool:
         """Whether batches have numbers through the run (:mod:`node.trainer.numbers`).
 
-        A script reads what it likes, and in pairs nobody counts for all.
+        Not with a script, which reads what it likes, nor in pairs, where nobody counts for all.
         """
         alone = self.rounds.at_will and self.mode not in GOSSIP
         return alone and not self.script.layout

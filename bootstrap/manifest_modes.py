@@ -25,7 +25,7 @@ from bootstrap.manifest_rounds import (
 
 _ALONE = {"quorum": ONE, "grace_fraction": 0.0, "min_grace_s": 0.0}
 
-# of "auto" not fp32: what bf16 loses of parameters is less than islands differ by
+# "auto" goes without fp32: bf16 loses less of parameters than islands differ by
 OF_PAIRS = {"codec": "bf16", "codecs": ("bf16", "int8"), "max_staleness": 4}
 
 # what a mode stands for, where the manifest says nothing else
@@ -57,13 +57,13 @@ SPARTA: dict[str, dict[str, Any]] = {
     "rounds": {"inner_steps": 1, "share": 0.005, "codec": "bf16", "eval_every": 100},
     "outer": {"optimizer": "sgd"},
 }
-# knobs of rounds that belong to a mode, for whoever has defaults of its own
+# knobs of rounds that belong to a mode, for callers with defaults of their own
 MODE_ROUNDS: dict[str, dict[str, Any]] = {
     **{mode: tables.get("rounds", {}) for mode, tables in MODE_DEFAULTS.items()},
     "sparta": SPARTA["rounds"],
     "allreduce": {"inner_steps": 1, "total_rounds": 3000},
 }
-# of rules that take an arrival whole: η D of two islands is more than their mean with a higher one
+# for rules that apply an arrival in full: with a higher η, η D of two islands exceeds their mean
 MOST_LR_AT_WILL = 0.5
 STREAMING_FRAGMENTS = 4  # or as many as there are layers
 
@@ -128,7 +128,7 @@ def _of_gradients(
 
 
 def check_gradients(mode: str, outer: Outer, rounds: Rounds, inner: str) -> None:
-    """Raise ValueError where rounds of gradients are asked for what they cannot have, or give."""
+    """Raise ValueError where rounds of gradients, or others, have knobs they cannot have."""
     if mode != "allreduce":
         if outer.optimizer in OF_GRADIENTS:
             raise ValueError(
@@ -195,9 +195,9 @@ def check_trust(rounds: Rounds, merge: Merge) -> None:
 def check_arrivals(optimizer: str, lr: float) -> None:
     """Raise ValueError for an outer optimizer that goes astray where every arrival is a round.
 
-    Of the rules with momentum or second moments one alone takes an arrival for its share and
-    waits with the rest until shares add up to one (2401.09135); the others carry on, or scale, one
-    island's work as if it were the mean of all. ``lr`` is the highest η.
+    Of the rules with momentum or second moments only delayed-nesterov takes an arrival for its
+    share, and waits with the momentum until shares add up to one (2401.09135). The others carry
+    on, or scale, one island's work as if it were the mean of all. ``lr`` is the highest η.
     """
     if optimizer == "delayed-nesterov":
         return

@@ -43,10 +43,10 @@ FINEST_FIRST: tuple[str, ...] = get_args(Codec)
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
 NO_BOUND = -1  # of staleness
-MOST_COUNT = 2**63 - 1  # of steps and rounds: more is no number to calculate with
+MOST_COUNT = 2**63 - 1  # of steps and rounds: the largest signed 64-bit integer
 ONE = 1e-3  # quorum: one island is enough, in any swarm
 
-# what an outer optimizer stands for (diloco.optimizers has the sources): η, and μ or β₁
+# defaults of each outer optimizer (diloco.optimizers has the sources): η, and μ or β₁
 OUTER_DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1.0, "momentum": 0.0},
     "sparseloco": {"lr": 1.0, "momentum": 0.0},
@@ -106,7 +106,7 @@ class Outer(Section):
 
     @property
     def moving(self) -> bool:
-        """Whether what was merged once is carried on in later rounds."""
+        """Whether it has momentum, by which merged work also moves later rounds."""
         return bool(self.momentum or self.momentum_start)
 
     @model_validator(mode="after")
@@ -123,14 +123,14 @@ class Rounds(Section):
     """When and how the swarm meets."""
 
     inner_steps: int = Field(default=50, ge=1, le=10_000_000)  # H of the fastest island
-    # 0: always inner_steps. Else H is between both, such that waiting for bytes takes at most
-    # `exposed` of a round
+    # 0: always inner_steps. Else H lies between inner_steps and this, such that waiting for bytes
+    # takes at most `exposed` of a round
     most_steps: int = Field(default=0, ge=0, le=10_000_000)
     # inner steps taken between snapshot and merge
     overlap_steps: int = Field(default=0, ge=0, le=MOST_COUNT)
-    # the model is merged whole, or in so many fragments that take turns (streaming): then results
+    # 1: the model is merged whole. Else in this many fragments that take turns (streaming): results
     # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
-    # inner_steps), and islands keep `alpha` of what sets them apart from the merged fragment
+    # inner_steps), and islands keep `alpha` of their difference from the merged fragment
     fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
     tau: int = Field(default=0, ge=0, le=MOST_COUNT)
     alpha: float = Field(default=0.5, ge=0, lt=1)
@@ -158,12 +158,12 @@ class Rounds(Section):
     share: float = Field(default=1.0, gt=0, le=1)
     # who merges the parts: all members, or those started with --role server while one is there
     owners: Literal["members", "servers"] = "members"
-    # whether work that the others took whole rounds without is turned towards the outer momentum
+    # whether work that comes whole rounds late is turned towards the outer momentum
     align: bool = False
-    # over more rounds than that which nobody keeps local progress is dropped; in pairs an answer to
-    # a letter may be so many own rounds late
+    # local progress is dropped after missing more rounds than this that nobody keeps; in pairs an
+    # answer to a letter may be this many own rounds late
     max_staleness: int = Field(default=2, ge=0, le=MOST_COUNT)
-    replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
+    replay_rounds: int = Field(default=5, ge=1, le=64)  # rounds kept for members that missed some
     eval_every: int = Field(default=1, ge=0, le=MOST_COUNT)  # rounds; 0: never
 
     @property
@@ -173,7 +173,7 @@ class Rounds(Section):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether islands keep what was lost, which takes one more vector of memory."""
+        """Whether islands keep what a codec lost, which takes one more vector of memory."""
         return any(name in COARSE for name in self.allowed_codecs)
 
     @property
@@ -232,7 +232,7 @@ class Merge(Section):
     """
 
     trust: Literal["friendly", "open"] = "friendly"
-    # another one than what ``trust`` stands for
+    # a rule to use instead of the one that ``trust`` stands for
     rule: Literal[
         "auto", "mean", "clip", "median", "trimmed", "geometric-median", "centered-clip"
     ] = "auto"

@@ -1,7 +1,7 @@
 """How fast a link is, found out by moving some bytes over it: for ``node doctor``.
 
-Every node takes and gives bytes that mean nothing, a bounded number at a time and a minute, so
-that nobody can use up its link with questions.
+Every node takes and gives bytes that mean nothing, a bounded number at a time and per minute,
+so that nobody can use up its link with questions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from protocols.transport import CHUNK_BYTES, Feed, Incoming, Transport
 MAX_BYTES = 8 * 1024 * 1024  # of one body
 BYTES_A_MINUTE = 64 * 1024 * 1024  # of all bodies together
 FIRST_BYTES = 256 * 1024
-WANTED_S = 0.5  # so long a transfer says something about the link
+WANTED_S = 0.5  # a transfer that takes this long says something about the link
 STALL_S = 10.0
-_ZEROS = bytes(CHUNK_BYTES)  # of all bodies: who reads slowly holds no memory
+_ZEROS = bytes(CHUNK_BYTES)  # shared by all bodies: a slow reader holds no memory
 
 
 class ProbeServer:

@@ -44,7 +44,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.utils.timed_storage import ValueWithExpiration  # noqa: E402
 
 MAX_VALUE_BYTES = 2048  # of one envelope; a record is about 300
-MAX_SUBKEYS = 400  # islands under one key; times the above it still fits one reply
+MAX_SUBKEYS = 400  # islands under one key; as many values of that size fit one reply
 MAX_SUBKEY_BYTES = 80
 MAX_KEYS = 1024  # that one node stores for others
 MAX_KEYS_PER_CALL = 64
@@ -206,7 +206,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
             return False
         if entry is not None:
             if sequence_of(entry.value) >= sequence_of(value):
-                return bool(entry.value == value)  # the same once more is there
+                return bool(entry.value == value)  # the same value again counts as stored
             if entry.expiration_time >= expiration_time:
                 del entries[subkey]  # newer by sequence though it expires earlier
         if expiration_time > entries.latest_expiration_time:
@@ -288,7 +288,7 @@ class Inspector:
 
 
 def check_dictionary(value: bytes) -> int:
-    """Walk a dictionary as hivemind packs it, bounded at each step; how many entries it has.
+    """Walk a dictionary as hivemind packs it, bounded at each step; returns the number of entries.
 
     Raises :class:`Malformed`.
 

@@ -48,7 +48,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise bad_config(
             f"cannot read {path}", "it is not UTF-8 text", "give a TOML file"
         ) from error
-    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # also for a number with thousands of digits
         raise bad_config(
             f"cannot read {path}", f"not valid TOML: {error}", "correct that line (https://toml.io)"
         ) from error

@@ -90,7 +90,7 @@ def is_relayed(address: str) -> bool:
 
 
 def relay_address(where: str, relay: PeerId) -> str:
-    """How those are called who wait at ``relay``; raises :class:`OperatorError` E102."""
+    """The address of a peer that waits at ``relay``; raises :class:`OperatorError` E102."""
     return normal(f"{RELAY}{parse_address(where).hostport}/{relay}")
 
 
@@ -121,7 +121,7 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def source_of(host: str) -> str:
-    """What an IP address is counted by: itself, or of IPv6 the network that a household has.
+    """What an IP address is counted under: itself, or with IPv6 a household's network.
 
     Raises ValueError for anything else.
     """

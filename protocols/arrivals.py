@@ -12,10 +12,10 @@ from statistics import fmean
 
 WINDOW_S = 0.25  # long beside the queues of links, short beside a round
 SEARCHED = 4  # windows
-KEPT = 32  # windows, eight seconds of sending: after so long a slower link is believed
+KEPT = 32  # windows, eight seconds of sending: after these a slower link is believed
 SPAN = 4  # windows in a row whose mean tells the speed
-BURSTS = 1 / 16  # of those, the fastest: not counted
-SHORT_BYTES = 8192  # with less all of it may be in one piece
+BURSTS = 1 / 16  # of the windows, the fastest, are not counted
+SHORT_BYTES = 8192  # shorter bursts may arrive in one piece
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Windows:
 class Burst:
     """Bytes a second of what was sent in one go and has arrived before a window was over."""
 
-    _since: float | None = None  # nothing of it had arrived
+    _since: float | None = None  # nothing had arrived by then
     _at: int = 0
     _long: bool = False
 
@@ -78,7 +78,7 @@ class Burst:
 class Speeds:
     """What lately came in, in bytes a second; the link may carry more."""
 
-    windows: int = 0  # so many have been seen
+    windows: int = 0  # how many have been seen
     _windows: Windows = field(default_factory=Windows)
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=2 * KEPT))
 
@@ -91,7 +91,7 @@ class Speeds:
 
     @property
     def speed(self) -> float | None:
-        """Nearly the most: for much of the time nobody sent as fast as he could."""
+        """Nearly the most, since for much of the time no peer sent as fast as it could."""
         return most(self._seen) if len(self._seen) >= SEARCHED else None
 
 
@@ -102,6 +102,6 @@ def lasting(seen: Sequence[float]) -> float:
 
 
 def most(seen: Collection[float]) -> float:
-    """Nearly the most; while there are few, the most but one or the only one."""
+    """Nearly the most; while there are few, the second highest, or the only one."""
     skipped = max(int(BURSTS * len(seen)), min(1, len(seen) - 1))
     return sorted(seen)[-1 - skipped]

@@ -83,7 +83,7 @@ async def _chunks(feed: Feed) -> AsyncIterator[Buffer]:
             await waker.wait()
             continue
         size = memoryview(chunk).nbytes
-        if size == 0:  # what is too long is found by whoever sends it
+        if size == 0:  # too long a body is noticed by its sender
             raise LocalProtocolError(f"body {left} bytes shorter than announced")
         left -= size
         yield chunk

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 _SAVED_S = 0.02  # what may be saved up while nothing is sent
 _PIECE_S = 0.005  # one grant; with what was saved up a burst stays below 50 ms
-_SPENT = 0.75  # of the rate: what is sent without a grant takes no more from the others,
-_SPENT_S = 0.5  # but for so many seconds' worth at once
+_SPENT = 0.75  # of the rate: at most this is charged for what is sent without a grant,
+_SPENT_S = 0.5  # and this many seconds' worth at once
 _MIN_PIECE = 1400  # about one packet
 _MAX_PIECE = 1 << 20
 
@@ -18,8 +18,8 @@ class Bucket:
     """Grants of bytes at ``rate`` bytes a second; None: no limit. Safe to use from any thread.
 
     A grant may be larger than what there is; the next one then waits until the debt is paid. What
-    is sent without one (:meth:`spend`) counts as well, but others always have a quarter: whoever
-    asks for many answers must not stop what waits.
+    is sent without one (:meth:`spend`) is charged too, but a quarter of the rate is always left for
+    grants: a peer that asks for many answers must not stop those who wait for one.
     """
 
     def __init__(self, rate: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class Bucket:
         self._saved = 0.0
         self._at = clock()
         self._set(rate)
-        self._charged = self._rate * _SPENT_S  # of what is spent from now on; the rest is free
+        self._charged = self._rate * _SPENT_S  # of what is spent; more is free
 
     def change(self, rate: float | None) -> None:
         """From now on this is the limit; what is saved up or owed stays."""
@@ -56,7 +56,7 @@ class Bucket:
             return granted
 
     def spend(self, count: int) -> None:
-        """``count`` bytes went out that do not wait for a grant; the others pay for most."""
+        """``count`` bytes went out without a grant; most of them are charged to later grants."""
         if self.limited:
             with self._lock:
                 self._refill()
@@ -73,7 +73,7 @@ class Bucket:
     def _refill(self) -> None:
         now = self._clock()
         if not self.limited:
-            self._saved = 0.0  # who comes under a limit begins with nothing
+            self._saved = 0.0  # nothing is saved up when a limit is set
         gained = (now - self._at) * self._rate
         self._saved = min(self._saved + gained, self._rate * _SAVED_S)
         self._charged = min(self._charged + gained * _SPENT, self._rate * _SPENT_S)

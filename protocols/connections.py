@@ -1,14 +1,14 @@
 """Which connections a node has accepted, and which makes way where there are as many as may be.
 
 Strangers, who have proven no key or are not admitted, make way for each other, the oldest first.
-They always have some places, so that who comes has the time to shake hands, and take none from
-those who are admitted: without an invitation everybody is who has proven a key. Where more are
-admitted than there are places, a connection without a request goes, of whoever has most of them, by
-its key or by its address: keys cost nothing, addresses do. That may be the new one. One that serves
-a request never goes for another connection.
+They always have some places, so that newcomers have time to shake hands, and take none from those
+who are admitted (without an invitation: everybody who has proven a key). Where more are admitted
+than there are places, an idle connection makes way, of the key or the address that has most of
+them: keys cost nothing, addresses do. That may be the new one. A connection that serves a request
+never makes way for another.
 
-It does where the bodies of calls that are here take too much together: the newest from the address
-that has brought most. None waits for room: who draws its body out would hold the others up.
+It is cut only where the bodies of calls in memory take too much together: then the newest from the
+address that sent most. No call waits for room, or a peer that draws out its body would block it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protocols.identity import PeerId
 from protocols.limits import Limits
 
 _Key = TypeVar("_Key")
-_FOR_STRANGERS = 16  # one of so many places
+_FOR_STRANGERS = 16  # one place in this many
 
 
 class Connection:
@@ -38,7 +38,7 @@ class Connection:
         self._among = among
 
     def proven(self, peer: PeerId) -> None:
-        """Its other end has shown whose it is."""
+        """Its other end has proven that it is ``peer``."""
         self._among.proven(self, peer)
 
     def expected(self) -> None:
@@ -57,7 +57,7 @@ class Connection:
             self._among.changed(self)
 
     def holds(self, count: int) -> None:
-        """So many bytes of a body have come, and are kept until its request is served."""
+        """``count`` bytes of a body have come, and are kept until its request is served."""
         self._among.holds(self, count)
 
     def ended(self) -> None:
@@ -132,7 +132,7 @@ class Connections:
             self._cut(max(reversed(self._holding), key=lambda one: by_source[one.source]))
 
     def _release(self, connection: Connection) -> None:
-        """What it holds is wanted no more."""
+        """The bodies that it holds are not needed any more."""
         if connection.held:
             self._held -= connection.held
             connection.held = 0
@@ -151,7 +151,7 @@ class Connections:
             _less(self._of_peer, connection.peer)
 
     def _has_room(self) -> bool:
-        """For one more; the oldest stranger goes for it."""
+        """Whether there is room for one more; the oldest strangers are cut for it."""
         while len(self._open) >= self._limits.total:
             if not self._strangers:
                 return False
@@ -163,7 +163,7 @@ class Connections:
         return True
 
     def _let_in(self, connection: Connection) -> None:
-        """It is no stranger any more; where there are too many who are none, one of them goes."""
+        """It is no stranger any more; where too many are admitted, one idle one is cut."""
         del self._strangers[connection]
         self.changed(connection)
         places = self._limits.total - self._limits.total // _FOR_STRANGERS
@@ -178,7 +178,7 @@ class Connections:
         connection.cut()
 
     def _idlest(self) -> Connection | None:
-        """The one that is idle the longest of whoever has most."""
+        """The longest idle one of the peer or source that has most."""
         return max(self._idle, key=self._weight, default=None)
 
     def _weight(self, connection: Connection) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """How much of each contributor is in a part, as few bytes.
 
-Most parts hold all of everybody, so what travels are runs: neighbours in the plan's order of which
-the same number of elements is in. A run is ``first contributor (2) | how many of them (2) |
+Most parts hold all of everybody, so runs travel: neighbours in the plan's order that have the same
+number of elements in the part. A run is ``first contributor (2) | how many of them (2) |
 elements (8)``, big endian; runs ascend, and none could be joined with the one before, so equal
 counts are equal bytes. In a round of 256 members that is 12 bytes a part instead of two thousand.
 """
@@ -25,11 +25,11 @@ class Included(NamedTuple):
     """How much of a contributor's slice reached the merged part."""
 
     contributor: int  # index into the contributors that PartResult.basis names
-    elements: int  # the first so many elements of the part, at least one
+    elements: int  # counted from the start of the part, at least one
 
 
 class Run(NamedTuple):
-    """Contributors ``first`` to ``stop`` − 1 have so many elements each in the part."""
+    """Contributors ``first`` to ``stop`` − 1 have ``elements`` each in the part."""
 
     first: int
     stop: int

@@ -78,7 +78,7 @@ def open(  # read as envelope.open
 ) -> Envelope:
     """Check an envelope without knowing what is in it; ``None`` takes any purpose or run.
 
-    With ``now=None`` whoever asks has to :func:`check_times`. ``me`` is the reader: an envelope for
+    With ``now=None`` the caller has to :func:`check_times`. ``me`` is the reader: an envelope for
     another recipient is refused, one for nobody in particular is not. Raises :class:`Malformed`,
     :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """

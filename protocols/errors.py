@@ -163,7 +163,7 @@ class Contradiction(RemoteProtocolError):
 
 
 class Disagreement(Contradiction):
-    """Peers, each under a signature that holds, say what only one of them can be right in."""
+    """Peers, each under a valid signature, say things of which only one can be true."""
 
 
 class Stale(RemoteProtocolError):
@@ -179,7 +179,7 @@ class Late(RemoteProtocolError):
 
 
 class Crowded(RemoteProtocolError):
-    """One more identity from where as many are as may come from one place."""
+    """One more identity from a place that has as many as it may."""
 
     reason = Reason.CROWDED
 

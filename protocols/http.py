@@ -54,8 +54,8 @@ from protocols.transport import (
     PushHandler,
 )
 
-CARRIED = 0.5  # of an upload limit, or of what the link carries, for others at the most
-CARRIED_LEAST = 12.5e3  # bytes a second of a link that seems slower, so that calls get through
+CARRIED = 0.5  # at most, of an upload limit or of the link's speed, for relayed calls
+CARRIED_LEAST = 12.5e3  # bytes a second, also where the link seems slower: calls must get through
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -66,8 +66,8 @@ class HttpTransport:
     ``listen`` is ``HOST:PORT`` (port 0: any), or None for a node that only dials. A handler is
     cancelled when its caller goes away. The bytes an :class:`Outgoing` yields must not be changed
     before the transfer has ended. ``max_upload`` in bytes a second bounds what all bodies together
-    send; messages do not wait for it, but what they take the bodies do without. So it is with what
-    is carried for others as a relay: half of it at the most, and half of what the link carries.
+    send. Messages do not wait for it, but are taken off what bodies may send, and so are relayed
+    calls, which may take half of it at most, and half of what the link carries.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class HttpTransport:
         self._handlers.admits = rule
 
     def observed(self, peer: PeerId) -> str:
-        """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty: it is not."""
+        """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty where it is not."""
         return self._server.observed(peer)
 
     def _place_of(self, peer: PeerId) -> str:
@@ -278,7 +278,7 @@ class HttpTransport:
         self._server.adopt(sock, caller)
 
     async def _expected(self, sock: socket.socket, token: bytes) -> bool:
-        """A connection came that says which call it is for; whether somebody waits for it."""
+        """A connection came with the token of a call; returns whether somebody waited for it."""
         return self.relays.arrived(sock, token) or await self.relay.join(sock, token)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
@@ -295,7 +295,7 @@ class HttpTransport:
 
 
 def _carried(link: Pacer, max_upload: float) -> float:
-    """What a relay may carry of a limit and of the link as it is measured; bytes a second."""
+    """Bytes a second that relayed calls may take, by the limit and the measured link."""
     measured = max(CARRIED * link.speed, CARRIED_LEAST) if link.speed else math.inf
     return min(CARRIED * max_upload, measured)
 

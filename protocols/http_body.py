@@ -17,7 +17,7 @@ from aiohttp.web import RequestPayloadError
 from protocols.errors import TransferStalled, Unreachable, Why
 from protocols.identity import PeerId
 
-VERSION_HEADER = "Server"  # on every answer: who answers without it is not one of us
+VERSION_HEADER = "Server"  # on every answer: an answer without it is not from one of us
 PEER_HEADER = "Atoll-Peer"  # the claimed identity; only read where there is no TLS
 ERROR_HEADER = "Atoll-Error"  # the code of a refusal
 TOOK_HEADER = "Atoll-Took"  # microseconds the handler took
@@ -40,7 +40,7 @@ async def read_body(
     Raises :class:`TransferStalled`, or :class:`Unreachable` if it breaks off.
     """
     clock = asyncio.get_running_loop().time
-    began, before = clock(), 0  # a stretch of waiting, and what had come by then
+    began, before = clock(), 0  # of a stretch of waiting: its start, and the bytes by then
     parts: list[bytes] = []
     got = 0
     while got < length:

@@ -173,7 +173,7 @@ class HttpClient:
             raise Unreachable(address, Why.NOT_ATOLL, "it gives no identity") from error
         except TransportError:
             raise
-        except Exception as error:  # aiohttp has many kinds; what is none of them is raised on
+        except Exception as error:  # aiohttp has many kinds; _translate raises any other
             raise _translate(error, address, self._session.closed) from error
         finally:
             del self._connector.dials[host]
@@ -211,8 +211,8 @@ class HttpClient:
                 raise _translate(error, peer, self._session.closed) from error
             yield response
         finally:
-            # told from the state and not from how we came here: a connection whose answer is
-            # complete is back in the pool, and may be another request's by now
+            # by the state, however we came here: a connection whose answer is complete is back in
+            # the pool, and may serve another request by now
             complete = response is not None and response.content.is_eof() and body.ended.is_set()
             if complete and body.transport is not None:
                 self._proven.add(body.transport)
@@ -271,7 +271,7 @@ def _timed_out(peer: PeerId, body: _Body, timeout: float) -> TransportError:
 
 
 def _translate(error: Exception, target: str, closed: bool) -> TransportError:
-    """What went wrong below HTTP, in our own words; what is none of these is a bug and rises."""
+    """An error below HTTP as one of our own; any other is a bug, and is raised as it is."""
     if closed:
         return Unreachable(target, Why.RESET, "this transport is closed")
     cause = error.__cause__ or error

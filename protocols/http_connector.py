@@ -1,7 +1,7 @@
 """Opening connections to peers for the HTTP transport.
 
-A connector's host is a peer's TLS server name. Where that peer lives is the address book's
-business (:mod:`protocols.dialling`), and that it is that peer TLS's.
+A connector's host is a peer's TLS server name. The address book tells where that peer
+lives (:mod:`protocols.dialling`), and TLS proves that it is that peer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Dial:
-    """A connection to an address, not to a peer: who answers is what it finds out."""
+    """A connection to an address, not to a peer: it finds out which peer answers there."""
 
     address: str
     expected: PeerId | None

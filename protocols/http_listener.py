@@ -1,12 +1,13 @@
 """Accepting connections on the one port: counted, bounded, and proven or refused.
 
-The first byte tells HTTP from a lane (:mod:`protocols.lane_wire`), a call by a relay
-(:mod:`protocols.relay_wire`) and a look at one's own address (:mod:`protocols.seen`); who sends
-none in time is cut.
+The first byte says what a connection is for: HTTP, a lane (:mod:`protocols.lane_wire`), a relayed
+call (:mod:`protocols.relay_wire`) or a question for the caller's own address
+(:mod:`protocols.seen`). One that sends none in time is cut.
+
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
-and each has a task of its own from its first byte to its last. Where there are too many of all,
-:mod:`protocols.connections` says which goes for the new one.
+and each has a task of its own from its first byte to its last. Where there are too many in all,
+:mod:`protocols.connections` says which one makes way.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINE = 512  # of a request line and of a header field; ours are below 200
 _MAX_FIELDS = 24
-_THIS_MACHINE = "this machine"  # what connections past TCP are counted by
+_THIS_MACHINE = "this machine"  # the source that connections past TCP are counted under
 _REFUSED_REASONS = frozenset(
     {
         "PEER_DID_NOT_RETURN_A_CERTIFICATE",
@@ -85,7 +86,7 @@ class _Http(web.RequestHandler):
 
 
 class Listener:
-    """Accepts on one socket; ``links`` has the open connections that speak HTTP."""
+    """Accepts on the sockets of :meth:`run`; ``links`` has the open connections that speak HTTP."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Listener:
         if connection is None:
             sock.close()
         else:
-            connection.cut = sock.close  # a task that is cancelled before it begins would not
+            connection.cut = sock.close  # a task cancelled before it begins closes nothing
             group.create_task(self._serve(sock, connection, server))
 
     async def _serve(self, sock: socket.socket, connection: Connection, server: web.Server) -> None:
@@ -176,7 +177,7 @@ class Listener:
             mark = await self._mark(sock)
             if mark == MARK:
                 await self._lanes.serve(sock, connection)
-            elif not mark or is_near(sock):  # nothing but lanes comes past TCP
+            elif not mark or is_near(sock):  # only lanes come past TCP
                 sock.close()
                 self._stats.garbage_connections += 1
             elif mark == CALL_MARK:
@@ -200,7 +201,7 @@ class Listener:
             connection.ended()
 
     async def _bring(self, sock: socket.socket, connection: Connection) -> None:
-        """A connection that somebody waits for, here or at the other end of the relay."""
+        """Hand the connection of a relayed call to whoever waits, here or beyond the relay."""
         handed_on = False
         try:
             async with asyncio.timeout(self._limits.handshake):

@@ -103,7 +103,7 @@ class HttpServer:
             await asyncio.wait(serving, timeout=self._limits.grace)
 
     def observed(self, peer: PeerId) -> str:
-        """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty: it is not."""
+        """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty where it is not."""
         return self._listener.observed(peer)
 
     # --- requests -----------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class HttpServer:
 
 
 class _Response(web.Response):
-    """An answer that the caller has to take within so many seconds: aiohttp would wait for ever."""
+    """An answer that the caller has to take within ``seconds``: aiohttp would wait for ever."""
 
     def __init__(
         self, seconds: float, give_up: Callable[[], None], connection: Connection, **parts: Any

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from protocols.identity import PeerId
 
 MAX_PEERS = 1024  # peers with figures of their own; the longest unused is dropped
-LONG_BYTES = 256 * 1024  # the time of fewer is that of round trips and of waiting
+LONG_BYTES = 256 * 1024  # a shorter transfer's time is mostly round trips and waiting
 _SMOOTHING = 0.2  # weight of a new sample
 _KEPT_TRANSFERS = 256  # between two looks at a meter
 
@@ -30,18 +30,19 @@ class PeerStats:
 class Meter:
     """How fast this node's own link is in one direction, by what its transfers show together.
 
-    Transfers that run at once share the link, so what counts is what all of them moved while one
-    of them ran; of all those times the best one, as some peers are slower than this link.
+    Transfers that run at once share the link, so the speed over one of them is what all of them
+    moved while it ran. The highest such speed counts, as some peers are slower than this link.
 
-    Where that was little (:data:`LONG_BYTES`) most of the time may have been waiting. Then the link
-    carries *at least* so much: it can show that a link is faster than was known, as it must where
-    a coarse codec leaves nothing but short bodies, and never that it is slower.
+    Where all moved less than :data:`LONG_BYTES`, most of the time may have been waiting. Such a
+    speed is a lower bound: it can show that the link is faster than was known, as it must where a
+    coarse codec leaves nothing but short bodies, and never that it is slower.
 
-    Who counts what arrives in windows knows better (:mod:`protocols.pacing`). Where it has seen
-    none since the last look, what it says is old, and all transfers count as short ones do.
+    ``link``, where given, measures arrivals in windows and is believed first
+    (:mod:`protocols.pacing`). Where it has seen no new window since the last look, its speed is
+    old, and all transfers count as lower bounds.
     """
 
-    link: Callable[[], tuple[float | None, int]] = lambda: (None, 0)  # its speed; windows so far
+    link: Callable[[], tuple[float | None, int]] = lambda: (None, 0)  # its speed; windows seen
     _speed: float | None = None
     _windows: int = 0
     _moved: deque[tuple[float, float, int]] = field(
@@ -157,7 +158,7 @@ class TransportStats:
         *,
         linked: bool = True,
     ) -> None:
-        """A body of ``count`` bytes arrived from the peer, in so many seconds of being read.
+        """A body of ``count`` bytes arrived from the peer; reading it took ``seconds``.
 
         A short one may have lain here before anybody read it, so it counts as if it had taken all
         the time ``since_asked``: since its announcement came, or since it was asked for.

@@ -3,12 +3,12 @@
 Everything here runs on the thread of :mod:`protocols.reactor`. A lane does at most one thing in
 each direction at a time, and tells the ends of both by a callback. It never waits: a feed without
 bytes or a drain without room is left alone until it wakes the lane, and a socket that would block
-until the selector says that it does not.
+until the selector reports it ready.
 
-Progress is any byte either way. A receiver gives up when nothing comes for ``stall`` seconds, and
-when over ``stall`` seconds of waiting less than ``min_rate`` bytes a second came; time in which we
-ourselves had no room does not count. A sender gives up when nothing goes for ``stall`` seconds, or
-for twice as long less than ``min_rate``; waits under the node's own limit do not count.
+Progress is any byte either way. A receiver gives up when nothing comes for ``stall`` seconds, or
+when less than ``min_rate`` bytes a second came over ``stall`` seconds of waiting; time in which its
+drain had no room does not count. A sender gives up when nothing goes for ``stall`` seconds, or less
+than ``min_rate`` for twice that long; waits under the node's own limit do not count.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from protocols.losses import Losses
 from protocols.reactor import Load, Reactor
 from protocols.sealing import MAX_FRAME_BYTES
 
-_TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
-_LOOK_BYTES = 1 << 16  # a look that finds more than it takes counts for so many at least
+_TURN_BYTES = 1 << 21  # after this many the other lanes have their turn
+_LOOK_BYTES = 1 << 16  # of a turn, that a read costs at least if it leaves bytes behind
 _PLAIN_PIECE = 1 << 20
-_BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
+_BLIND_S = 0.25  # between two checks whether the other end of an unread lane has left
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -131,32 +131,29 @@ class Lane:
         self._turn()
 
     def stop(self, receiving: Receiving) -> None:
-        """Leave a drain alone from now on; the rest of the body stays where it is."""
+        """Leave a drain alone from now on; the rest of the body stays unread."""
         if self._receiving is receiving:
             self._received(self._reset())
 
     def rest(self, seconds: float) -> None:
-        """Nothing is to happen; after ``seconds`` of it the lane is cut."""
+        """Idle from now on: after ``seconds`` the lane is cut, and as by :meth:`listen`."""
         self._rest_until = time.monotonic() + seconds
         self._reactor.look(self._rest_until)
         self.listen()
 
     def listen(self) -> None:
-        """The other end is to say nothing: cut the lane if it does, or leaves."""
+        """Expect nothing from the other end: cut the lane if it sends something, or leaves."""
         self.blind = False
         self._wish()
 
     def look_away(self) -> None:
-        """Whether and when to read what comes next is our user's decision: leave it.
-
-        The lane is cut if the other end leaves meanwhile.
-        """
+        """Leave what comes next unread until our user asks; cut if the other end leaves."""
         self.blind = self._watchful = True
         self._reactor.look(time.monotonic() + _BLIND_S)
         self._wish()
 
     def cut(self, error: BaseException | None = None) -> None:
-        """Close; what is under way ends with ``error``, or with that the connection broke."""
+        """Close; what is under way fails with ``error``, by default as a broken connection."""
         if not self._alive:
             return
         self._alive = False
@@ -240,7 +237,7 @@ class Lane:
             end(error)
 
     def _broken(self, error: OSError) -> None:
-        """The socket failed; what has come before that is still read."""
+        """The socket failed; where a message is due (without TLS), what came before is read."""
         receiving = self._receiving
         if receiving is not None and isinstance(receiving.drain, Frame) and not self._secure:
             with contextlib.suppress(SocketError, AtollError):
@@ -348,7 +345,7 @@ class Lane:
             if budget <= 0:
                 self._more_later()
                 return
-            room = receiving.drain.room()  # each time: it may have been taken back meanwhile
+            room = receiving.drain.room()  # asked anew: it may have been taken back
             if room is None:
                 receiving.paused, receiving.since = True, time.monotonic()
                 return
@@ -373,7 +370,7 @@ class Lane:
             receiving.done(error)
 
     def _listen(self) -> None:
-        """Nothing is to come here: bytes are a breach, and the end is the end."""
+        """Nothing is expected now: cut the lane if bytes or the end of the stream have come."""
         try:
             if not silent(self._sock):
                 self.cut()

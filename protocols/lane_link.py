@@ -1,8 +1,8 @@
 """A lane as the event loop sees it: things to wait for.
 
 What is asked of a :class:`Link` is done by its :class:`~protocols.lane.Lane` on the data thread.
-Whoever stops waiting is not left behind: when a method returns, however it does, the feed or
-drain it was given is not used any more.
+Cancelling leaves nothing behind: when a method returns, however it does, the feed or drain it was
+given is not used any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
         ended.set_result(None)
     else:
         ended.set_exception(error)
-        ended.exception()  # whoever started two transfers may look at one only
+        ended.exception()  # marks it as seen: a caller with two transfers may look at one only
 
 
 class Link:
@@ -149,7 +149,7 @@ class Link:
     def start_receiving(
         self, drain: Drain, length: int, *, stall: float, last: bool = False
     ) -> Transfer:
-        """Fill a drain with ``length`` bytes; with ``last`` nothing is to come behind them."""
+        """Fill a drain with ``length`` bytes; with ``last`` nothing may follow them."""
         ended, done = self._ending()
         receiving = Receiving(
             drain, length, stall=stall, min_rate=self._min_rate, last=last, done=done
@@ -160,10 +160,10 @@ class Link:
         return transfer
 
     def _ending(self) -> tuple[asyncio.Future[None], Done]:
-        """How the data thread tells the end of a transfer.
+        """A future for the end of a transfer, and the callback by which the data thread sets it.
 
-        It does not refer to the transfer: that refers to what is under way, which has this, and a
-        cycle would keep the body until the garbage collector comes.
+        The callback must not refer to the :class:`Transfer`, whose ``what`` refers to it: such a
+        cycle would keep the body in memory until the garbage collector runs.
         """
         loop = self._loop
         ended: asyncio.Future[None] = loop.create_future()
@@ -175,7 +175,7 @@ class Link:
         return ended, done
 
     async def finish(self, transfer: Transfer) -> None:
-        """Wait for its end; if we are cancelled, end it first."""
+        """Wait for the end of ``transfer``; if cancelled, stop it first."""
         try:
             await asyncio.wait([transfer.ended])
         except asyncio.CancelledError:
@@ -184,7 +184,7 @@ class Link:
         transfer.ended.result()
 
     async def stop(self, transfer: Transfer) -> None:
-        """End a transfer now. A body that was being sent takes the lane with it."""
+        """End a transfer now. If it was sending, the lane is cut."""
         what = transfer.what
         if isinstance(what, Receiving):
             if not self._post(lambda: self.lane.stop(what)):
@@ -207,7 +207,7 @@ class Link:
         self._post(self.lane.look_away)
 
     def listen(self) -> None:
-        """Nothing is to come; see :meth:`Lane.listen`."""
+        """Expect nothing to come; see :meth:`Lane.listen`."""
         self._post(self.lane.listen)
 
     def rest(self, seconds: float) -> None:
@@ -235,11 +235,11 @@ class Link:
             self.on_lost()
 
 
-_LONG = 3600.0  # seconds; whoever waits for a handshake has a deadline of its own
+_LONG = 3600.0  # seconds; callers put a deadline of their own on the handshake
 
 
 async def _settled(future: asyncio.Future[None]) -> None:
-    """Wait for the data thread's answer, which comes at once, whoever cancels us meanwhile."""
+    """Wait for the data thread's answer, which comes at once, also if cancelled meanwhile."""
     cancelled = False
     while not future.done():
         try:
@@ -265,12 +265,12 @@ class LaneBody:
 
     @property
     def left(self) -> int:
-        """Bytes that have not been taken off the lane; only sure while nothing is under way."""
+        """Bytes that have not been taken off the lane; exact only while nothing is under way."""
         return self.length - (self._transfer.what.moved if self._transfer else 0)
 
     @property
     def took(self) -> float:
-        """Seconds since it was begun, without those in which there was no room for what came."""
+        """Seconds from its start to its last byte, without those in which the drain had no room."""
         what = self._transfer.what if self._transfer is not None else None
         return what.age - what.held if isinstance(what, Receiving) else 0.0
 

@@ -19,11 +19,11 @@ from protocols.transport import Drain, Feed
 
 Done = Callable[[BaseException | None], None]
 
-_LONG = 1 << 15  # bytes still to come, so that a few milliseconds do not delay the end
+_LONG = 1 << 15  # bytes still to come: with fewer, gathering would delay the end
 
 
 class Progress:
-    """When a lane came further last: bytes moved, or the peer acknowledged some."""
+    """When a lane last made progress: bytes moved, or the peer acknowledged some."""
 
     def __init__(self) -> None:
         self.at = time.monotonic()
@@ -31,14 +31,14 @@ class Progress:
         self._slow = False  # at the last look the peer had taken less than it has to
 
     def blocked(self, sock: socket.socket) -> None:
-        """The socket takes no more for now, or has all."""
+        """The socket takes no more for now, or has taken everything."""
         self._unacknowledged, self._slow = unacknowledged(sock), False
 
     def acknowledged(self, sock: socket.socket, now: float, sending: Sending | None) -> bool:
         """Whether the peer has acknowledged some of what the kernel had still to send.
 
-        Of what is being sent less than ``min_rate`` bytes a second since the last look will do
-        once only: the peer may have had no room until just now.
+        While something is being sent, less than ``min_rate`` bytes a second since the last
+        progress passes once, not twice in a row: the peer may have had no room until just now.
         """
         before, self._unacknowledged = self._unacknowledged, unacknowledged(sock)
         gone, was_slow = before - self._unacknowledged, self._slow
@@ -61,7 +61,7 @@ class Progress:
 def load(
     sock: socket.socket, receiving: Receiving | None, sending: Sending | None, losses: Losses
 ) -> Load:
-    """What is under way; only of a body it is known that more comes."""
+    """What is under way. ``receives`` is set for bodies only: whether a message comes is open."""
     coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
     facts = told(sock) if sending is not None or left > 0 else Told()
     if losses.look(facts):
@@ -79,7 +79,7 @@ def load(
 class Receiving:
     """A drain that is being filled with ``length`` bytes.
 
-    With ``last`` the other end has nothing to say behind them.
+    ``last``: the other end is to send nothing after them.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Sending:
         self.queued = False  # waits for its turn under the limit of the node
 
     def more(self) -> bool:
-        """Have something in ``view``; False: the feed has nothing now, or it is done."""
+        """Have bytes in ``view``, from the feed if need be; False: it has none now, or no more."""
         if self.view or not self.left or self.feed is None:
             return bool(self.view)
         chunk = self.feed.next()

@@ -1,8 +1,8 @@
 """The listening side of lanes: pushes and pulls of proven peers, served one after the other.
 
 The handler runs in the task of its connection, and is cancelled when its caller leaves. Nothing
-of a push's body is read before the handler asks for it, so that whoever cannot take it yet holds
-the sender back by TCP alone.
+of a push's body is read before the handler asks for it, so that a handler without room for
+it holds the sender back by TCP alone.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from protocols.transport import Drain
 logger = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 64 * 1024
-_LANES = 2  # times what a peer opens: some that it has cut may still seem to be there
-_Lanes = dict[Link, asyncio.Task[None]]  # and who serves each; the longest idle comes first
+_LANES = 2  # times as many as a peer opens: some that it has cut may still seem open
+_Lanes = dict[Link, asyncio.Task[None]]  # with the task of each; the longest idle first
 
 
 class LaneServer:
@@ -60,7 +60,7 @@ class LaneServer:
         self._stats = stats
         self._limits = limits
         self._by_peer: dict[PeerId, _Lanes] = {}
-        self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
+        self.serving: set[asyncio.Task[None]] = set()  # tasks in which a handler runs
 
     async def serve(self, sock: socket.socket, connection: Connection) -> None:
         """One lane to its end.
@@ -101,7 +101,7 @@ class LaneServer:
                 del self._by_peer[peer]
 
     def _cut_idle(self, lanes: _Lanes) -> bool:
-        """Cut the lane that has been idle the longest; whether there was one."""
+        """Cut the lane that has been idle the longest; returns whether there was one."""
         for link, task in lanes.items():
             if task not in self.serving:
                 del lanes[link]
@@ -110,7 +110,7 @@ class LaneServer:
         return False
 
     async def _exchange(self, link: Link, peer: PeerId, connection: Connection) -> bool:
-        """One request and its answer; whether another may follow."""
+        """One request and its answer; returns whether another may follow."""
         try:
             message = await link.message(request_frame(), stall=self._limits.idle_server)
             request = Request.decode(message)
@@ -170,7 +170,7 @@ class LaneServer:
             return False
 
     async def _discard(self, link: Link, length: int) -> bool:
-        """Let the rest of a body that nobody wants pass by, for a moment; whether it is over."""
+        """Read and drop the rest of a body, for ``linger`` seconds; returns whether it ended."""
         try:
             async with asyncio.timeout(self._limits.linger):
                 transfer = link.start_receiving(_Sink(), length, stall=self._limits.linger)
@@ -241,4 +241,4 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _nothing() -> None:
-    """What there is to do when a lane is lost that is not serving."""
+    """What is done when a lane is lost while no handler runs on it."""

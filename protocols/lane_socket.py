@@ -1,7 +1,7 @@
 """What a lane asks of its socket: a handshake, bytes, what the kernel still holds, who has left.
 
-The socket does not block. What it raises is told from what feeds and drains raise by
-:class:`SocketError`.
+The socket does not block. Its errors are raised as :class:`SocketError`, to tell them apart
+from what feeds and drains raise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-FRAMES = 8  # at one look: whoever sends a byte in each must not hold up the other lanes
+FRAMES = 8  # in one read: a peer that sends a byte in each must not hold up other lanes
 
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 # where these stand in Linux's struct tcp_info: bytes, segments, microseconds
@@ -48,7 +48,7 @@ class SocketError(Exception):
 
 
 def wrapped(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> ssl.SSLSocket:
-    """The socket with TLS on it, no hands shaken yet; a server's without ``server_name``."""
+    """The socket with TLS, before its handshake; as the server where ``server_name`` is None."""
     return context.wrap_socket(
         sock,
         server_side=server_name is None,
@@ -58,7 +58,7 @@ def wrapped(sock: socket.socket, context: ssl.SSLContext, server_name: str | Non
 
 
 def shake(sock: socket.socket) -> PeerId | int:
-    """Go on with the handshake: who was proven, or what to wait for (selector events).
+    """Go on with the handshake; returns the proven peer, or selector events to wait for.
 
     Raises OSError, or ValueError where the peer was gone before.
     """
@@ -73,7 +73,7 @@ def shake(sock: socket.socket) -> PeerId | int:
 
 
 def silent(sock: socket.socket) -> bool:
-    """Whether neither bytes nor the end have come; takes them. Raises :class:`SocketError`."""
+    """Whether neither bytes nor the end have come; takes a byte. Raises :class:`SocketError`."""
     try:
         sock.recv(1)
     except WOULD_BLOCK:
@@ -87,15 +87,15 @@ class Filled(NamedTuple):
     """What one look at a socket brought."""
 
     put: int  # bytes that are in the room
-    came: int  # bytes that came, parts of sealed frames among them
+    came: int  # bytes read from the network, incomplete sealed frames included
     dry: bool  # the socket has no more
 
 
 def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> Filled:
-    """Read as much of ``room`` as there is, of sealed frames no more than :data:`FRAMES`.
+    """Read what has come into ``room``, at most :data:`FRAMES` sealed frames of it.
 
-    Bytes that came before the other end closed or broke are handed over first; then, and if there
-    are none, raises :class:`SocketError`.
+    Raises :class:`SocketError` where the other end has closed or broken; bytes that came before
+    are returned first, and the next call raises.
     """
     if not room:
         raise LocalProtocolError("a drain gave room of no bytes")
@@ -154,17 +154,17 @@ def unsent(sock: socket.socket) -> int:
 class Told(NamedTuple):
     """What the system tells of what a connection sends; zeros where it does not (Linux does)."""
 
-    round_trip: float = 0.0  # seconds of the shortest of late
+    round_trip: float = 0.0  # seconds, the shortest of late
     beyond: int = 0  # bytes that are not acknowledged and stand in no queue of the link, see told
-    smoothed: float = 0.0  # seconds of round trips by now
-    again: int = 0  # segments that were sent again, of all that was ever sent
+    smoothed: float = 0.0  # seconds, the present round trip
+    again: int = 0  # segments retransmitted since the connection began
 
 
 def told(sock: socket.socket) -> Told:
     """Ask the system.
 
-    In no queue of the link is what has arrived behind a byte that has not, and what waits for the
-    connection's own window while none is on the way.
+    Two kinds of unacknowledged bytes stand in no queue of the link: those that arrived behind a
+    lost one, and those that wait for the connection's own window while no queue is on the way.
     """
     if sys.platform != "linux":
         return Told()
@@ -181,14 +181,14 @@ def told(sock: socket.socket) -> Told:
 
     sacked = at(_SACKED)
     full = at(_UNACKED) - sacked + _NEARLY >= at(_SND_CWND)
-    waits = full and at(_RTT) < _FREE * at(_MIN_RTT)  # with a queue on the way that is the limit
+    waits = full and at(_RTT) < _FREE * at(_MIN_RTT)  # a queue on the way would be the limit
     beyond = at(_SND_MSS) * sacked + (at(_NOTSENT_BYTES) if waits else 0)
     shortest = at(_MIN_RTT) if at(_MIN_RTT) != _NO_RTT else 0
     return Told(shortest / 1e6, beyond, at(_RTT) / 1e6, at(_TOTAL_RETRANS))
 
 
 def prefer_bbr(sock: socket.socket) -> bool:
-    """Let BBR decide how fast it sends; whether the system has it and lets us (Linux)."""
+    """Let BBR decide how fast it sends; returns whether the system has it and lets us (Linux)."""
     option = getattr(socket, "TCP_CONGESTION", None)
     if option is None:
         return False
@@ -200,10 +200,10 @@ def prefer_bbr(sock: socket.socket) -> bool:
 
 
 def send_evenly(sock: socket.socket) -> None:
-    """Have what the way can hold leave evenly over a round trip, not in bursts (Linux).
+    """Have the kernel spread its packets over the round trip instead of sending bursts (Linux).
 
-    What the system was given to send, and its window did not let out, would leave all at once when
-    that opens: so little of it is kept there besides.
+    Bytes that wait in the kernel for the connection's window would leave all at once when it
+    opens, so only few may wait there from now on.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # the connection may have ended already
@@ -237,7 +237,7 @@ def throw_away_unsent(sock: socket.socket) -> None:
 
 
 def broken(error: OSError, who: str) -> Unreachable:
-    """What a failed socket is called."""
+    """The error to raise for a failed socket."""
     if isinstance(error, ssl.SSLError) and is_refusal(error):
         return Unreachable(who, Why.TLS, tls_reason(error))
     return Unreachable(who, Why.RESET)

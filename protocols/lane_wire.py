@@ -2,10 +2,10 @@
 
 A lane is a TCP connection to a node's one port that carries long bodies::
 
-    client: PREAMBLE, 8 bytes, told from TLS and HTTP by the first one
-    both:   a TLS 1.3 handshake and, each before its first word, that it means a lane and the key
-            of its sealed frames (protocols.tls); without TLS instead each its claimed peer id,
-            behind one byte of its length
+    client: PREAMBLE, 8 bytes, told from TLS and HTTP by the first of them
+    both:   a TLS 1.3 handshake; then each end sends, first of all, that it means a lane, and the
+            key of its sealed frames (protocols.tls). Without TLS each sends its claimed peer id
+            instead, behind one byte with its length
     then, again and again:
     client: request   verb u8 | length of name u8 | of header u32 | of body u64 | name | header
     client: the body of a push; for a pull the length of body is the most that is wanted
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from protocols.errors import Malformed
 from protocols.transport import MAX_HEADER_BYTES
 
-MARK = b"\xa7"  # no letter, and no TLS record
+MARK = b"\xa7"  # begins no HTTP request (a letter) and no TLS record
 PREAMBLE = {True: MARK + b"atoll2S", False: MARK + b"atoll1P"}  # by whether TLS follows
 PUSH, PULL = 1, 2
 MAX_DETAIL_BYTES = 512
@@ -42,7 +42,7 @@ _MAX_ID_BYTES = 128
 class Request:
     """What a client asks for. ``length`` is of the body pushed, or the most to be pulled.
 
-    Whoever makes one has checked the name and the bound of the header.
+    The name and the bound of the header must have been checked before one is made.
     """
 
     verb: int
@@ -100,7 +100,7 @@ class Reply:
 
 
 class Frame:
-    """A drain for a message: ``first`` bytes, then as many as ``rest`` of them says.
+    """A drain for a message: ``first`` bytes, then as many more as ``rest`` returns for them.
 
     ``rest`` raises :class:`Malformed` for what exceeds a bound, so nothing is allocated for it.
     """
@@ -148,7 +148,7 @@ def reply_frame(max_bytes: int | None) -> Frame:
             raise Malformed("not a reply")
         if ok and max_bytes is None:
             return 0
-        # too long a reply is not read; whoever asked sees from its length that it is too long
+        # too long a reply is not read; the caller sees from its length that it is too long
         bound = (max_bytes or 0) if ok else MAX_DETAIL_BYTES
         return int(code + (length if length <= bound else 0))
 

@@ -24,6 +24,6 @@ class Limits:
     linger: float = 2.0  # so that a refusal reaches a peer that is still sending
 
     def within(self, files: int) -> Self:
-        """The same for a process that may have so many files open: others get half of them."""
+        """The same for a process that may have ``files`` open: connections get half of them."""
         total = min(self.total, files // 2)
         return replace(self, total=total, per_ip=min(self.per_ip, total))

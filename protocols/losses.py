@@ -1,7 +1,7 @@
-"""Ways that lose packets by themselves: noticed, and left to BBR where the system has it.
+"""Links that lose packets without congestion are noticed and left to BBR, where there is one.
 
-Cubic and Reno take every lost packet for a queue that was full and send more slowly, for longer the
-longer the round trip: what they reach falls with it and with the root of the share that is lost
+Cubic and Reno take every lost packet for a full queue and send more slowly, for longer the longer
+the round trip: their speed falls with the round trip and with the root of the share that is lost
 (Mathis et al. 1997). Radio, and long ways through many networks, lose packets without any queue;
 BBR goes by what arrives instead (Cardwell et al. 2016). On a way that loses nothing it moves less
 than they do, so a connection is changed only once it has been seen to lose. One that was opened
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from protocols.lane_socket import Told
 from protocols.streams import FAR_S
 
-SHORT_S = 0.005  # a round trip within which what was lost is soon made good
+SHORT_S = 0.005  # over a shorter round trip losses are soon made good
 QUEUE_S = 0.03  # beyond the shortest round trip: a queue was on the way, and may have been full
-OFTEN = 3  # looks that found something lost without one
+OFTEN = 3  # looks that found losses without a queue
 SETTLED = 8  # looks: the first round trips may be those of a queue
 HOSTS = 4096  # whose shortest round trips are remembered
 
@@ -30,8 +30,8 @@ class Losses:
 
     host: str = ""  # of the other end
     shortest: dict[str, float] = field(default_factory=dict)  # round trips by host, of all
-    _again: int = 0  # segments sent again, of all that was ever sent
-    _without: int = 0  # looks
+    _again: int = 0  # segments retransmitted, by the last look
+    _without: int = 0  # losses without a queue
     _done: bool = False
     _looks: int = 0
 
@@ -40,7 +40,7 @@ class Losses:
         return self._looks == SETTLED and self.shortest.get(self.host, 0.0) >= FAR_S
 
     def look(self, told: Told) -> bool:
-        """Whether it should be changed; true once."""
+        """Whether the connection should be changed to BBR; true once."""
         self._looks += 1
         lost, self._again = told.again > self._again, told.again
         shortest = min(told.round_trip, self.shortest.get(self.host, told.round_trip))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PACKET_BYTES = 1500
 MIN_RETRANSMIT = 0.2  # seconds, the least retransmission time-out of Linux TCP
-BUFFERED_CHUNKS = 4  # a receiver that does not read holds so many, then the sender waits
+BUFFERED_CHUNKS = 4  # that a receiver holds without reading before the sender waits
 MAX_FLIGHT_CHUNKS = 64  # on a link of unlimited bandwidth
 
 
@@ -174,7 +174,7 @@ class MemoryNetwork:
     # --- faults -------------------------------------------------------------------------------
 
     def partition(self, *groups: set[PeerId]) -> None:
-        """Let nothing pass between groups; who is in none belongs to one more group.
+        """Let nothing pass between groups; nodes in none form one more group.
 
         Streams that are open stay so and go on after :meth:`heal`, unless they time out first.
         """

@@ -1,7 +1,7 @@
 """The messages that travel between peers: the wire specification.
 
-Those with relays (kinds 45 to 47) are in :mod:`protocols.relay_wire`, the heads of what lanes carry
-in :mod:`protocols.lane_wire`.
+Messages with relays (kinds 45 to 47) are in :mod:`protocols.relay_wire`, the headers of lanes in
+:mod:`protocols.lane_wire`.
 
 Encoding, bounds and versions: :mod:`protocols.wire`. Messages that are forwarded or stored
 (:class:`PeerRecord`, :class:`Announce`, the manifest) travel inside a signed
@@ -21,12 +21,12 @@ from protocols.counts import MAX_BYTES, Included, included_in
 from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
-PROTOCOL_VERSION = 4  # another one for any change below (tests/test_protocol_version.py)
+PROTOCOL_VERSION = 4  # raised for any change below (tests/test_protocol_version.py)
 MAX_ANNOUNCE_BYTES = 5 * 1024  # of an announcement in its envelope, with all fragments
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it
-MAX_READERS = 16  # of a state who are told of each other
+MAX_READERS = 16  # of one state that are named to each other
 MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
 
 Digest = Annotated[bytes, Max(32)]
@@ -86,8 +86,8 @@ class Standing(Struct):
 class Announce(Message, kind=3):
     """What an island says of itself every second or so (in an envelope, purpose ``announce``).
 
-    Where it stands and what it contributes is said of fragment 0; ``others`` has the same of the
-    fragments from 1 on (:mod:`gossip.standing`).
+    The fields on its standing and its contribution are about fragment 0; ``others`` has the same
+    for each further fragment (:mod:`gossip.standing`).
     """
 
     peer: Peer
@@ -98,7 +98,7 @@ class Announce(Message, kind=3):
     version: Name  # of the software
     region: Name  # declared by the operator, may be empty
     # where it stands
-    round: int  # rounds committed, the number of the next one
+    round: int  # rounds committed, which is the number of the next one
     head: Digest  # hash of its newest certificate
     state: Digest  # digest of its outer state, equal on all who stand at `head`
     work: int  # tokens merged along its chain of certificates: the heavier chain wins
@@ -125,10 +125,10 @@ class Announce(Message, kind=3):
     others: Annotated[tuple[Standing, ...], Max(MAX_FRAGMENTS - 1)] = ()
     round_trip: float = 0.0  # seconds to the peers it calls, the median; 0: not measured
     wanted_steps: int = 0  # inner steps a round that its links ask for; 0: it has no say
-    # it cannot catch up by itself: in so many seconds it would be there if the others waited
+    # where it cannot catch up by itself: seconds in which it would, if the others waited
     behind_s: float = 0.0
     position: int = 0  # its inner steps in the learning rate's schedule; 0: it has none yet
-    epoch: int = 0  # of that round, promised: no vote of it counts in an earlier one any more
+    epoch: int = 0  # promised for `round`: its votes in an earlier epoch no longer count
 
 
 class Hello(Message, kind=4):
@@ -161,9 +161,9 @@ class Known(Message, kind=6, max_bytes=1024 * 1024):
 
 
 class KnownRequest(Message, kind=7):
-    """Ask for :class:`Known`, but for the announcements that the caller has."""
+    """Ask for :class:`Known`, without the announcements that the caller has."""
 
-    have: Annotated[bytes, Max(8 * MAX_PEERS)] = b""  # BLAKE3 of their envelopes, 8 bytes of each
+    have: Annotated[bytes, Max(8 * MAX_PEERS)] = b""  # of BLAKE3 of each envelope, 8 bytes
 
 
 class Link(Struct):
@@ -183,11 +183,11 @@ class Links(Message, kind=8):
 
 
 class PastRequest(Message, kind=9):
-    """Ask how the run went before a round: what charts show, told by anybody and not proven."""
+    """Ask how the run went before a round: what charts show, from any peer and not proven."""
 
     run: Digest
     before: int
-    rows: int  # at most; more rounds are put together
+    rows: int  # at most; where there are more rounds, several share a row
 
 
 class PastRound(Struct):
@@ -228,7 +228,7 @@ class Contributor(Struct):
     tokens: int
     active: bool  # False: found dead during the round; owners wait for it no more
     norm: float = 0.0  # as announced
-    scale: float = 1.0  # of its share, by the run's merge rule; 0: left out
+    scale: float = 1.0  # factor on its share, by the run's merge rule; 0: left out
 
 
 class PartResult(Message, kind=10):
@@ -269,22 +269,22 @@ class Gram(Message, kind=18):
     stop: int
     owner: Peer
     basis: Digest  # names the contributors of the draft
-    present: Annotated[tuple[int, ...], Max(MAX_WEIGHED)]  # whose slices came whole, ascending
-    # of those, row by row up to the diagonal: float64, little endian
+    present: Annotated[tuple[int, ...], Max(MAX_WEIGHED)]  # whose slice came whole; ascending
+    # products of those slices, row by row up to the diagonal: float64, little endian
     products: Annotated[bytes, Max(8 * MAX_WEIGHED * (MAX_WEIGHED + 1) // 2)]
     signature: Signature
-    # what it can be asked to show later (:mod:`gossip.auditing`): of the slices that are present
-    # the roots of their chunks and the signatures of who has sent them, empty under its own
+    # what the owner may have to prove later (:mod:`gossip.auditing`): for each slice present the
+    # root of its chunks, and the signature of its sender, empty for the owner's own
     roots: Annotated[tuple[Digest, ...], Max(MAX_WEIGHED)] = ()
     signatures: Annotated[tuple[Signature, ...], Max(MAX_WEIGHED)] = ()
     tree: Digest = b""  # the root of the products by chunk
 
 
 class Group(Struct):
-    """Members that have slices and merged parts of others' pass through one of them."""
+    """Members that exchange slices and merged parts with others through one of them."""
 
     members: Peers
-    # by part of the plan: 1 + which of the members relays it; 0: all deal with its owner
+    # for each part of the plan: 1 + the index of the member that relays it; 0: none does
     relays: Annotated[tuple[int, ...], Max(MAX_PARTS)]
 
 
@@ -307,7 +307,7 @@ class Plan(Message, kind=11, max_bytes=2 * 1024 * 1024):
     patience_s: float  # how long a transfer may stand still
     draft: bool = False  # scales are not known yet: owners collect slices and report their products
     grams: Annotated[tuple[Gram, ...], Max(MAX_PARTS)] = ()  # what the scales follow from, by part
-    groups: Annotated[tuple[Group, ...], Max(MAX_PEERS)] = ()  # disjoint; others have no relays
+    groups: Annotated[tuple[Group, ...], Max(MAX_PEERS)] = ()  # disjoint; outsiders have no relay
 
 
 class Prepare(Message, kind=12):
@@ -338,7 +338,7 @@ class Outcome(Message, kind=13, max_bytes=1024 * 1024):
 class Promise(Message, kind=14, max_bytes=2 * 1024 * 1024):
     """Answer to :class:`Prepare`; ``voted`` is the outcome this member last voted for.
 
-    Not signed: it goes back over the connection that asked, which named the place in the chain.
+    Not signed: it goes back on the asker's connection, for the place in the chain that it named.
     """
 
     epoch: int
@@ -386,19 +386,19 @@ class Votes(Message, kind=19):
 
 
 class Passed(Message, kind=25, max_bytes=2 * 1024 * 1024 + 64 * 1024):
-    """A :class:`Plan`, or :class:`Votes` on their way through a large roster, as signed by its
-    author: so whoever has it can pass it on."""
+    """A :class:`Plan`, or :class:`Votes` on their way through a large roster, signed by the author
+    as a whole, so that any member can pass it on."""
 
     fragment: int
     round: int
     author: Peer
-    to: Peers  # whom the receiver is to pass it on
+    to: Peers  # those that the receiver is to pass it on to
     body: Annotated[bytes, Max(2 * 1024 * 1024)]
     signature: Signature
 
 
 class PlanRequest(Message, kind=26):
-    """What plan the receiver works by; the answer is a :class:`Passed`."""
+    """Asks by which plan the receiver works; the answer is a :class:`Passed`."""
 
     fragment: int
     round: int
@@ -416,9 +416,9 @@ class Certificate(Message, kind=16, max_bytes=2 * 1024 * 1024):
 
 
 class Handover(Message, kind=27, max_bytes=128 * 1024):
-    """What of a certificate shows who decided, and who decides the next round.
+    """The part of a certificate that shows who decided, and who decides the next round.
 
-    The votes sign it: what a round came to is named by a hash of these fields and ``content``.
+    Votes sign the hash of an outcome, which is computed from these fields and ``content``.
     """
 
     run: Digest
@@ -451,8 +451,8 @@ class Transfer(Message, kind=20):
     """Header of a slice on its way to a part's owner, or of the merged part from there to all.
 
     The body of a slice is the encoded range; that of a merged part goes on with the trailer of
-    :mod:`gossip.bodies`. A slice with an empty body: this island declines. As a call it asks for
-    itself with the true :attr:`done`.
+    :mod:`gossip.bodies`. A slice with an empty body: this island declines. Sent as a call, it
+    asks for the same header with the true :attr:`done`.
     """
 
     run: Digest
@@ -462,11 +462,11 @@ class Transfer(Message, kind=20):
     stop: int
     codec: Name
     basis: Digest  # as in PartResult
-    done: int  # so many of its elements are there already: the body begins behind them
+    done: int  # elements that are there already: the body begins after them
 
 
 class PartRequest(Message, kind=22):
-    """Header of a pull: the encoded bytes of a merged part, by digest, but the first ``skip``."""
+    """Header of a pull: a merged part's encoded bytes, by digest, without the first ``skip``."""
 
     run: Digest
     fragment: int
@@ -491,7 +491,7 @@ class EvidenceRequest(Message, kind=48):
 class Accusation(Message, kind=49):
     """An owner has merged something else than it was sent, as one chunk of its part shows.
 
-    Who says so has the evidence, and gives it to who asks.
+    The accuser has the evidence, and gives it to any peer that asks.
     """
 
     fragment: int
@@ -550,7 +550,7 @@ class ManifestText(Message, kind=35):
 class StateRequest(Message, kind=31):
     """Ask a peer to keep its outer state of ``round`` for chunk downloads.
 
-    ``or_newer``: what it stands at will do where that is a later round, since it may have moved on.
+    ``or_newer``: a later round will do, if that is where the peer stands by now.
     """
 
     run: Digest
@@ -560,7 +560,7 @@ class StateRequest(Message, kind=31):
 
 
 class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):
-    """What :class:`StateRequest` leads to: the state's shape and the hash of each chunk."""
+    """Answer to :class:`StateRequest`: the state's shape and the hash of each chunk."""
 
     round: int
     digest: Digest  # hash over the chunk hashes; what announcements carry as `state`
@@ -571,7 +571,7 @@ class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):
 
 
 class InPlaceRequest(Message, kind=50):
-    """Ask a newcomer that downloads the same state what it has of it; tells it of the caller."""
+    """Ask a newcomer that downloads the same state for its chunks; tells it of the caller."""
 
     run: Digest
     round: int
@@ -601,9 +601,9 @@ class MomentsRequest(Message, kind=37):
 
 
 class MomentsOffer(Message, kind=38, max_bytes=4 * 1024 * 1024):
-    """What :class:`MomentsRequest` leads to; nobody but the island vouches for it."""
+    """Answer to :class:`MomentsRequest`; nobody but the island vouches for it."""
 
-    steps: int  # that the moments have seen
+    steps: int  # inner steps that the moments have seen
     digest: Digest  # as in :class:`StateOffer`
     length: int  # bytes
     chunk: int  # bytes, the last one may be shorter

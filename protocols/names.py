@@ -1,9 +1,10 @@
 """Connecting to ``HOST:PORT``: IP addresses at once, names by threads of their own.
 
 The system's resolver blocks, for half a minute where a name server does not answer, and cannot be
-stopped. Peers tell names, so in the event loop's own pool a few slow ones would hold up whatever
-else runs there, and the end of the process. Here each lookup has a thread that nobody waits for at
-the end, a bounded number in all and for names of one peer. Further ones wait their turn.
+stopped. Peers choose the names, so in the event loop's own pool a few slow ones would hold up
+whatever else runs there, and the end of the process. Here each lookup has a thread of its own, for
+which the process does not wait at its end. Their number is bounded, in all and for the names of one
+peer; further lookups wait their turn.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aiohappyeyeballs import start_connection
 from protocols.addresses import parse_address
 
 MOST = 16  # lookups at once
-MOST_OF_ONE = 2  # of them, of names of one peer
+MOST_OF_ONE = 2  # of them, for names of one peer
 _HAPPY_EYEBALLS_S = 0.25  # RFC 8305, section 8
 
 Places = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
@@ -33,7 +34,7 @@ class Names:
 
     def __init__(self) -> None:
         self._under_way: dict[_Place, asyncio.Future[Places]] = {}
-        self._looking: Counter[str] = Counter()  # by whose names they are
+        self._looking: Counter[str] = Counter()  # by the peer whose names they are
 
     async def connected(self, address: str, whose: str) -> socket.socket:
         """A connection to ``HOST:PORT``, an address of the peer ``whose``; raises OSError."""

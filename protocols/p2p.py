@@ -75,7 +75,7 @@ class Inspector(Protocol):
 
 
 class RateLimit:
-    """A token bucket per peer; the buckets of the peers seen longest ago are forgotten."""
+    """A token bucket per peer; the least recently used buckets are forgotten."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RateLimit:
         self._buckets: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
 
     def take(self, peer: PeerId, count: int = 1) -> bool:
-        """Use so many tokens of ``peer``; False, and none is used, where fewer are left."""
+        """Use ``count`` tokens of ``peer``; False, and none is used, where fewer are left."""
         now = self._clock()
         tokens, since = self._buckets.pop(peer, (self._burst, now))
         tokens = min(self._burst, tokens + (now - since) * self._rate)

@@ -1,45 +1,44 @@
 """How fast to send: as fast as the link carries, found out from what arrives. Sans-IO.
 
 Senders that run free fill the queue in front of a slow link until it overflows, and what several
-connections lose there costs a tenth to a third of the link. Sent at just the speed of the link the
-same bytes take what they need. Nobody tells that speed, so it is measured, much as BBR does for one
-connection (Cardwell et al. 2016), but for all connections of a node together:
+connections lose there costs a tenth to a third of the link. Sent at just the speed of the link
+they take no longer than they must. Nobody tells that speed, so it is measured, much as BBR does for
+one connection (Cardwell et al. 2016), but for all connections of a node together:
 
-- *search*: without a limit, for the first windows, and until no more arrives in the next;
-- *cruise*: at the speed found, which is nearly the most that arrived in any four windows in a row
-  of the last ones: that less arrives has many causes, a wrong speed is only one of them. A single
-  window shows a tenth more or less, as acknowledgements come late, in lumps, behind what travels
-  the other way;
+- *search*: without a limit, for the first windows, and on while each new one brings more;
+- *cruise*: at the speed found, nearly the highest mean of four windows in a row among the last
+  ones. The highest, since a wrong speed is only one of many reasons for less to arrive; and of
+  four, since one window is off by a tenth: acknowledgements come late, in lumps, behind what
+  travels the other way;
 - *probe*: somewhat faster for one window; if more arrived that is the speed now, and the next
   probe follows at once and is bolder, so that a link that is twice as fast is found within
   seconds; if not, a window *drains* what the probe left in the queue.
 
 Only windows in which there was something to send all the time count (:mod:`protocols.arrivals`);
-of them the slow ones lower the speed in the end. What arrives can be counted where the system says
-how much of what it was given is acknowledged; else what it took counts, which is less exact.
+if they stay slow, the speed falls in the end. What arrived is known where the system says how much
+of what it was given is acknowledged; elsewhere what it accepted counts, which is less exact.
 
-Where the system says that, it is known besides how long bytes stand in queues
-(:mod:`protocols.standing`), and that tells more than arrivals do, which vary by a tenth from window
-to window:
+Where the system says that, one also knows how long bytes stand in queues
+(:mod:`protocols.standing`). That tells more than arrivals, which vary by a tenth from window to
+window:
 
 - what arrives in windows with too long a queue is what the link carries; their median counts;
 - the rate is *trimmed* so that a few packets stand there all the time;
 - a probe is gentler, and drains by itself: in the window after it (the *echo*, over long ways two
   or more) what it sent too fast stands in the queue, or the link is faster than was thought. Where
-  there is no more to send by then nothing is known, and the next probe comes soon. After some of
-  these one goes by what arrives, as where the system tells nothing: bodies may always be over by
-  then.
+  there is nothing left to send by then, the probe tells nothing, and the next one comes soon. After
+  a few of these, arrivals decide, as where the system tells nothing: all bodies may be that short.
 
-Where all bodies are so short that no window is ever full they must not be held for good to what
-the link once carried. So when some of them in a row took as long as pacing made them, the next is
-a probe at twice the speed. A body that was limited by pacing or by its sender says only that the
-link carries *at least* so much: it can raise the speed and never lowers it, and what it said is
-void as soon as a whole window has seen much less (routers let the first kilobytes pass at any
-speed), or as many have been seen as tell the speed by themselves.
+Where all bodies are so short that no window is ever full, pacing must not hold them for good to
+what the link once carried. So when some of them in a row took as long as pacing made them, the next
+is a probe at twice the speed. A body that was limited by pacing or by its sender gives only a lower
+bound: it can raise the speed and never lowers it. The bound is void as soon as a whole window has
+seen much less (routers let the first kilobytes pass at any speed), or when enough windows have been
+seen since to tell the speed by themselves.
 
-A window in a good part of which all was for one of several peers may tell the speed of its link and
-not of the node's, so one that is much slower than usual is put aside: who helps a slow peer to
-catch up is not to be slow to all others after it. It counts as soon as the next peer, or several at
+A window in a good part of which all bytes went to one of several peers may show the speed of that
+peer's link. If it is much slower than usual it is put aside: a node that helps a slow peer to catch
+up must not be slow to all others afterwards. It counts as soon as the next peer, or several at
 once, are as slow with no quick window in between: then it is the node's own link.
 """
 
@@ -58,23 +57,23 @@ CRUISED = 6  # windows from probe to probe,
 SOON = 2  # or as soon as that, where the queue says that the link is not busy
 PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
 BOLDEST_AT = 4  # probes in a row that have found more
-PATIENCE, MOST_PATIENCE = 3, 16  # probes whose queue is gone too soon
+PATIENCE, MOST_PATIENCE = 3, 16  # probes in a row without an echo; then arrivals decide
 LATE = 1 / 4  # of a window: over longer round trips a probe's bytes arrive after its window
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
-GROWS = 1.25  # times the most of all windows before, in the newest one
+GROWS = 1.25  # times the best window before: if the newest has this, speed still grows
 MUCH = 1.1  # times the speed: a single window is hardly off by more
 CAME = 0.98  # of the rate: all that was sent has arrived
-FULL_KEPT, FULL_LEAST = 16, 3  # windows with a queue that count
-DRAIN = 0.88  # after a probe: queues are to stay short
-ALONE = 1 / 4  # of a window: what was sent to one peer for so long may tell of its link
-HELD = 0.6  # of the rate: what was as fast was held up by pacing
-RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
-LEAST = 2e3  # bytes a second; with less the other ends do not read, or the link is dark
-MOST = 125e6  # bytes a second; beyond 1 Gbit/s it is not the link that is short
+FULL_KEPT, FULL_LEAST = 16, 3  # windows with a queue: most that are kept, least that count
+DRAIN = 0.88  # times the speed after a probe, to empty the queue
+ALONE = 1 / 4  # of a window: with one peer served alone for this long it may tell of its link
+HELD = 0.6  # of the rate: a short body this fast was held up by pacing
+RAISED = 1.25  # times the speed: a short body this fast has shown a faster link
+LEAST = 2e3  # bytes a second; in slower windows peers do not read, or the link is down
+MOST = 125e6  # bytes a second; beyond 1 Gbit/s the link is not the bottleneck
 
 
 class Phase(Enum):
-    """What the rate is good for; see above."""
+    """What the present rate is for; see above."""
 
     SEARCH, CRUISE, PROBE, DRAIN, ECHO = range(5)
 
@@ -85,28 +84,28 @@ class Pacer:
 
     rate: float = inf
     speed: float | None = None  # None: not known yet
-    windows: int = 0  # so many have been seen
+    windows: int = 0  # how many have been seen
     _phase: Phase = Phase.SEARCH
     _windows: Windows = field(default_factory=Windows)
     _burst: Burst = field(default_factory=Burst)
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
-    _shown: int = 0  # windows that had been seen by then
-    _looks: Counter[str] = field(default_factory=Counter)  # in this window, by whom all is for
-    _slow_to: set[str] = field(default_factory=set)  # since the last quick window
-    _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # as slow
+    _shown: int = 0  # ``windows`` when they did
+    _looks: Counter[str] = field(default_factory=Counter)  # in this window, by lone host
+    _slow_to: set[str] = field(default_factory=set)  # since the last quick window, hosts
+    _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # slow windows
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _faster: int = SPAN  # windows since a probe has found more, up to SPAN
-    _left: int = SEARCHED  # windows of this phase
+    _left: int = SEARCHED  # windows left of this phase
     _bolder: int = 0  # probes in a row that have found more
     _standing: Standing = field(default_factory=Standing)
     _full: deque[float] = field(default_factory=lambda: deque(maxlen=FULL_KEPT))  # with a queue
-    _stood: float | None = None  # seconds in queues before a probe, if that will tell
-    _sure: float = 0.0  # what came of that probe,
-    _tried: float = 0.0  # and what was sent
-    _echo: int = 1  # windows; more than one: what a probe sends arrives in them (LATE)
-    _unheard: int = 0  # probes in a row whose queue nobody has seen
-    _patience: int = PATIENCE  # so many of these, then one goes by what arrives
+    _stood: float | None = None  # seconds in queues before a probe; None: it has no echo
+    _sure: float = 0.0  # bytes a second that arrived of that probe,
+    _tried: float = 0.0  # and that were sent
+    _echo: int = 1  # windows of an echo; more than one over long round trips (LATE)
+    _unheard: int = 0  # probes in a row without an echo
+    _patience: int = PATIENCE  # this many of these, then arrivals decide
 
     @property
     def looks_closely(self) -> bool:
@@ -127,9 +126,9 @@ class Pacer:
         """``arrived`` bytes of all that was ever sent have arrived by ``now``.
 
         ``wanting``: there is more to send; ``under_way`` bytes have been given to the system and
-        have not arrived; ``alone``: it is all for this one of several peers. ``stands``: so many
-        are under way, by :func:`~protocols.standing.standing`, on connections whose shortest round
-        trip is ``round_trip`` seconds; None where the system does not tell.
+        have not arrived; ``alone``: the host, one of several, that all of it is for. ``stands``:
+        the bytes under way by :func:`~protocols.standing.standing`, None where the system does not
+        tell. ``round_trip``: seconds, the mean of the sending connections' shortest ones.
         """
         if wanting:
             self._looks[alone] += 1
@@ -156,7 +155,7 @@ class Pacer:
             self._consider(short, self.speed)
 
     def _consider(self, short: float, speed: float) -> None:
-        """Some bytes have arrived in less than a window, so fast."""
+        """A burst shorter than a window has arrived, at ``short`` bytes a second."""
         if self._held >= CRUISED:  # it was a probe
             if short >= RAISED * speed:
                 self._at_least, self._shown = short, self.windows
@@ -171,7 +170,7 @@ class Pacer:
                 self._enter(Phase.PROBE, 1)
 
     def _weigh(self, found: float, to: set[str]) -> None:
-        """Count a window, unless it may be slow only since the one that it was ``to`` is."""
+        """Count a window, unless it may be slow only because the peer it was ``to`` is."""
         usual = self.speed or max(self._seen, default=0.0)
         if found >= HELD * usual:
             self._slow_to.clear()
@@ -195,7 +194,7 @@ class Pacer:
         self._seen.append(found)
         self._learn(found)
         self._faster = min(self._faster + 1, SPAN)
-        # too fast by little it would be refuted by no window
+        # a bound that is too high by little would be refuted by no window
         if found < self._at_least / RAISED or self.windows >= self._shown + KEPT:
             self._at_least = 0.0
         if self._phase is Phase.ECHO and self._echo > 1:
@@ -222,12 +221,12 @@ class Pacer:
 
     @property
     def _grows(self) -> bool:
-        """Connections come up to speed, which takes them several round trips."""
+        """Whether connections still come up to speed, which takes several round trips."""
         *before, newest = self._seen
         return newest >= GROWS * max(before)
 
     def _end_search(self) -> None:
-        """Go on at what the windows with a queue say, but for those that one slow peer explains."""
+        """Go on at the speed of the windows with a queue, without those slow by one slow peer."""
         best = most(self._seen)
         alike = [one for one in self._full if one >= HELD * best]
         if len(alike) < FULL_LEAST:
@@ -238,7 +237,7 @@ class Pacer:
         self._enter(Phase.CRUISE, SOON)
 
     def _learn(self, found: float) -> None:
-        """What a window says by what stood in queues meanwhile."""
+        """Learn from a window, by what stood in queues during it."""
         speed, sure = self.speed or 0.0, min(found, self.rate)
         if self._standing.long:
             if self._standing.tells or found >= MUCH * self.rate:  # more than was sent meanwhile
@@ -252,7 +251,7 @@ class Pacer:
             self._left = min(self._left, SOON)
 
     def _carries(self, speed: float) -> None:
-        """The link has been seen to carry so much, whatever was known before."""
+        """The link has been seen to carry ``speed``: forget what was known before."""
         self._full.clear()
         self._full.extend([speed] * FULL_LEAST)
 

@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0  # the longest time between two looks at what is due
 _TICK_S = 0.02  # the shortest
-_PACE_S = 0.025  # how often it is looked what has arrived
-_CLOSE_S = 0.005  # and where that may be over soon
-_SEVERAL_S = 60.0  # after it sent to several at once: one of them is not all it ever sends to
-_GATHER_S = 0.004  # for so long bytes of a long body may gather before they are read
+_PACE_S = 0.025  # between two looks at how much has arrived
+_CLOSE_S = 0.005  # the same while only short bodies are under way, which end soon
+_SEVERAL_S = 60.0  # after sending to several hosts at once: a lone one is one of several
+_GATHER_S = 0.004  # the longest that bytes of a long body may gather before they are read
 _ENOUGH = 1 << 15  # bytes that are worth being woken for
 
 
@@ -87,12 +87,12 @@ class Reactor:
         self.shortest: dict[str, float] = {}  # see protocols.losses
         self._max_upload = max_upload or math.inf
         self._given = self._taken = 0  # bytes, to and from all sockets
-        self._loads: dict[Watched, int] = {}  # who moves something: bytes on their way
+        self._loads: dict[Watched, int] = {}  # connections in use: bytes under way
         self._pace_at = math.inf
-        self._several_at = -math.inf  # more than one was sent to
-        self._gather_until = 0.0  # sockets are not looked at before
+        self._several_at = -math.inf  # when several hosts were last sent to
+        self._gather_until = 0.0  # until then sockets are not looked at
         self._selector: selectors.BaseSelector
-        self._wake_selector: selectors.BaseSelector  # of posts alone
+        self._wake_selector: selectors.BaseSelector  # for posts alone, no sockets
         self._wake_in: socket.socket
         self._wake_out: socket.socket
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class Reactor:
         self._stopped = True  # until it is started
         self._watched: set[Watched] = set()
         self._again: list[Watched] = []  # had more to do when their turn ended
-        self._line = Turns[Watched]()  # wait for their turn under the upload limit
+        self._line = Turns[Watched]()  # lanes waiting under the upload limit
         self._turn: Watched | None = None
         self._sweep_at = 0.0
         self._on_end: Callable[[], object] = lambda: None
@@ -133,7 +133,7 @@ class Reactor:
         self._thread.join()
 
     def post(self, callback: Callable[[], None]) -> bool:
-        """Run ``callback`` on the reactor's thread soon; False if that does not run."""
+        """Run ``callback`` on the reactor's thread soon; False if the thread is not running."""
         with self._lock:
             if self._stopped:
                 return False
@@ -165,7 +165,7 @@ class Reactor:
     def remove(self, one: Watched) -> None:
         """Never call ``one`` again."""
         self._watched.discard(one)
-        self._given -= self._loads.pop(one, 0)  # that never arrived
+        self._given -= self._loads.pop(one, 0)  # those bytes never arrived
 
     def moves(self, one: Watched, until: float) -> None:
         """From now on ``one`` sends or receives something; ask what is due at ``until``."""
@@ -175,20 +175,20 @@ class Reactor:
         self.look(until)
 
     def gave(self, one: Watched, count: int) -> None:
-        """A socket took so many bytes."""
-        if not one.local:  # that says nothing of the link
+        """A socket accepted ``count`` bytes."""
+        if not one.local:  # traffic within a machine says nothing about the link
             self._given += count
 
     def took(self, one: Watched, count: int) -> None:
-        """So many bytes came from a socket."""
+        """``count`` bytes were read from a socket."""
         if not one.local:
             self._taken += count
 
     def carried(self, count: int) -> None:
-        """So many bytes went out for others, past this thread: what is sent here pays for them.
+        """``count`` bytes went out past this thread (messages, relayed calls): lanes pay for them.
 
-        They are part of what the link carries, or it would seem slower by them, and then what is
-        sent here be slower by as much again. May be called from any thread.
+        They count as part of what the link carries. Otherwise the link would seem slower by them,
+        and lanes would be slowed down a second time. May be called from any thread.
         """
         self.bucket.spend(count)
         self.post(lambda: self._carry(count))
@@ -197,10 +197,10 @@ class Reactor:
         self._given += count
 
     def gather(self, count: int, seconds: float) -> None:
-        """Of a long body ``count`` bytes came in ``seconds``: where few do, let more gather.
+        """``count`` bytes of a long body came in ``seconds``: where these are few, let more gather.
 
-        A link that is slower than the processor would wake this thread with every few packets, at
-        several times what it costs to read them. Never for more than any socket has room for.
+        A link that is slower than the processor would wake this thread with every few packets,
+        which costs several times what reading them does. Never gathers more than a socket holds.
         """
         wait = min(_GATHER_S, _ENOUGH * seconds / max(1, count))
         if count < _ENOUGH and wait > _GATHER_S / 8:
@@ -219,7 +219,7 @@ class Reactor:
         return one.local and self._max_upload == math.inf
 
     def allow(self, one: Watched, want: int) -> int:
-        """How many bytes ``one`` may send now; at 0 its turn comes later, by ``granted``."""
+        """How many bytes ``one`` may send now; 0: its turn comes later, by ``granted``."""
         if not self.bucket.limited or self.unlimited(one):
             return want
         if self._turn is one:
@@ -265,7 +265,7 @@ class Reactor:
             self._sweep(now)
 
     def _pace(self, now: float) -> None:
-        """See how much has arrived, and what the node's rate is by that."""
+        """Look at how much has arrived, and set the node's rate by it."""
         coming, wanting = False, set[str]()
         round_trips: list[float] = []
         for one in list(self._loads):
@@ -317,7 +317,7 @@ class Reactor:
             self._guarded(callback)
 
     def _serve_line(self) -> None:
-        """Peer after peer gets one grant after the other for as long as there are any."""
+        """Give waiting lanes one grant each, peer after peer, until the bucket is empty."""
         while self._line and self.bucket.wait() == 0:
             one = self._line.next()
             if one in self._watched:

@@ -1,8 +1,8 @@
 """Calls to and of nodes that nobody can dial: the ends of what :mod:`protocols.relay_server` does.
 
-An address of a hidden node is ``relay/HOST:PORT/PEERID``: the relay's. :meth:`Relays.connect`
-turns it into a connection with the hidden node, whoever has dialled whom; TLS is for the callers
-of this module, as on a connection to an address of the usual kind. :meth:`Relays.attend` is the
+A hidden node's address is that of its relay, ``relay/HOST:PORT/PEERID``. :meth:`Relays.connect`
+turns it into a connection with the hidden node, whichever end dialled; the caller does TLS on it,
+as on a connection to an address of the usual kind. :meth:`Relays.attend` is the
 hidden node's side: it waits for calls, dials those who call, and hands the connections on to be
 served.
 """
@@ -49,12 +49,12 @@ from protocols.relay_wire import (
 logger = logging.getLogger(__name__)
 
 BACK_S = 2.5  # for a hidden node to dial back, before the relay is asked to carry
-THROUGH_S = 120.0  # after a call that was not dialled back, for so long the relay carries at once
+THROUGH_S = 120.0  # after a call that was not dialled back, the relay carries at once for this long
 ANSWER_S = 5.0
 MAX_ANSWERING = 128  # calls for which connections are being opened; further ones are left out
 LATE_S = 15.0  # beyond the time for which a question is kept open: either end may be busy
 
-_relaying: ContextVar[PeerId | None] = ContextVar("relaying", default=None)  # whom
+_relaying: ContextVar[PeerId | None] = ContextVar("relaying", default=None)  # the hidden peer
 
 
 class Call(Protocol):
@@ -66,7 +66,7 @@ class Call(Protocol):
 
 
 def told_by(peer: PeerId) -> PeerId:
-    """Who has told the addresses of ``peer``: those of a relay whoever waits there, else itself."""
+    """Which peer named the addresses of ``peer``: for a relay the hidden peer, else itself."""
     return _relaying.get() or peer
 
 
@@ -98,12 +98,12 @@ class Relays:
         self._limits = limits
         self._serve = serve
         self._expected: dict[bytes, asyncio.Future[socket.socket]] = {}
-        self._through: dict[PeerId, float] = {}  # who did not dial back, until when that counts
+        self._through: dict[PeerId, float] = {}  # who did not dial back: until when it counts
 
     # --- calling ------------------------------------------------------------------------------
 
     async def connect(self, address: str, peer: PeerId) -> socket.socket:
-        """A connection with ``peer``, who waits at the relay of ``address``, for us to begin on.
+        """A connection with ``peer``, which waits at the relay of ``address``; we speak first.
 
         Raises OSError and :class:`~protocols.errors.Unreachable`.
         """
@@ -167,7 +167,7 @@ class Relays:
         return await self._call(relay, DIAL, asked.encode(), timeout=ANSWER_S, max_reply=64)
 
     def arrived(self, sock: socket.socket, token: bytes) -> bool:
-        """A hidden node has dialled for the call of ``token``; whether we wait for it."""
+        """A hidden node has dialled for the call of ``token``; returns whether we wait for it."""
         coming = self._expected.get(token)
         if coming is None or coming.done():
             return False
@@ -177,7 +177,7 @@ class Relays:
     # --- being called -------------------------------------------------------------------------
 
     async def reserve(self, relay: PeerId) -> float:
-        """Ask ``relay`` to be told of calls: what it carries, in bytes a second, 0: nothing.
+        """Ask ``relay`` to tell us of calls; returns the bytes a second it carries, 0: none.
 
         :meth:`attend` has to follow within seconds. Raises what :meth:`Transport.call` raises.
         """

@@ -1,11 +1,11 @@
 """The relay: tells hidden nodes who calls them, and carries calls between two that are hidden.
 
-Everything is bounded: how many wait here, how many calls, of all and of one caller, a node has not
-fetched, how many connections are carried at once and for one peer, their speed all together, and
-how long one may say nothing. Where as many are carried as may be, one on which nothing moves makes
-way, of whoever has most, by its key or by its address. Nothing is dialled from here, so nobody can
-be made to by asking. Whom a relay serves is decided where all names of a node are
-(:meth:`protocols.http.HttpTransport.admit`), and by ``may_wait``: only those who were greeted may
+Everything is bounded: the nodes that wait here, the calls that one of them has not fetched (in all
+and of one caller), the connections carried at once (in all and of one peer), their speed all
+together, and how long one may be silent. Where no more may be carried, an idle connection makes
+way, one of the peer or the address that has most. The relay itself never dials, so no request can
+make it dial a stranger. Whom a relay serves is decided where all calls are admitted
+(:meth:`protocols.http.HttpTransport.admit`), and by ``may_wait``: only peers that were greeted may
 be called through it.
 """
 
@@ -38,7 +38,7 @@ from protocols.relay_wire import (
 from protocols.sockets import prepare_lane
 
 WAIT, DIAL = "relay-wait", "relay-dial"  # names of calls
-HOLD_S = 20.0  # for so long a question is kept open
+HOLD_S = 20.0  # how long a question is kept open
 BRIEF_S = 8.0  # between two questions: a node that does not ask again by then is gone
 JOIN_S = 10.0  # for both ends of a call to come
 IDLE_S = 120.0  # without a byte: longer than connections are kept for their next use
@@ -84,12 +84,12 @@ class RelayServer:
         most: Callable[[], float] = lambda: math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rate = 0.0  # bytes a second for calls that are carried; 0: none is
+        self.rate = 0.0  # bytes a second for calls that are carried; 0: none are
         self.may_wait: Callable[[PeerId], bool] = lambda peer: True
         self.place_of: Callable[[PeerId], str] = lambda peer: ""  # empty: not known
         self._stats = stats
         self._on_sent = on_sent
-        self._most = most  # bytes a second now, whatever is offered: the link may change
+        self._most = most  # bytes a second that the link allows now, whatever ``rate`` is
         self._now = now
         self._limit = 0.0  # of the bucket
         self._bucket = Bucket(None)
@@ -106,7 +106,7 @@ class RelayServer:
     # --- those who wait -----------------------------------------------------------------------
 
     async def wait(self, peer: PeerId, body: bytes) -> bytes:
-        """Answer ``relay-wait``: who calls ``peer``, or nobody for a while."""
+        """Answer ``relay-wait``: the calls for ``peer``, or none after a while."""
         asked: RelayWait = RelayWait.decode(body)
         if not self.may_wait(peer):
             raise RemoteRefused("stranger", "greet this node first")
@@ -118,7 +118,7 @@ class RelayServer:
                 raise RemoteRefused("full", f"{MAX_WAITING} nodes wait here already")
             if here is None and place and self._from(place) >= MAX_WAITING_OF_ONE:
                 raise RemoteRefused("full", f"{MAX_WAITING_OF_ONE} nodes from {place} wait here")
-            here = self._hidden[peer] = _Hidden(place)  # what was there before is answered by time
+            here = self._hidden[peer] = _Hidden(place)  # questions before it end by timeout
         if not asked.begin:
             try:
                 here.left = None
@@ -189,7 +189,8 @@ class RelayServer:
     def _in_the_way(self, one: PeerId, both: tuple[PeerId, PeerId]) -> _Circuit | None:
         """Which connection of ``one`` has to go for another between ``both``; None: there is room.
 
-        Of the two that have the most, so that nobody keeps the others from it.
+        It is one of the pair with the most, so that no pair shuts others out. Raises RemoteRefused
+        where no pair has two more than ``both``.
         """
         circuits = [circuit for circuit in self._circuits if one in circuit.peers]
         if len(circuits) < MAX_CIRCUITS_OF_ONE:
@@ -202,7 +203,7 @@ class RelayServer:
         return min(of_pair, key=lambda circuit: circuit.moved)
 
     def _quiet(self) -> _Circuit | None:
-        """Of those on which nothing moves the longest quiet of whoever has most connections."""
+        """The longest idle connection of the peer or place that has most of them; None: none."""
         count = Counter(name for circuit in self._circuits for name in circuit.names)
         latest = self._now() - QUIET_S
         quiet = (one for one in self._circuits if one.met.is_set() and one.moved <= latest)
@@ -224,7 +225,7 @@ class RelayServer:
     # --- the connections ----------------------------------------------------------------------
 
     async def join(self, sock: socket.socket, token: bytes) -> bool:
-        """A connection that came with ``token``, to its end; False where none is expected.
+        """Carry a connection that came with ``token``, to its end; False: none is expected.
 
         The socket is closed at the end.
         """

@@ -43,7 +43,7 @@ async def splice(
 
 
 def _stop(done: asyncio.Task[bool], pumps: list[asyncio.Task[bool]]) -> None:
-    """One direction has broken: the other has nobody left to speak to."""
+    """If one direction has broken, end the other: nobody is left at its far end."""
     if not done.cancelled() and not done.result():
         for pump in pumps:
             pump.cancel()
@@ -52,7 +52,7 @@ def _stop(done: asyncio.Task[bool], pumps: list[asyncio.Task[bool]]) -> None:
 async def _pump(
     source: socket.socket, target: socket.socket, bucket: Bucket, note: Callable[[int], None]
 ) -> bool:
-    """One direction to its end; whether it ended well."""
+    """Pass on one direction to its end; returns whether it ended well."""
     loop = asyncio.get_running_loop()
     room = memoryview(bytearray(_PIECE))
     try:

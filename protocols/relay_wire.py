@@ -10,8 +10,8 @@ it. A caller asks the relay for it with ``relay-dial``, in one of two ways:
 
 Whoever dials for such a call sends a preamble with the token first, :data:`PREAMBLE`, told from
 TLS, HTTP and lanes by its first byte. From then on the connection is as any other, except that
-who has dialled it may be the one that serves. A token is good for one connection and some
-seconds; who reads it on the way can spoil the call, and cannot be taken for either end.
+the end that dialled may be the one that serves. A token is good for one connection and some
+seconds; an eavesdropper can spoil the call with it, but cannot pass for either end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocols.errors import Malformed
 from protocols.messages import Address, Peer
 from protocols.wire import Max, Message, Struct
 
-MARK = b"\xa8"  # no letter, no TLS record and no lane
+MARK = b"\xa8"  # begins no HTTP request (a letter), TLS record or lane
 PREAMBLE = MARK + b"atollR1"
 TOKEN_BYTES = 16
 MAX_CALLS = 64  # told at once
@@ -35,7 +35,7 @@ Token = Annotated[bytes, Max(TOKEN_BYTES)]
 
 
 class RelayWait(Message, kind=45):
-    """Who calls me? ``begin``: the answer comes at once, whether the relay would take me."""
+    """Who calls me? ``begin``: only whether the relay takes me, answered at once."""
 
     begin: bool
 
@@ -56,9 +56,9 @@ class RelayCalls(Message, kind=46):
 
 
 class RelayDial(Message, kind=47):
-    """I want a connection to ``target``; with a token of mine: it may bring it to my addresses.
+    """I want a connection to ``target``; with a token of mine, it is to dial my addresses with it.
 
-    The answer is the token for a connection through the relay, or nothing.
+    Without one the answer is the relay's token for a connection through it, else nothing.
     """
 
     target: Peer

@@ -3,8 +3,8 @@
 The kernel then copies bytes in half the processor time, which is what averaging on one machine is
 short of. Nothing else differs: the same port, the same handshake, the same frames.
 
-The name of a listening socket holds the TCP port and the peer id of who listens, so whoever dials
-an address reaches whom it would have reached by TCP, and not what a forwarded port leads to.
+The name of a listening socket holds the TCP port and the peer id of the listener, so dialling an
+address reaches the same peer as by TCP, and not what a forwarded port leads to.
 Abstract names are those of a network namespace: containers and separate networks of one machine do
 not see each other's and stay with TCP, shaped and firewalled as it is. A name can be taken by
 another user of the machine before us; only sockets of one's own user are dialled.
@@ -43,7 +43,7 @@ def listener(port: int, peer: PeerId) -> socket.socket | None:
 
 
 def connection(address: str, peer: PeerId) -> socket.socket | None:
-    """A non-blocking connection to ``peer`` at ``HOST:PORT``; None if that is to be had by TCP."""
+    """A non-blocking connection to ``peer`` at ``HOST:PORT``; None: use TCP."""
     if not _AVAILABLE:
         return None
     try:

@@ -9,8 +9,8 @@ cipher is that of TLS 1.3 and comes from the same library. A frame::
 
 The length is authenticated as well. The nonce is the number of the frame, which nobody sends
 (RFC 5116, section 3.2; RFC 8446, section 5.3): a frame that was changed, left out, doubled or
-moved does not open. A key is of one direction of one connection. After 2^20 frames, 2^34 blocks
-at most, the next one is derived from it (RFC 8446, sections 5.5 and 7.2).
+moved does not open. A key is for one direction of one connection. After 2^20 frames, at most
+2^34 blocks, the next key is derived from it (RFC 8446, sections 5.5 and 7.2).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Numbered:
         self.cipher = AESGCM(key)
 
     def nonce(self) -> bytes:
-        """Of the next frame; call it once a frame, before ``cipher`` is used."""
+        """The nonce of the next frame; call it once per frame, before ``cipher`` is used."""
         if self._number == FRAMES_A_KEY:
             self._key = HKDFExpand(SHA256(), KEY_BYTES, _NEXT).derive(self._key)
             self._number, self.cipher = 0, AESGCM(self._key)
@@ -81,14 +81,14 @@ class Opener:
     def __init__(self, key: bytes) -> None:
         self._numbered = _Numbered(key)
         self._buffer = memoryview(bytearray(_FIRST_BYTES))
-        self._at = self._end = 0  # what came and was not opened lies between
+        self._at = self._end = 0  # what came and is not opened yet lies between
         self._left = memoryview(b"")  # opened, and not taken yet
         self._broken = False
 
     def room(self) -> memoryview:
         """Where the next bytes belong; never empty once :meth:`open` has said that it needs more.
 
-        Raises :class:`Broken` for a frame that nobody may make.
+        Raises :class:`Broken` for a frame of a length that is not allowed.
         """
         size = self._frame()
         if self._at == self._end:
@@ -104,14 +104,14 @@ class Opener:
         return self._buffer[self._end :]
 
     def took(self, count: int) -> None:
-        """So many bytes have come into :meth:`room`."""
+        """``count`` bytes were written into :meth:`room`."""
         self._end += count
 
     def open(self, into: memoryview) -> int:
         """Put what is inside the next frame into ``into``, as far as there is room.
 
-        Returns the number of bytes; 0: the frame is not whole yet. Raises :class:`Broken`, then
-        and ever after; nothing of ``into`` may be used.
+        Returns the number of bytes; 0: the frame is not whole yet. Raises :class:`Broken`, now
+        and at every later call; then nothing in ``into`` may be used.
         """
         if self._broken:
             raise Broken("a frame before did not open")
@@ -144,7 +144,7 @@ class Opener:
         return count
 
     def _frame(self) -> int:
-        """Bytes of the next frame, or of its beginning while that has not come."""
+        """Bytes of the next frame, or of its length field while that has not come."""
         if self._end - self._at < _LENGTH.size:
             return _LENGTH.size
         inside: int = _LENGTH.unpack_from(self._buffer, self._at)[0]

@@ -1,7 +1,7 @@
 """From which address others see a connection: how ``node doctor`` tells kinds of NAT apart.
 
 A connection that begins with :data:`MARK` is answered with the address it comes from, in the
-clear, and closed: as STUN does over UDP (RFC 8489). Nobody learns anything but about itself.
+clear, and closed: as STUN does over UDP (RFC 8489). A caller learns only about itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def tell(sock: socket.socket) -> None:
 
 
 async def seen_from(address: str, local_port: int) -> tuple[str, int]:
-    """As which address and port ``address`` sees a connection, and the local port it came from.
+    """The address and port that ``address`` sees this machine at, and the local port used.
 
     ``local_port`` 0: any. Connections to several peers can have the same. Raises OSError, and
     ``ValueError`` where the other end answers otherwise.

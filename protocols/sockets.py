@@ -10,7 +10,7 @@ from protocols.listening import listen_on
 from protocols.same_machine import is_near
 
 _UNSENT_BYTES = 256 * 1024  # of messages
-_UNSENT_LANE_BYTES = 1024 * 1024  # a quarter of it costs a quarter of the speed
+_UNSENT_LANE_BYTES = 1024 * 1024  # with a quarter of it speed falls by a quarter
 
 
 async def open_listener(listen: str, option: str = "--listen") -> socket.socket:

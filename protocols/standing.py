@@ -3,13 +3,13 @@
 What was sent longer ago than the shortest round trip and has not arrived stands somewhere: in this
 system's buffers, or in front of the link. Where there is always some, the link is always busy, and
 what arrives is what it carries; where there is much the queue soon overflows, and connections leave
-each other behind. So who keeps it at a few packets sends at just the speed of the link and loses
-nothing, as Vegas (Brakmo and Peterson 1995) and Copa (Arun and Balakrishnan 2018) do for one
+each other behind. A sender that keeps it at a few packets sends at just the speed of the link and
+loses nothing, as Vegas (Brakmo and Peterson 1995) and Copa (Arun and Balakrishnan 2018) do for one
 connection. They compare what is under way with what the speed makes of a round trip; over long ways
 an error of a few percent in the speed, or a pause before, would look like a queue.
 
-Some of it may be none of ours: acknowledgements wait behind what others send, and some ways are
-longer at times. What stands there however slowly we send is let stand.
+Some of the queue may not be ours: acknowledgements wait behind what others send, and some ways are
+longer at times. What stands there however slowly we send is left alone.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
-TARGET_S = 0.02  # is to stand there all the time,
-SOME_BYTES = 16 * 1024  # and so much: a few packets of each of several connections
-FULL = 0.4  # of the target, at least: the link was busy all the time
-LONG = 1.25  # times the target: it is too much
-HORIZON_S = 0.5  # within which a queue comes to what it is to be
+TARGET_S = 0.02  # of the link is to stand in the queue all the time,
+SOME_BYTES = 16 * 1024  # and this much: a few packets of each of several connections
+FULL = 0.4  # of the target: with this much or more the link was busy all the time
+LONG = 1.25  # times the target: with this much or more the queue is too long
+HORIZON_S = 0.5  # within which a queue is to come to its target
 SLOWEST, FASTEST = 0.85, 1.05  # times the speed: the rate
 SLOW = 0.95  # of the speed, where a queue of ours gets shorter for sure
-SURE, UNSURE = 1 / 4, 1 / 16  # of what stands is taken for others' in a window, if it does not
-UNEVEN = 4  # times the median: of more only so much counts
+SURE, UNSURE = 1 / 4, 1 / 16  # of a queue that stays: taken for others', each window
+UNEVEN = 4  # times the median: no connection counts for more
 
 
 def standing(loads: Sequence[int]) -> float:
     """Bytes that are under way to all peers, from those of each connection.
 
-    Where one has far more than most its peer reads slowly, which is not this node's link.
+    If one has far more than most, its peer reads slowly, which says nothing of this node's link.
     """
     busy = [load for load in loads if load > 0]
     if not busy:
@@ -50,8 +50,8 @@ class Standing:
     seconds: float | None = None  # of the link; None: not known
     full: bool = False  # the link was busy all the time
     long: bool = False  # and there is more than there should be
-    tells: bool = False  # it is ours for sure, so that what arrived is what the link carries
-    trim: float = 1.0  # times the speed: so fast it comes to what it is to be
+    tells: bool = False  # the queue is ours for sure: what arrived is what the link carries
+    trim: float = 1.0  # times the speed: the rate at which the queue comes to its target
     _least: float = inf  # bytes in queues in this window
     _tells: bool = True  # the system did, all through this window
     _given: deque[tuple[float, int]] = field(default_factory=deque)  # bytes by when, a round trip
@@ -63,9 +63,9 @@ class Standing:
     ) -> None:
         """To be told often in a window.
 
-        ``given`` bytes of all that was ever sent were given to the system by now, ``under_way`` are
-        so many of them by :func:`standing`, None: not known, ``round_trip`` are the seconds of the
-        shortest to the peers.
+        ``given`` bytes in all were given to the system by now; ``under_way`` of them, by
+        :func:`standing`, have not arrived (None: not known). ``round_trip``: seconds, the mean of
+        the sending connections' shortest ones.
         """
         fresh = self._fresh(now, given, round_trip)
         if wanting:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from math import inf
 
-FAR_S = 0.06  # a round trip from which on one is too few,
-EACH_S = 0.02  # and for each of so long there is one
+FAR_S = 0.06  # from this round trip on one connection is too few:
+EACH_S = 0.02  # there is one for each of these in it
 MOST = 8
 BEGINS = 10 * 1460  # bytes
 

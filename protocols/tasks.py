@@ -46,10 +46,10 @@ class Tasks:
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task; its exception ends the group. Once that ends, it is cancelled unbegun.
+        """Start a task; its exception ends the group. In a group that ends it is cancelled unbegun.
 
-        So a call or a letter that comes while its node is leaving finds what it would find a moment
-        before: work that was begun, and then cancelled with all the rest.
+        So a call or a letter that comes while its node is leaving meets what it would have met a
+        moment earlier: work that was begun, and then cancelled with all the rest.
         """
         try:
             task = self.group.create_task(coroutine)
@@ -152,8 +152,8 @@ async def every(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
 class Together(Generic[K, T]):
     """Work that several want at the same time is done once for all of them.
 
-    The first who comes does it, in its own task. Should that be cancelled, the next of those who
-    wait does it again.
+    The first caller does it, in its own task. If that is cancelled, the next of the waiting
+    callers does it again.
     """
 
     def __init__(self) -> None:

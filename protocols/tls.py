@@ -62,7 +62,7 @@ class PeerSSLObject(ssl.SSLObject):
     peer_id: PeerId
 
     def do_handshake(self) -> None:
-        """As in the base class; then read the peer's key and hold it against the server name.
+        """As in the base class; then read the peer's key and compare it with the server name.
 
         Raises :class:`WrongPeer`, or ``ssl.SSLCertVerificationError`` if the certificate holds no
         ed25519 key. asyncio drops the connection on any ``ssl.SSLError`` from here.
@@ -74,10 +74,10 @@ class PeerSSLObject(ssl.SSLObject):
 class PeerSSLSocket(ssl.SSLSocket):
     """The same on a socket of one's own, for lanes: TLS, and behind it sealed frames.
 
-    The first that either end says, by TLS, is :data:`LANE` and the key of what it says from then
-    on, which passes TLS by (:mod:`protocols.sealing`). So whoever reads the frames was in the
-    handshake. The word is what makes it a key: who is on the way can change the preamble, so that
-    one end takes for a lane what the other one means as a call, whose beginning is no secret.
+    Each end first sends, inside TLS, :data:`LANE` and the key of its frames, which then bypass TLS
+    (:mod:`protocols.sealing`). So only the other end of the handshake can read them. The word shows
+    that a key follows: an attacker can change the preamble, so that one end takes for a lane what
+    the other one means as a call, and the first bytes of a call are no secret.
     """
 
     peer_id: PeerId
@@ -130,7 +130,7 @@ class PeerSSLSocket(ssl.SSLSocket):
         return count
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """For whoever expects nothing: what has come, sealed or not."""
+        """Bytes as they came, sealed or not: for callers that expect none."""
         if self._opener is None:
             return super().recv(buflen, flags)
         return socket.socket.recv(self, buflen, flags)

@@ -43,7 +43,7 @@ class Drain(Protocol):
     def room(self) -> memoryview | None:
         """Where the next bytes belong, at least one; None: there is no room until ``wake``.
 
-        Asked each time just before bytes are written there, and twice in a row where none came.
+        Asked again before every write, also where no bytes came since it was asked last.
         """
         ...
 
@@ -52,7 +52,7 @@ class Drain(Protocol):
         ...
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Told once, first: ``wake()``, from any thread, says that there is room again."""
+        """Called once, first. ``wake()``, from any thread, says that there is room again."""
         ...
 
 
@@ -72,7 +72,7 @@ class Feed(Protocol):
         ...
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Told once, first: ``wake()``, from any thread, says that there are bytes again."""
+        """Called once, first. ``wake()``, from any thread, says that there are bytes again."""
         ...
 
 
@@ -87,7 +87,7 @@ class Incoming(Protocol):
     async def into(self, drain: Drain, *, stall: float = 0.0) -> None:
         """Have all of it written where ``drain`` says; raises what ``drain`` raised.
 
-        It may stand still for ``stall`` seconds, where that is longer than usual.
+        The transfer may stand still for ``stall`` seconds, where that is longer than usual.
         """
         ...
 

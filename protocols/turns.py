@@ -1,6 +1,6 @@
-"""Whose turn it is under a limit: each peer in turn, and of a peer each of its lanes. Sans-IO.
+"""Whose turn it is under a limit: the peers in turn, and the lanes of a peer in turn. Sans-IO.
 
-Were it one line of all lanes, whoever opens many would get nearly everything.
+In one common line a peer that opens many lanes would get nearly everything.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
-    """Those who wait, by peer."""
+    """Items that wait, by peer."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Item]] = {}  # the peer whose turn is next first
+        self._lines: dict[str, deque[Item]] = {}  # by peer, the next one first
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -25,7 +25,7 @@ class Turns(Generic[Item]):
         self._lines.setdefault(peer, deque()).append(item)
 
     def next(self) -> Item:
-        """Whose turn it is; it waits no longer."""
+        """The item whose turn it is; it is taken out of the line."""
         peer = next(iter(self._lines))
         line = self._lines.pop(peer)
         item = line.popleft()

@@ -2,7 +2,7 @@
 
 A peer id is a key and says nothing of an address. So every peer signs a
 :class:`~protocols.messages.PeerRecord`, sends it along with its DHT calls, and keeps the records
-of those it met. Whoever hears of an id from a peer can ask that peer ``where`` the id is; the
+of those it met. A node that hears of an id from a peer can ask that peer ``where`` the id is; the
 answer is signed by the id itself, so it does not matter who passes it on. The record with the
 highest sequence number wins: a peer that moves publishes a new one and the old is forgotten.
 """

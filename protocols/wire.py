@@ -7,10 +7,10 @@ annotation, so :mod:`protocols.messages` is the whole specification:
 ...     nonce: int
 ...     note: Annotated[str, Max(64)] = ""
 
-Every ``str``, ``bytes`` and ``tuple`` carries a :class:`Max`; a class without one does not
-import. Decoding is led by the annotations: the size of the whole and then each length is checked
-before anything of it is built, so hostile bytes cost no more memory than a message of the class
-may. It raises nothing but :class:`~protocols.errors.Malformed`.
+Every ``str``, ``bytes`` and ``tuple`` carries a :class:`Max`; a class without one raises
+LocalProtocolError when first used. Decoding follows the annotations: the size of the whole and then
+each length is checked before its value is built, so hostile bytes cost no more memory than a
+message of the class may. It raises nothing but :class:`~protocols.errors.Malformed`.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ STALL_S = 15.0  # without a byte
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much is to have come of a body: nothing for a while, then so many bytes a second."""
+    """The deadline of a body: ``patience_s``, and a second more per ``rate`` bytes that came."""
 
     patience_s: float
     rate: float
 
 
-PACES = (Pace(5.0, 2**20), Pace(10.0, 2**16), Pace(30.0, 2**14))  # the last is the least there is
+PACES = (Pace(5.0, 2**20), Pace(10.0, 2**16), Pace(30.0, 2**14))  # the last is the slowest allowed
 
 
 class TooSlow(TransferStalled):
@@ -80,8 +80,8 @@ async def fetch_manifest(
     """The manifest of ``run``, from all of ``peers`` that have a valid one.
 
     The run's id does not say who has created it, and anybody can sign a manifest: so those peers
-    have to name one creator. Raises :class:`Disagreement` where they do not, and where there are
-    none what the last peer's failure was: a :class:`TransportError`, or a
+    have to name one creator. Raises :class:`Disagreement` where they do not, and where no peer has
+    a valid one the last peer's failure: a :class:`TransportError`, or a
     :class:`RemoteProtocolError` where it sent something else.
     """
     request = ManifestRequest(run).encode()
@@ -117,8 +117,8 @@ async def fetch_blob(
 ) -> bytes:
     """The bytes with this BLAKE3 hash from the first of ``peers`` that has them and is fast enough.
 
-    A peer may say that there are as many as ``max_bytes``, and send them as slowly as it likes: so
-    the next one is asked soon, and slow ones again, with more patience, where none is fast.
+    A peer may announce as many as ``max_bytes``, and send them as slowly as it likes. So the next
+    one is asked soon; where none is fast, slow ones are asked again, with more patience.
 
     Raises as :func:`fetch_manifest` does.
     """

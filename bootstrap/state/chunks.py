@@ -26,9 +26,9 @@ from protocols.errors import BadSignature, Malformed
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS
 
-LATE_S = 10.0  # a chunk that all who are at it have had for so long is anybody's
+LATE_S = 10.0  # a chunk that all its sources have been at for this long is open to others
 RETRY_S = 1.0  # until a link that failed is tried again; twice as long after each further failure,
-MOST_DOUBLED = 3  # times, since a link that was down may be back at any moment
+MOST_DOUBLED = 3  # times at most, since a link that was down may be back at any moment
 
 Progress = Callable[[int, int, int], None]
 """Told after every chunk: bytes that are in place, bytes in all, sources in use."""
@@ -58,9 +58,9 @@ class Offer(Protocol):
         ...
 
 
-@dataclass(eq=False)  # two sources that did alike are still two
+@dataclass(eq=False)  # two sources with equal figures are still two
 class Served:
-    """What became of one source."""
+    """One source, and how it has done so far."""
 
     bytes: int = 0  # in place
     failures: int = 0  # of its link, in a row
@@ -79,13 +79,13 @@ class Served:
         return self._failed_at + pause
 
     def failed(self, began: float, now: float) -> None:
-        """What was begun at ``began`` has failed. All that was under way fails with it, once."""
+        """A transfer begun at ``began`` failed. Those under way with it do not count again."""
         if began > self._failed_at:
             self.failures += 1
             self._failed_at = now
 
     def answered(self, seconds: float) -> None:
-        """It took so long from a question to the first byte."""
+        """The first byte came ``seconds`` after its request."""
         self.round_trip = min(self.round_trip or seconds, seconds)
 
 
@@ -97,20 +97,20 @@ class Work:
     ) -> None:
         self.state = state
         self.digest = digest
-        self.fellows: dict[PeerId, int] = {}  # who download the same: a bit for each chunk it has
+        self.fellows: dict[PeerId, int] = {}  # downloaders of the same: a bit per chunk they have
         self._dice = random.Random(digest + me.encode())
         self.sources: dict[PeerId, Served] = {}
         self.chunk = 0  # bytes, once an offer has been accepted
         self.hashes = b""
         self._progress = progress
         self._wanted: deque[int] = deque()
-        self._wanted_bits = 0  # the same: a large state has ten thousand, and sets are slow
-        # in the order they were begun: who is at a chunk, and since when
+        self._wanted_bits = 0  # the same chunks, a bit each: sets of ten thousand are slow
+        # by chunk, in the order they were begun: its sources, and since when each is at it
         self._pulling: dict[int, dict[Served, float]] = {}
         self._claimed: set[int] = set()
         self._placed: set[int] = set()
         self._bytes = 0
-        self._came = -inf  # when a chunk did last
+        self._came = -inf  # when a chunk was last put in place
         self._changed = asyncio.Event()
 
     @property
@@ -119,9 +119,9 @@ class Work:
         return bool(self.chunk) and self._bytes == self.state.length
 
     def dark(self, seconds: float) -> bool:
-        """Whether all links have failed, and chunks came until so many ``seconds`` ago at most.
+        """Whether all links have failed, and the last chunk came less than ``seconds`` ago.
 
-        What is down may be this node's own link.
+        Then the link that is down may be this node's own.
         """
         late = asyncio.get_running_loop().time() - seconds
         used = [one for one in self.sources.values() if not one.dropped]
@@ -133,7 +133,7 @@ class Work:
         return self._bytes
 
     async def ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Wait until the state is complete or nobody is at it any more."""
+        """Wait until the state is complete or all ``tasks`` have ended."""
         for task in tasks:
             task.add_done_callback(lambda _: self._wake())
         while not self.complete and not all(task.done() for task in tasks):
@@ -172,13 +172,13 @@ class Work:
         return index
 
     async def changed(self, seconds: float) -> None:
-        """Wait until something has changed, or so long."""
+        """Wait until something has changed, at most for ``seconds``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
     def claim(self, index: int) -> bool:
-        """Whether the caller, who holds the verified chunk, is to write it: the first one is."""
+        """Whether the caller, which holds the verified chunk, is to write it: only the first is."""
         if index in self._claimed:
             return False
         self._claimed.add(index)
@@ -228,7 +228,7 @@ class Work:
             self._wake()
 
     def has(self, peer: PeerId, bits: bytes) -> None:
-        """A fellow has so much of it. Raises :class:`Malformed` for more than there is."""
+        """Note which chunks a fellow has. Raises :class:`Malformed` for more than there are."""
         count = count_chunks(self.state.length, self.chunk)
         found = int.from_bytes(bits, "little")
         if found.bit_length() > count:
@@ -236,12 +236,12 @@ class Work:
         self.fellows[peer] = found
 
     def _rarest(self) -> int:
-        """A wanted chunk, if possible one that no fellow has: from there others get it."""
+        """A wanted chunk, if possible one that no fellow has: fellows can then get it here."""
         elsewhere = reduce(or_, self.fellows.values(), 0)
         return self._next_of(self._wanted_bits & ~elsewhere or self._wanted_bits)
 
     def _next_of(self, some: int) -> int:
-        """Take the next in order of some wanted chunks, of which there is a bit each."""
+        """Take the next in order of the wanted chunks whose bits are set in ``some``."""
         bits = some.to_bytes(-(-some.bit_length() // 8), "little")
 
         def among(index: int) -> int:
@@ -256,7 +256,7 @@ class Work:
         self._pulling.setdefault(index, {})[source] = asyncio.get_running_loop().time()
 
     def _slowest(self, source: Served) -> int | None:
-        """The chunk that one other source has been at for longest, or several for too long."""
+        """The oldest chunk that one other source is at, or that all have been at for too long."""
         late = asyncio.get_running_loop().time() - LATE_S
         for index, pulling in self._pulling.items():
             if source in pulling or index in self._claimed:
@@ -271,7 +271,7 @@ class Work:
 
 
 def check_offer(offer: Offer, length: int) -> None:
-    """Whether an offer is of so many bytes and true to its digest.
+    """Check that an offer is of ``length`` bytes, and that its hashes come to its digest.
 
     Raises :class:`Malformed` or :class:`BadSignature`.
     """
@@ -279,6 +279,6 @@ def check_offer(offer: Offer, length: int) -> None:
         raise Malformed(f"offers {offer.length} bytes by {offer.chunk}")
     if len(offer.hashes) != HASH_BYTES * count_chunks(offer.length, offer.chunk):
         raise Malformed("offers a list of hashes of the wrong length")
-    # The digest covers the shape: whoever passes here has the same chunks and hashes.
+    # The digest covers the shape: all offers that pass have the same chunks and hashes.
     if root(offer.length, offer.chunk, offer.hashes) != offer.digest:
         raise BadSignature("offers hashes of another digest")

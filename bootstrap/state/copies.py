@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IDLE_S = 60.0  # a copy that nobody reads is given up
-COPY_COSTS = 10.0  # nobody can have more of the time spent on copies than one in so many
+COPY_COSTS = 10.0  # at most one part in this many of the time goes into copies, whoever asks
 TIMER_SLACK_S = 0.01
 
 
@@ -61,19 +61,19 @@ class Copy:
         if start >= self.length:
             raise Malformed(f"there is no chunk {index}")
         pieces = self.state.pieces(start, min(start + self.chunk, self.length))
-        # who reads slowly holds a chunk, not the vectors
+        # a slow reader keeps a chunk in memory, not the vectors
         return _ChunkFeed(memoryview(b"".join(pieces)), used)
 
 
 class Use:
-    """When a copy was last of use to somebody. What is on its way notes it, from any thread."""
+    """When a copy was last used. Chunks on their way note it, from any thread."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
         self.at = self._clock()
 
     def note(self) -> None:
-        """Now."""
+        """It is in use now."""
         self.at = self._clock()
 
 
@@ -93,9 +93,9 @@ class _ChunkFeed(BufferFeed):
 
 
 class Maker:
-    """Makes one copy at a time, to its end: who hangs up leaves it to the next who asks.
+    """Makes one copy at a time, to its end: if a caller hangs up, the next one gets it.
 
-    Else callers that hang up would have one made after the other.
+    Otherwise callers that hang up could have one copy made after the other.
     """
 
     def __init__(self) -> None:
@@ -135,8 +135,8 @@ class Maker:
 class Expiry:
     """The timer of what is given up when nobody has used it for ``idle_s``.
 
-    ``expire`` gives up what was last used by a time, and tells which of the rest has been unused
-    for the longest, by the time of its last use; None where nothing is left.
+    ``expire(by)`` gives up what was last used at ``by`` or before, and returns the earliest last
+    use among the rest; None where nothing is left.
     """
 
     def __init__(self, idle_s: float, expire: Callable[[float], float | None]) -> None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 32
 MIN_CHUNK = 64 * 1024
-MAX_CHUNK = 4 * 1024 * 1024  # unless there would be more of them than
-MOST_CHUNKS = 65_536  # an offer has room for the hashes of (protocols.messages.StateOffer)
-THREADED_BYTES = 64 * 1024 * 1024  # a state of fewer is hashed sooner than threads begin
-MAX_THREADS = 8  # more would take what memory carries from those who train
+MAX_CHUNK = 4 * 1024 * 1024  # larger where there would be more chunks than
+MOST_CHUNKS = 65_536  # this, whose hashes an offer has room for (protocols.messages.StateOffer)
+THREADED_BYTES = 64 * 1024 * 1024  # a smaller state is hashed sooner than threads start
+MAX_THREADS = 8  # more would take memory bandwidth from training
 CORES = os.cpu_count() or 1
 _WANTED_CHUNKS = 64  # enough for several sources to share even a small state
 _DOMAIN = b"atoll state\x00"
@@ -33,7 +33,7 @@ _DOMAIN = b"atoll state\x00"
 def chunk_size(length: int) -> int:
     """Bytes of a chunk of a state of ``length`` bytes: a power of two, 64 KiB to 4 MiB.
 
-    Beyond 256 GiB more, since an offer has room for so many hashes.
+    Beyond 256 GiB larger, since an offer has room for :data:`MOST_CHUNKS` hashes.
     """
     size = MIN_CHUNK
     while size * (_WANTED_CHUNKS if size < MAX_CHUNK else MOST_CHUNKS) < length:
@@ -84,8 +84,8 @@ def state_digest(
     """The digest of a state (32 bytes) and the hashes of its chunks (32 bytes each).
 
     ``vectors``, base first, are contiguous float32 on the CPU; ``chunk`` is in bytes, by default
-    :func:`chunk_size`. Several threads where it is large (``threads``: so many), each several GB/s
-    and without the GIL.
+    :func:`chunk_size`. A large state is hashed by several threads (``threads``: how many), each at
+    several GB/s and without the GIL.
     """
     state = StateBytes(vectors)
     return _hashed(state, chunk, threads, state.pieces)
@@ -103,7 +103,7 @@ def copied(
     def copy(start: int, stop: int) -> list[memoryview]:
         pieces = there.pieces(start, stop)
         for piece, original in zip(pieces, state.pieces(start, stop), strict=True):
-            # unlike an assignment to a memoryview without the GIL
+            # without the GIL, unlike an assignment to a memoryview
             np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(original, np.uint8))
         return pieces
 
@@ -116,10 +116,10 @@ def _hashed(
     threads: int | None,
     read: Callable[[int, int], list[memoryview]],
 ) -> tuple[bytes, bytes]:
-    """Digest and hashes of what ``read`` gives of [start, stop), each chunk once.
+    """Digest and hashes of the bytes that ``read(start, stop)`` gives, called once a chunk.
 
-    Threads take the next chunk as they come to it: where others compute on the same cores, one
-    that has to wait holds up its own chunk alone.
+    Each thread takes the next chunk when it is free: where others compute on the same cores, a
+    thread that has to wait holds up its own chunk alone.
     """
     size = chunk or chunk_size(state.length)
     chunks = count_chunks(state.length, size)

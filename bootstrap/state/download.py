@@ -1,14 +1,14 @@
 """Downloading the outer state from all who have it at once, every chunk checked.
 
-A source is asked for an offer, the list of its chunks' hashes, which must come to the expected
-digest; from then on a wrong chunk is told from a right one. Two are asked at first, and more as
+A source is asked for an offer, the list of its chunks' hashes, which must hash to the
+expected digest; from then on every chunk can be checked. Two are asked at first, and more as
 long as that helps (:mod:`bootstrap.state.widening`). They take chunks from one queue, so that each
-contributes what its link carries. When the queue is empty, whoever is free also
-asks for a chunk that another source has been at for longest, or several, each for a while: slow
-ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose link
-fails is after a few tries without a chunk; where all links fail, they are tried for some minutes,
-since with the last source all that has come would be lost. Others who download the same are sources
-as well, of what they have.
+contributes what its link carries. When the queue is empty, free sources are also
+asked for the chunk that another one has been at for longest (or several, each for a while), so
+that slow ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose
+link fails, after a few tries without a chunk. Where all links fail, they are tried for two minutes
+after the last chunk, since losing the last source would lose all that came. Other newcomers
+that download the same state are sources as well, of the chunks that they have.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ log = logging.getLogger(__name__)
 OFFER_TIMEOUT_S = 120.0  # until a peer offers a copy, or says that it is making one
 STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
-POLL_S = 1.0  # between two questions what a fellow has; a quarter of it where something has changed
+POLL_S = 1.0  # between two questions to a fellow; a quarter of it where something has changed
 STREAMS = 2  # per source at least, so that its link is not idle while a request travels
 MAX_FAILURES = 4  # of a source's link, one after the other; wrong bytes end it at once
-DARK_S = 120.0  # without a chunk, where all links fail that gave some; copies are kept for longer
+DARK_S = 120.0  # without a chunk, where all links fail: then give up; copies are kept for longer
 
 
 Introduce = Callable[[PeerId], Awaitable[object]]
@@ -70,8 +70,8 @@ class NoSourceError(TransportError):
 class Words:
     """How a copy is asked for: its offer, and the name and header of a chunk's pull.
 
-    ``offer`` calls what it is given whenever the peer says that it is making the copy.
-    ``in_place`` asks one who downloads it too what it has (:meth:`Work.in_place`).
+    ``offer`` calls its second argument whenever the peer says that it is still making the copy.
+    ``in_place`` asks another downloader which chunks it has (:meth:`Work.in_place`).
     """
 
     offer: Callable[[PeerId, Callable[[], object]], Awaitable[Offer]]
@@ -108,8 +108,8 @@ async def download_state(
     """Fill ``vectors``, float32 each and base first, with the state of that digest.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
-    the vectors may then be partly written. With ``fellows`` what is here already is shared with
-    others who download the same.
+    the vectors may then be partly written. With ``fellows`` the chunks that are here already
+    are shared with others that download the same.
     """
     request = StateRequest(run, round_, fragment)
     work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
@@ -165,9 +165,9 @@ async def download(
     max_sources: int = MAX_SOURCES,
     introduce: Introduce | None = None,
 ) -> Download:
-    """Do all of ``work``, which is to get a copy; ``what`` it is, for errors.
+    """Get all chunks of the copy that ``work`` is about; ``what`` names it in errors.
 
-    With ``introduce`` also from those who download the same. Otherwise as :func:`download_state`.
+    With ``introduce`` also from others that download the same. Otherwise as :func:`download_state`.
     """
     fetch = _Fetch(transport, words, work, offload, stall_timeout)
     slots = asyncio.Semaphore(min(first_sources, max_sources))
@@ -188,7 +188,7 @@ async def download(
 class Fellows:
     """How to share with others who download the same: ``introduce`` this node to one of them.
 
-    ``mention`` is told who was named by whom, who knows where it is.
+    ``mention(peer, by)`` is told that ``by``, which knows where ``peer`` is, has named it.
     """
 
     sharing: Sharing
@@ -205,7 +205,7 @@ class _Fetch:
     work: Work
     offload: Offload
     stall_timeout: float
-    silent: dict[PeerId, float] = field(default_factory=dict)  # have answered nothing since
+    silent: dict[PeerId, float] = field(default_factory=dict)  # no answer since
 
     async def widen(self, slots: asyncio.Semaphore, first: int, most: int) -> None:
         """Let further sources be asked, as long as that helps; until cancelled."""
@@ -243,7 +243,7 @@ class _Fetch:
                 enough()
 
     async def share(self, introduce: Introduce, sources: Sequence[PeerId]) -> None:
-        """Use those who download the same as well, as they come to be known; until cancelled."""
+        """Also use others that download the same, as they become known; until cancelled."""
         asked = set(sources)
         async with asyncio.TaskGroup() as group:
             while True:
@@ -334,8 +334,8 @@ class _Fetch:
 
         if await self.offload(lambda: blake3(data).digest()) != expected:
             raise BadSignature(f"chunk {index} has another hash")
-        # Only one of two who pulled it writes: the other's thread could still be at it when the
-        # state is complete and its vectors are the caller's again.
+        # Only one of two streams that pulled it writes: the other's thread could still do so when
+        # the state is complete and its vectors are the caller's again.
         if work.claim(index):
             await self.offload(lambda: work.state.write(start, data))
             work.place(index, len(data), source)

@@ -1,8 +1,8 @@
 """An island's inner optimizer's moments for a newcomer: served from one copy, fetched in chunks.
 
-Unlike the outer state they are one island's own. No certificate names them: the link says whose
-they are, the digest that they came as they were offered, and nothing that they are good. So what
-arrives is to be checked (:func:`node.trainer.moments.faults`), and is not for runs with strangers.
+Unlike the outer state they are one island's own. No certificate names them: the link proves whose
+they are, the digest that they came as offered, but nothing proves that they are good. So what
+arrives must be checked (:func:`node.trainer.moments.faults`). Not for runs with strangers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from protocols.transport import Feed, Transport
 if TYPE_CHECKING:
     import torch
 
-MAX_AGE_S = 600.0  # an older copy is for those who are at it alone
-MAX_STEPS = 2**53  # inner steps that moments may claim to have seen: a float64 counts so far
+MAX_AGE_S = 600.0  # an older copy is only for those that read it already
+MAX_STEPS = 2**53  # inner steps that moments may claim: a float64 counts exactly up to there
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class _Kept:
 class MomentsServer:
     """Answers ``moments`` calls and ``moment`` pulls from one copy, which ``copy`` makes.
 
-    It raises :class:`RemoteRefused` where there are none. The copy is given up when nobody has read
-    it for ``idle_s``. The time spent on copies is one part in ``COPY_COSTS`` at most, whoever asks,
-    and whether or not they succeed: meanwhile the answer is ``busy``. Who hangs up leaves the copy
-    that is being made to the next who asks.
+    ``copy`` raises :class:`RemoteRefused` where there are none. A copy is given up when nobody has
+    read it for ``idle_s``. At most one part in ``COPY_COSTS`` of the time goes into copies, whoever
+    asks, and whether or not they succeed: until the next one is due the answer is ``busy``. If a
+    caller hangs up, the copy that is being made is for the next one.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class MomentsServer:
 async def offered_moments(
     transport: Transport, peer: PeerId, run: bytes, length: int, *, timeout: float = OFFER_TIMEOUT_S
 ) -> MomentsOffer:
-    """What an island offers, which is to be ``length`` bytes.
+    """An island's offer of its moments, which must be ``length`` bytes.
 
     Raises :class:`TransportError` (``RemoteRefused`` where it has none), or
     :class:`RemoteProtocolError` for an offer that is not well-formed or of another size.

@@ -11,15 +11,15 @@ from protocols.identity import PeerId
 from protocols.messages import StateOffer, StateRequest
 from protocols.transport import Transport
 
-MAKING = "again"  # a refusal: the copy is being made, and is here when asked for later
+MAKING = "again"  # code of a refusal: the copy is being made, ask again later
 ANSWER_S = 3.0  # after which a source says that it is making one
 AGAIN_S = 1.0  # until it is asked the next time
-OUTER_STEP_S = 30.0  # a source may be at, before it can begin
-COPY_RATE = 2.5e8  # bytes a second at least: a fifth of one thread's that hashes what it copies
+OUTER_STEP_S = 30.0  # that an outer step may take before the source can begin to copy
+COPY_RATE = 2.5e8  # bytes a second at least: a fifth of what one thread copies and hashes
 
 
 def making_s(length: int) -> float:
-    """Seconds in which a source is to have made a copy of so many bytes."""
+    """Seconds within which a source must have made a copy of ``length`` bytes."""
     return OUTER_STEP_S + length / COPY_RATE
 
 

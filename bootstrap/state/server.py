@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 Current = Callable[[int], "tuple[int, bytes, Sequence[torch.Tensor]]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
 
-IDLE_S = 180.0  # a copy that nobody reads is given up: a reader's link may be down for a while
-MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
+IDLE_S = 180.0  # without a read, then a copy is given up: a reader's link may be down for a while
+MAX_PINS = 2  # copies of the state: one for its readers, one for newcomers a round later
 SPARE = 1.1  # of a copy's size is to be free before one is made
-EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
+EVICT_S = 10.0  # the same where another round is wanted and there is no room
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Pin:
     copy: Copy
     offer: StateOffer
     use: Use
-    replaceable: float  # by a newer one for its only reader, from then on: copies are not for free
+    replaceable: float  # from when its only reader may have a newer one: copies cost time
     # who has not asked for another one since, the newest last
     readers: dict[PeerId, None] = field(default_factory=dict)
 
@@ -51,14 +51,14 @@ class _Pin:
 
 
 class StateServer:
-    """Answers ``state`` calls and ``chunk`` pulls, for each of so many ``fragments``.
+    """Answers ``state`` calls and ``chunk`` pulls, for each of ``fragments`` fragments.
 
     ``current`` gives a fragment's round, the digest of its state, and its live vectors, base first.
     They are copied, and hashed on the way, while ``still()`` is held, which is to keep outer steps
-    from being applied. That runs in ``offload``, and to its end also where who asked hangs up, or
+    from being applied. Copying runs in ``offload``, and to its end even if the caller hangs up or
     was told to ask ``again``. A state nobody has asked for in time is ``gone`` once the next round
-    is applied; ``busy`` means that all copies are in use, or that there is no memory for one more,
-    of which ``room`` tells how many bytes are left (None: not known).
+    is applied; ``busy`` means that all copies are in use, or that there is no memory for one more
+    (``room`` tells how many bytes are free, None: not known).
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class StateServer:
         self._check_run(request.run)
         try:
             async with asyncio.timeout(ANSWER_S), self._pinning:
-                # who asks for the same round meanwhile finds it below
-                await self._maker.wait()  # for a copy that somebody wanted who has hung up
+                # another peer that asks for this round meanwhile finds it below
+                await self._maker.wait()  # for a copy whose caller has hung up
                 pin = await self._pin(peer, request)
         except TimeoutError:
             raise RemoteRefused(MAKING, "a copy of the state is being made") from None
@@ -177,7 +177,7 @@ class StateServer:
         return self._pins.setdefault((fragment, held), pin)
 
     def _let_go(self, peer: PeerId, wanted: tuple[int, int]) -> None:
-        """A peer wants this copy in the place of the fragment's that it had."""
+        """A peer wants this copy instead of the one of the same fragment that it had."""
         now = asyncio.get_running_loop().time()
         for key, pin in list(self._pins.items()):
             mine = key[0] == wanted[0] and key != wanted and peer in pin.readers

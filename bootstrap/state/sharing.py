@@ -1,10 +1,10 @@
 """Newcomers that give each other what they have of a state, while they are still downloading it.
 
-Where a run begins, or a link comes back, many want the same state of the one peer that has it. By
-its link alone the last would have it when it has gone out once for each of them. So an offer names
-who else reads the copy; newcomers ask each other which chunks are in place, and take from those who
-have the state what no other newcomer has yet (as in BitTorrent, Cohen 2003). What comes from a
-fellow is checked by its hash like all chunks.
+Where a run begins, or a link comes back, many want the same state of the one peer that has it. If
+only that peer sent it, the last would have it once it had gone out for each of them. So an offer
+names the other readers of the copy; newcomers ask each other which chunks are in place, and take
+from peers with the whole state what no other newcomer has yet (as in BitTorrent, Cohen 2003). What
+comes from a fellow is checked by its hash like all chunks.
 """
 
 from __future__ import annotations

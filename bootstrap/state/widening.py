@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FIRST_SOURCES = 2
-WINDOW_S = 5.0  # in which is measured what comes
-WORTH_S = 20.0  # a download that ends sooner asks nobody more
-QUIET_S = 5.0  # who has answered nothing for so long has somebody else asked beside it
-GAIN = 0.5  # of what a further source as fast as the others would bring
+WINDOW_S = 5.0  # over which arriving bytes are measured
+WORTH_S = 20.0  # a download that will end sooner asks no further source
+QUIET_S = 5.0  # a source without an answer for this long gets another one beside it
+GAIN = 0.5  # least, of what a further source as fast as the others would bring
 
 
 @dataclass
@@ -23,13 +23,13 @@ class Widening:
     now: float  # when the window began
     asked: int = FIRST_SOURCES
     _done: int = 0  # bytes, when the window began
-    _quiet: int = 0  # of those asked, in whose place others are
-    _before: float = 0.0  # bytes a second with one fewer
+    _quiet: int = 0  # sources without an answer that others were asked beside
+    _before: float = 0.0  # bytes a second with one source fewer
 
     def due(self, now: float, done: int, left: int, *, bringing: int, quiet: int) -> bool:
-        """Whether to ask one more now, with so many bytes ``done`` and ``left``.
+        """Whether to ask one more now, with ``done`` bytes in place and ``left`` to come.
 
-        ``bringing``: sources of which something has come. ``quiet``: those that have answered
+        ``bringing``: sources from which something has come. ``quiet``: those that have answered
         nothing for :data:`QUIET_S`.
         """
         if self.asked >= self.most:

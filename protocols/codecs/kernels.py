@@ -59,7 +59,7 @@ class Kernel:
             self._refused.argtypes, self._refused.restype = _REFUSED, _int
 
     def encode(self, values: Tensor, out: Tensor) -> bool:
-        """Values fp32 [n] to bytes [size of n], both contiguous; refused, anything is there."""
+        """Values fp32 [n] to bytes [size of n], both contiguous; on False ``out`` is undefined."""
         refused: int = self._encode(values.data_ptr(), values.numel(), out.data_ptr())
         return not refused
 
@@ -84,7 +84,7 @@ class Kernel:
 def load() -> None:
     """Have the loops at hand, compiled where no codec was ever used: that takes seconds.
 
-    For whoever uses codecs on a thread that must not wait.
+    For callers that use codecs on a thread that must not wait.
     """
     _wanted()
 
