@@ -13,7 +13,7 @@ from state_kit import RUN, Bench, Identities, free
 
 from bootstrap.state import StateServer
 from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
-from node.arrival import COPIES, OFFER_TIMEOUT_S, PATIENCE_S
+from node.arrival import COPIES, PATIENCE_S
 from protocols import virtual_time
 from protocols.errors import OperatorError
 from protocols.memory import MemoryTransport
@@ -46,11 +46,16 @@ def test_sources_that_take_long_to_make_a_copy_all_deliver(identities: Identitie
 
 
 @pytest.mark.parametrize("sources", [1, 4])
-def test_a_newcomer_waits_for_a_copy_that_is_being_made(sources: int) -> None:
+def test_a_newcomer_waits_for_a_copy_that_is_being_made(
+    sources: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than a source may be silent, as that of 25 GB."""
+    monkeypatch.setattr("bootstrap.state.offers.OUTER_STEP_S", 130.0)
+
     async def story(scene: Scene) -> None:
         chain = swarm()
         for who in [CREATOR, *OTHERS][:sources]:
-            scene.stand(who, chain, 5.0, copying=slow(OFFER_TIMEOUT_S - 2.0))
+            scene.stand(who, chain, 5.0, copying=slow(100.0))
         await scene.arrive()
         assert scene.base.unique().tolist() == [5.0]
         assert asyncio.get_running_loop().time() < PATIENCE_S
