@@ -217,6 +217,7 @@ def _compares(rank: int, directory: Path) -> None:
     model = adapted(w=whole.clone(), v=whole + 10 * rank)  # of copies that of rank 0 counts
     model.base.register_parameter(f"of{rank}", nn.Parameter(whole[:rank], requires_grad=False))
     model.experts = adapted(weight=cut(whole, init_device_mesh("cpu", (2,)), [Shard(0)]))
+    assert fingerprint_of(adapted(), ranks).digest == NOTHING
     found = fingerprint_of(model, ranks)
     names = ["base.w", "base.v", "base.of0", "experts.base.weight", "base.of1"]
     assert found.labels == [f"{name} (float32)" for name in names]

@@ -152,6 +152,8 @@ class Ranks:
             return data
         length = torch.tensor([len(data)], device=HOST)
         dist.broadcast(length, src=0, group=self.control)
+        if not int(length):
+            return b""  # torch makes no tensor of nothing
         if self.leads:
             body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         else:
