@@ -112,7 +112,13 @@ def test_a_connection_that_broke_is_no_reader_that_went_away(command, runtime):
 @pytest.mark.parametrize(("inside", "code"), [(True, "E105"), (False, "E999")])
 def test_a_script_is_told_of_its_own_state_directory(tmp_path, monkeypatch, capfd, inside, code):
     where = tmp_path / "own" if inside else tmp_path
-    order = {"config": {"dir": str(tmp_path / "own")}, "manifest": "", "size": 3, "layout": ""}
+    order = {
+        "config": {"dir": str(tmp_path / "own")},
+        "manifest": "",
+        "size": 3,
+        "layout": "",
+        "frozen": {},
+    }
 
     def run(*given):
         raise OSError(errno.EIO, "Input/output error", str(where / "events.jsonl"))
