@@ -72,7 +72,7 @@ def usually(usual: float, weight: float, share: float) -> float:
 
 
 def rate(tokens: float, steps: float) -> float:
-    """The weight tokens² / steps: who saw more tokens, and in larger batches, counts for more.
+    """The weight tokens² / steps: work on more tokens, and in larger batches, counts for more.
 
     Tokens alone say how much was seen; tokens a step, how little noise each step had. Zero where
     nothing was done. Raises :class:`ValueError` for a negative count.

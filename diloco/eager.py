@@ -29,7 +29,7 @@ from torch import Tensor
 def others(mean: Tensor, own: Tensor | None, share: float) -> Tensor:
     """What the other islands brought to a mean [n] in which ``own`` [n] has this share.
 
-    ``own`` None: nothing of this island is in it. Then its share of the next is made room for.
+    ``own`` None: nothing of this island is in it. Then room is made for its share of the next mean.
     """
     return mean * (1 - share) if own is None else mean - own * share
 

@@ -31,7 +31,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-LEAST_SHARE = 2.0**-10  # of the mean: who has less would have to say it too loudly
+LEAST_SHARE = 2.0**-10  # of the mean: with less, (D − D') / share would be too large
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def keep_lost(
 def lost_by_owner(mean: Tensor, decoded: Tensor, share: float) -> Tensor:
     """(D − D') / share, float32 [n]: what the owner of a part adds to its own residual.
 
-    Zero where its share of the mean is so small that its own voice could not make up for it.
+    Zero where its share of the mean is too small for its own contribution to make up for it.
     Raises :class:`ValueError` for a share that is none.
     """
     if not 0 <= share <= 1.001:  # sums of shares round

@@ -93,7 +93,7 @@ def orthogonal(factor: Tensor, seed: object) -> Tensor:
 
 
 def _apart(column: Tensor, basis: Tensor) -> Tensor | None:
-    """What of ``column`` [n] is orthogonal to those of ``basis`` [n, k], of length one, or None."""
+    """The part of ``column`` [n] orthogonal to ``basis`` [n, k], at unit length; None: nothing."""
     size = _length(column)
     for _ in range(2 if basis.shape[1] else 0):  # the second time takes away what rounding left
         for before, along in zip(basis.T, total(basis * column[:, None]).tolist(), strict=True):

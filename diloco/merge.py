@@ -1,9 +1,9 @@
 """The merge: one D out of K pseudo-gradients.
 
 The plain merge is the mean weighted by tokens, DiLoCo's (2311.08105) with islands that differ in
-speed. Among friends a bound on each norm is added: who sends a larger pseudo-gradient than the
-median one counts with the median's length (as SparseLoCo does, 2508.15706), so that an island
-whose training blew up cannot drag the others along.
+speed. Among friends a bound on each norm is added: a pseudo-gradient longer than the median one is
+scaled down to the median norm (as SparseLoCo does, 2508.15706), so that an island whose training
+blew up cannot drag the others along.
 
 Sums run in float32 in the order of the members, the product rounded before it is added; they do
 not depend on who arrived first, on threads or on the size of the chunks.

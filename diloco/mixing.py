@@ -100,7 +100,7 @@ def extra_exchanges(distance: float, progress: float, bound: float = 1.0, lost: 
     average of random pairs halves the disagreement, so a factor of 2ᵏ above ``bound`` · progress
     takes k meetings more. Random pairs of islands whose inner steps have nothing in common rest at
     1 + β (1 + α) / (2 (1 − α²) − β) times their progress (2.31 for NoLoCo; 2 for plain averages,
-    where α is 0 and β 1), so a bound above that lets swarms alone that are well.
+    where α is 0 and β 1), so with a bound above that a healthy swarm adds no meetings.
 
     ``lost`` is the mean square of what the codec loses of an element. Each meeting leaves a pair as
     far apart as inner steps of that size would, once they are averaged: at the same numbers less 1.

@@ -169,7 +169,7 @@ Steps = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 def _iterated(gram: Tensor, weights: Sequence[float], steps: Steps) -> list[float]:
-    """Run ``steps`` on those with a vote, from a point that a minority has no part in."""
+    """Run ``steps`` on the inputs with a vote, from a point that no minority can choose."""
     share = votes(_checked(gram, weights))
     counted = [index for index, one in enumerate(share) if one > 0]
     if not counted:
@@ -267,7 +267,7 @@ def _sorted_columns(values: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _network(count: int) -> tuple[tuple[int, int], ...]:
-    """The comparisons of Batcher's odd-even merge sort (1968) of so many rows."""
+    """The comparisons of Batcher's odd-even merge sort (1968) of ``count`` rows."""
     found = []
     size = 1
     while size < count:

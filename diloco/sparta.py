@@ -19,7 +19,7 @@ MOST = 2**31  # coordinates whose products fit into 63 bits
 
 
 def steps_a_walk(size: int, share: float) -> int:
-    """After so many steps every coordinate has been averaged once."""
+    """The number of steps after which every coordinate has been averaged once."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share} of the coordinates")
     if size > MOST:

@@ -63,7 +63,7 @@ from protocols.messages import (
 )
 
 NONE: Ballot = (0, -1)  # below every ballot
-LEAP = 2**20  # no honest candidate is so many candidacies or epochs ahead of everything seen
+LEAP = 2**20  # no honest candidate is this many candidacies or epochs ahead of everything seen
 VOTES_KEPT = 8  # of one voter, for different outcomes or ballots
 ROSTERS_KEPT = 32
 
@@ -83,14 +83,14 @@ class Agreement:
     voted: tuple[Ballot, Outcome] | None = None
     certificate: Certificate | None = None
     held: dict[PartKey, PartResult] = field(default_factory=dict)
-    known: Known = field(default_factory=Known)  # signatures that were looked at
+    known: Known = field(default_factory=Known)  # results whose signatures were verified
     _votes: dict[tuple[Ballot, bytes], dict[PeerId, bytes]] = field(default_factory=dict)
     _rosters: dict[Ballot, tuple[PeerId, ...]] = field(default_factory=dict)  # of epochs above 0
     _reported_elsewhere: bool = False
     _liars: set[PeerId] = field(default_factory=set)
     _epochs: dict[PeerId, int] = field(default_factory=dict)  # of the others, where above 0
-    _voted_hash: bytes = b""  # of the outcome voted for: it is long, and every vote is compared
-    _complete: int = 0  # so many of the plan's first parts are held: looked at once
+    _voted_hash: bytes = b""  # of the outcome voted for: every vote is compared with it
+    _complete: int = 0  # this many of the plan's parts, from the first on, are known to be held
 
     @property
     def me(self) -> PeerId:
@@ -103,24 +103,24 @@ class Agreement:
 
     @property
     def formed(self) -> tuple[PeerId, ...]:
-        """The newest roster that has come about, as far as is known here: it has a plan.
+        """The newest roster known here to have formed: that of my plan, or the one in office.
 
-        What is promised to a candidate may be promised by nobody else.
+        The roster of a candidate that I promised may get no promise but mine.
         """
         return self.roster if self.plan is None else self.plan.roster
 
     @property
     def awaits_plan(self) -> bool:
-        """Whether somebody has my promise who has not come up with a plan."""
+        """Whether I have promised a ballot that I have no plan of yet."""
         return self.promised > (NONE if self.plan is None else self._ballot())
 
     @property
     def beyond(self) -> set[PeerId]:
-        """Who has promised a later epoch than I have, and takes no part in mine any more."""
+        """Members in a later epoch than I have promised: they take no part in mine any more."""
         return {peer for peer, epoch in self._epochs.items() if epoch > self.promised[0]}
 
     def heard(self, peer: PeerId, epoch: int) -> None:
-        """A member is in this epoch, by its own words."""
+        """A member says that it is in this epoch."""
         if epoch > self._epochs.get(peer, 0) and peer in self.roster:
             self._epochs[peer] = epoch
 
@@ -136,7 +136,7 @@ class Agreement:
     # --- answering ---------------------------------------------------------------------------
 
     def on_prepare(self, sender: PeerId, prepare: Prepare) -> Promise | Certificate:
-        """Promise, or say which higher ballot stands in the way, or that it is decided.
+        """Promise, or answer with the higher ballot promised before, or with the certificate.
 
         Raises :class:`Stale` for another place in the chain or a ballot that another roster
         has taken, :class:`Malformed` for a roster or a ballot that is not the sender's.
@@ -156,8 +156,8 @@ class Agreement:
     def on_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
         """Adopt a plan of the highest ballot seen; lower ones are ignored.
 
-        Raises :class:`Stale` or :class:`Malformed` like :meth:`on_prepare`. In a later epoch all
-        must have promised, so a plan that I was not asked for there is nobody's.
+        Raises :class:`Stale` or :class:`Malformed` like :meth:`on_prepare`. In an epoch above 0
+        everybody must have promised, so a plan whose ballot I have not promised is refused.
         """
         if self.certificate is not None:
             return []
@@ -165,10 +165,10 @@ class Agreement:
         if ballot < self.promised or (self.plan is not None and ballot < self._ballot()):
             return []
         if self.plan is not None and ballot == self._ballot() and plan.draft >= self.plan.draft:
-            return []  # known, or a second one; what a draft becomes is news
+            return []  # known, or a second plan of this ballot; only a draft's final plan is news
         if sender != plan.leader:
             raise Malformed("somebody else's plan")
-        check_place(plan, self.place)  # first: whoever was honest elsewhere is not to be blamed
+        check_place(plan, self.place)  # first: a plan for another place in the chain breaks no rule
         self._check_candidate(sender, ballot, plan.roster)
         if ballot[0] > 0 and ballot > self.promised:
             raise Stale("an epoch that I have not promised")
@@ -255,7 +255,7 @@ class Agreement:
         return events
 
     def collected(self) -> Votes | None:
-        """The votes that decided the round, where they did so here."""
+        """The votes that decided the round; None where there is no certificate here."""
         if (done := self.certificate) is None:
             return None
         place = (done.outcome.fragment, done.outcome.round, done.outcome.previous)
@@ -309,14 +309,14 @@ class Agreement:
             raise Stale("another roster has taken this ballot")
 
     def _pertinent(self) -> tuple[PartResult, ...]:
-        """What a new leader can use of what is held."""
+        """The results held for the current plan's basis: a new leader can build on them."""
         return tuple(r for r in self.held.values() if r.basis == self.basis)[:MAX_PARTS]
 
     def _result_for(self, part: Part) -> PartResult | None:
         fixed = part.result
         if fixed is None:
             return self.held.get((part.start, part.stop, part.owner, self.basis))
-        if not fixed.digest:  # nobody could complete it: there is nothing to hold
+        if not fixed.digest:  # the part is certified as empty: there is nothing to hold
             return fixed
         mine = self.held.get(key_of(fixed))
         return fixed if mine is not None and mine.digest == fixed.digest else None

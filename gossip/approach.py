@@ -15,17 +15,17 @@ from statistics import median
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 
-GAINS = 0.8  # of the others' pace: who needs more for a replay hardly comes nearer, or not at all
-WORTH = 1.5  # a download has to be quicker by so much
+GAINS = 0.8  # of the others' seconds a round: with slower replays a node hardly comes nearer
+WORTH = 1.5  # times: a download has to be this much quicker than replaying
 WEIGHT = 0.3  # of the newest replay
-STALE = 0.1  # of it, in what a download is taken for that was slower once
-KEPT_OUT = 3  # times it was where the others are, and still not in office: always a bit too late
-LITTLE = 1 / 8  # of a download: says little about how long it takes, and may be left at any time
+STALE = 0.1  # of the newest replay, in the time of a download that was measured as slower
+KEPT_OUT = 3  # arrivals at the others' place without coming into office: always a bit too late
+LITTLE = 1 / 8  # of a download: so little done says nothing; and this much may always be left
 
 
 @dataclass
 class Approach:
-    """Of one fragment. ``round_bytes``: of its merged parts; no ``state_bytes``: no downloads."""
+    """One fragment's. ``round_bytes``: a round's merged parts; ``state_bytes`` 0: no downloads."""
 
     round_bytes: int
     state_bytes: int
@@ -37,7 +37,7 @@ class Approach:
     _replaying_since: float | None = None
     _download_s: float = 0.0
     _began: float = 0.0
-    _done: float = 0.0  # of the download that is under way,
+    _done: float = 0.0  # share that is here of the download under way,
     _missed: int = 0  # and rounds that were missing when it began
     _heard: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # where, and when
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=15))  # seconds a round
@@ -45,7 +45,7 @@ class Approach:
     # --- what was measured -----------------------------------------------------------------------
 
     def heard(self, peer: PeerId, round_: int, now: float) -> None:
-        """A peer says that it stands there."""
+        """A peer says that it stands at ``round_``."""
         before, at = self._heard.get(peer, (round_, now))
         if round_ > before:
             self._pace.append((now - at) / (round_ - before))
@@ -56,14 +56,15 @@ class Approach:
                 del self._heard[next(iter(self._heard))]
 
     def replays(self, since: float | None) -> None:
-        """A round is being replayed since then, None: none is."""
+        """A round has been under replay since then; None: none is."""
         self._replaying_since = since
 
     def replayed(self, seconds: float) -> None:
         """One round was replayed.
 
-        A download was measured before, maybe while hardly anybody could be reached: it is tried
-        again after some replays, for who only replays would never measure another one.
+        The last download may have been slow because hardly anybody could be reached. So replays
+        bring its time down towards what the sizes suggest: a node that only replays would never
+        measure another download.
         """
         self._replay_s += (WEIGHT if self._replay_s else 1.0) * (seconds - self._replay_s)
         if self._download_s and self.round_bytes:
@@ -81,8 +82,9 @@ class Approach:
     def downloaded(self, seconds: float) -> None:
         """The state was downloaded.
 
-        A replay was measured before, maybe while this machine was busy with starting: it is tried
-        again after some downloads, for who only downloads would never measure another one.
+        The last replay may have been slow because this machine was busy starting. So downloads
+        bring its time down towards what the sizes suggest: a node that only downloads would never
+        measure another replay.
         """
         self._download_s = seconds
         if self._replay_s and self.state_bytes:
@@ -90,16 +92,16 @@ class Approach:
             self._replay_s += WEIGHT * min(0.0, by_size - self._replay_s)
 
     def begins(self, missing: int, now: float) -> None:
-        """A download is begun, at a time when so many rounds are missing here."""
+        """A download begins, while ``missing`` rounds are missing here."""
         self.downloading, self._began, self._missed, self._done = True, now, missing, 0.0
 
     def progress(self, done: int, total: int, sources: int) -> None:
-        """So many of its bytes are here, from so many peers."""
+        """``done`` of the download's ``total`` bytes are here."""
         del sources
         self._done = done / total if total else 0.0
 
     def ends(self, now: float, *, arrived: bool) -> None:
-        """It has ended; who got nothing by it takes downloads for slower than it thought."""
+        """It has ended; if it failed, downloads are taken to be slower than was thought."""
         self.downloading, taken = False, now - self._began
         if not arrived:
             self._replay_s, taken = self.replay_s, 2 * max(taken, self.download_s)
@@ -130,10 +132,10 @@ class Approach:
         return missing * self.replay_s > WORTH * self.download_s > 0
 
     def asks(self, missing: int, now: float) -> float:
-        """Seconds in which it would stand where the others do, if they waited; 0: they need not.
+        """Seconds after which it would have caught up if the others waited; 0: they need not.
 
-        It asks only if it does not come nearer otherwise, or is there each time just after the
-        others have planned without it; and then until it is there.
+        It asks only if it does not come nearer otherwise, or if it always arrives just after the
+        others have planned without it; and then it asks until it is there.
         """
         if missing <= 0 and not self.downloading:
             self.asking = False
@@ -150,7 +152,7 @@ class Approach:
         return max(whole - taken, LITTLE * whole) + self._then(missing - self._missed)
 
     def _replayed_s(self, now: float) -> float:
-        """Seconds less than usual that the round takes which is being replayed."""
+        """Seconds that are over of the replay under way, at most nearly all of the usual time."""
         taken = 0.0 if self._replaying_since is None else now - self._replaying_since
         return min(taken, (1 - LITTLE) * self.replay_s)
 

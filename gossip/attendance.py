@@ -44,11 +44,11 @@ class Attendance:
         return self.agreement.place
 
     def announcement(self, peer: PeerId) -> Announce | None:
-        """What a peer says of itself by now, this node among them."""
+        """The newest announcement of a peer, or of this node itself."""
         return self.myself() if peer == self.me else self.membership.announcement(peer)
 
     def liveness(self, peer: PeerId, now: float) -> Liveness:
-        """As the membership sees it; who restarted during this round is out of it for good.
+        """As the membership sees it, but a peer that restarted during this round is dead in it.
 
         A restarted process has forgotten what it promised, so it must not be counted on: unless it
         is active again, since it has on record that it promised nothing (:mod:`gossip.promises`).
@@ -82,7 +82,7 @@ class Attendance:
                 yield peer
 
     def takes_part(self, peer: PeerId) -> bool:
-        """Whether it votes and goes by plans, as far as it has said: who has restarted may not."""
+        """Whether it votes and follows plans, by its own word: a restarted peer may not."""
         return self.agreement.promised[0] > 0 or peer == self.me or self.active(peer)
 
     def here(self, now: float) -> tuple[PeerId, ...]:
@@ -108,19 +108,19 @@ class Attendance:
         return len(self.here(now)) == len(self.agreement.office) and not self.agreement.beyond
 
     def left(self, now: float) -> list[PeerId]:
-        """Those of the roster that has come about who have said farewell."""
+        """Members of the newest roster known to have formed that have said farewell."""
         return [p for p in self.agreement.formed if self.liveness(p, now) is Liveness.LEFT]
 
     def training(self, now: float) -> set[PeerId]:
-        """Live members in office whose work this round is to have: no servers, and none at rest.
+        """Live islands in office that train in this round (``clients``): it is to have their work.
 
-        Nor who abstains: it goes by no plan, and would be waited for.
+        Not members that abstain: they follow no plan, and would be waited for in vain.
         """
         islands = [peer for peer in self._able(now) if self._role(peer) == "island"]
         return set(islands if self.clients is None else self.clients(self.place, islands))
 
     def waiting(self, now: float) -> set[PeerId]:
-        """Who waits for a next round to take part: come anew, or come back."""
+        """Islands that wait for the next round to take part: new ones, or ones that came back."""
         here = (self.place.previous, self.place.state)
         return {
             announce.peer
@@ -131,10 +131,10 @@ class Attendance:
     def asking(
         self, awaited: Container[PeerId], now: float
     ) -> tuple[dict[PeerId, float], set[PeerId]]:
-        """Who cannot catch up by itself: how many seconds each needs, and who is here by now.
+        """Peers that cannot catch up alone, with the seconds each needs; and who is here by now.
 
-        Where a majority is there, who is in office is waited for until it is ready, and not before
-        it trains; where there is none, for its vote.
+        If a majority is alive, a member that trains is waited for until its work is ready; without
+        a majority only until it is here, for its vote.
         """
         asks: dict[PeerId, float] = {}
         here: set[PeerId] = set()
@@ -157,7 +157,7 @@ class Attendance:
             elif announce.behind_s > 0 and announce.round <= self.place.round:
                 asks[peer] = eta + self.membership.remaining_s(peer, announce.behind_s, now)
             elif peer in awaited and announce.round < self.place.round:
-                asks[peer] = NO_MORE  # it stands where it knew the others to be
+                asks[peer] = NO_MORE  # it has come to where it knew the others to be
         return asks, here
 
     def behind(self, peer: PeerId) -> bool:
@@ -171,10 +171,10 @@ class Attendance:
         return announce.eta if mine else self.membership.eta(announce.peer, now)
 
     def next_roster(self, roster: tuple[PeerId, ...], reformed: bool, now: float) -> set[PeerId]:
-        """Who decides the next round: the old ones but for the dead, and those who joined.
+        """Who decides the next round: the old members except the dead, and those who joined.
 
-        Among strangers a few of these (:mod:`gossip.trial`), who has been known longest first.
-        Where the roster was ``reformed``, the silent are not waited for either.
+        Among strangers only a few of these (:mod:`gossip.trial`), those known longest first.
+        Where the roster was ``reformed``, silent members do not stay in it either.
         """
         staying = (Liveness.ALIVE,) if reformed else THERE
         stay = {peer for peer in roster if self.liveness(peer, now) in staying}

@@ -42,8 +42,8 @@ from protocols.errors import BadSignature, Malformed, NonFinite
 from protocols.identity import PeerId
 from protocols.messages import Gram, Outcome, PartResult, Transfer
 
-# Sums in another order, of the same values: an element at the edge between two steps of a codec
-# may go either way, one of a million; a double's last bits differ.
+# Tolerances, since sums may run in another order: an element at the edge between two steps of a
+# codec may be rounded either way, one of a million; and the last bits of a double differ.
 MERGED_OFF = 0.01  # of the chunk's norm
 PRODUCTS_OFF = 1e-6  # of the product of two norms
 _HASH, _NUMBER = 32, 8
@@ -56,14 +56,14 @@ class Case:
     run: bytes
     outcome: Outcome
     result: PartResult
-    merged: torch.Tensor | None  # the whole part's bytes, uint8; None: by another than weighed it
+    merged: torch.Tensor | None  # the whole part's bytes, uint8; None: merged by another member
     gram: Gram
     number: int  # of the chunk
     codec: RangeCodec  # the round's
 
     @property
     def owner(self) -> PeerId:
-        """Who answers for it: who has stated the products, whether or not it has merged as well."""
+        """Who answers for it: the member that stated the products, even if another one merged."""
         return self.gram.owner
 
     @cached_property

@@ -5,9 +5,9 @@ member looks at one chunk that it has drawn, and nobody can know beforehand whic
 merged something else is expelled by it, and by all others, who are told where to look
 (:class:`~protocols.messages.Accusation`) and judge for themselves. An owner that shows nothing is
 not convicted: it may have restarted, or its link may be dark. But once it has refused, or has not
-answered some times in a row, this member gives it no parts for some rounds. Whose part was handed
-over since it has weighed it was in trouble then, and may have nothing left: that it says so is
-like no answer. No round waits for any of this.
+answered some times in a row, this member gives it no parts for some rounds. An owner whose part
+went to somebody else after it was weighed was in trouble then, and may have nothing left: if it
+says so, that counts as no answer. No round waits for any of this.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from protocols.transport import Feed
 
 SHARE = 1 / 16  # of what came in a round may come again as evidence
 KEPT = 2  # rounds of which this node can show something, and judge
-STILL_S, WHOLE_S = 30.0, 300.0  # so long evidence may stand still, or take
+STILL_S, WHOLE_S = 30.0, 300.0  # evidence may stand still, and take, this long
 PATIENT = 3  # times that an owner may say that it is not there yet, each after some seconds
-UNANSWERED = 3  # questions in a row, which may be the link alone: no answer is one as well
-SUSPENDED = 16  # rounds in which who has shown nothing merges nothing, if there are others
+UNANSWERED = 3  # questions in a row without an answer: fewer may be the fault of the link
+SUSPENDED = 16  # rounds in which an owner that showed nothing merges nothing, if there are others
 _DRAW = b"atoll audit\x00"
 
 
 class Bench(Protocol):
-    """Who is told what was found."""
+    """Told of what was found."""
 
     def caught(self, peer: PeerId, why: str) -> None:
         """A member has lied, for all to see."""
@@ -126,10 +126,10 @@ class Auditor:
         return BufferFeed(data)
 
     async def accused(self, sender: PeerId, accusation: Accusation) -> None:
-        """Somebody says that an owner has lied: see for myself.
+        """A member says that an owner has lied: check that.
 
-        Of each member one at a time. Raises Malformed where it has not, or cannot be shown to have,
-        and RemoteRefused ``busy``.
+        One accusation at a time from each member. Raises Malformed if the owner has not lied, or
+        it cannot be shown, and RemoteRefused ``busy``.
         """
         found = self._of(sender, accusation.round)
         if not found.grams:
@@ -139,7 +139,7 @@ class Auditor:
             raise Malformed("an accusation about what nobody has weighed")
         if case.owner in found.liars:
             return
-        if sender in self._accusers:  # evidence has its room before a byte of it has come
+        if sender in self._accusers:  # memory for evidence is taken before any has come
             raise RemoteRefused("busy", "an accusation of its own is being judged")
         self._accusers.add(sender)
         try:
@@ -163,9 +163,9 @@ class Auditor:
     # --- what I look at --------------------------------------------------------------------------
 
     def _drawn(self, found: _Weighed, received: int) -> Case | None:
-        """A chunk that another has weighed, or nothing: it would be too much beside the round.
+        """Draw a chunk that another member weighed; None: its evidence is too much for this round.
 
-        By a signature that only I can make, so that nobody knows it before.
+        It is drawn by a signature that only I can make, so that nobody knows it beforehand.
         """
         outcome = found.certificate.outcome
         dice = random.Random(self.wiring.identity.sign(_DRAW + outcome_hash(outcome)))
@@ -182,7 +182,7 @@ class Auditor:
     def _case(self, found: _Weighed, start: int, stop: int, number: int) -> Case | None:
         """One chunk of a part; None where nobody has weighed it, or it is not here.
 
-        If somebody else has merged it, by a later plan, it is about the products alone.
+        If somebody else has merged it, by a later plan, only the products are judged.
         """
         outcome, gram = found.certificate.outcome, found.grams.get((start, stop))
         result = next((r for r in outcome.parts if (r.start, r.stop) == (start, stop)), None)
@@ -258,7 +258,7 @@ class Auditor:
     # --- who has lied ----------------------------------------------------------------------------
 
     def _convict(self, found: _Weighed, owner: PeerId, why: str) -> None:
-        """Once a round: who was expelled is forgotten some day, and may come back and lie again."""
+        """Report a liar, once a round: one that was expelled may come back and lie again."""
         if owner not in found.liars:
             found.liars.add(owner)
             self.bench.caught(owner, why)

@@ -61,17 +61,17 @@ class Failures:
         return {named: since for (by, named), since in self._since.items() if by == self.me}
 
     def fresh(self) -> dict[PeerId, float]:
-        """Likewise, under this plan."""
+        """Who has failed me under the current plan, and since when."""
         return {
             peer: self._since[teller, peer] for teller, peer in self._fresh if teller == self.me
         }
 
     def explained(self, silent: Set[PeerId] = frozenset()) -> dict[PeerId, list[Failure]]:
-        """The fewest members, as far as taking the worst one first finds them, and their failures.
+        """The fewest members that explain all failures, found greedily, each with its failures.
 
-        Of those that explain as much as each other it is the one that more hints speak against,
-        then the one that is named more often, and not me: I know of my own failures before I hear
-        of others'. That the ``silent`` fail somebody needs no explanation.
+        Of members that explain equally many, it is the one with more hints against it, then the
+        one named more often, and me last: I know of my own failures before I hear of others'. That
+        ``silent`` members fail others needs no explanation.
         """
         hints = dict.fromkeys(self._hints, 1) | {self.me: len(self._hints - silent)}
         left = {failure for failure in self._since if failure[1] not in silent}
@@ -88,8 +88,8 @@ class Failures:
     def certain_at(self, peer: PeerId, failures: list[Failure], wait: float) -> float | None:
         """When to believe that ``peer`` is to blame for these; None: not under this plan.
 
-        Others may see it as well, or may see it otherwise, so there is a ``wait``: since it was
-        first named; where nobody names it, since it named a second one itself, or the only one.
+        Others may confirm or contradict it, hence the ``wait``: from when ``peer`` was first named
+        or, if nobody names it, from when it named a second member itself, or the only one.
         """
         if self._fresh.isdisjoint(failures):
             return None

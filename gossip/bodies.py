@@ -27,7 +27,7 @@ _DIGEST, _COUNT, _SIGNATURE = 32, 8, 64
 
 
 def trailer_size(contributors: int) -> int:
-    """Bytes of a trailer under a plan with so many contributors."""
+    """Bytes of a trailer under a plan with this many contributors."""
     return _DIGEST + _COUNT * contributors + _SIGNATURE
 
 

@@ -18,7 +18,7 @@ import torch
 from protocols.codecs import RangeCodec
 
 SMALL = 1024 * 1024  # bytes; less is left to the usual allocator, which keeps it
-WASTE = 1.25  # a block may be so many times as large as what it is taken for, and SMALL more
+WASTE = 1.25  # a block may be this many times as large as what it is taken for, plus SMALL
 
 
 class Buffers:

@@ -17,7 +17,7 @@ from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 
 AT_ONCE = 3  # ballots of one member in a round: others may die, one after the other, as it leads
-SPACING = 4.0  # times as long as for the one before it lasts until there may be one more
+SPACING = 4.0  # times: the wait for each further ballot over the wait for the one before
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Candidacies:
 
         The fourth ballot of one member in a round comes a ``patience`` (seconds) after its first at
         the earliest, the next after four patiences, and so on. Renewed plans have twice the time
-        of those before them, so whoever repairs is not as quick; who is, is at fault.
+        of those before them, so honest repairs are slower; a quicker leader is at fault.
         """
         reached = self.agreement.promised
         if ballot[0] > reached[0] and self.company.intact(now):

@@ -79,10 +79,10 @@ class Replay:
     async def follow(self, sources: Sequence[PeerId], first: int) -> Ending | None:
         """Replay rounds from ``sources`` until one of them has no more.
 
-        Who gives little at a time, or takes its time, is asked again after the others: the rounds
-        may be made faster than it shows them. None where there are no others: more of them may be
-        ahead by now. Where none helps, the gravest of what they say. ``first`` is the round that
-        all this began with: who has nothing beyond it does not keep what is missed.
+        A source that gives few rounds at a time, or is slow, is asked again after the others, as
+        rounds may be made faster than it shows them. None if no others are left to ask: more peers
+        may be ahead by now. If none helps, the gravest of their endings. ``first`` is the round at
+        which catching up began: a source with nothing from it on does not keep what is missed.
         """
         endings = [Ending.UNREACHABLE]
         left = deque(sources)

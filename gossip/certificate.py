@@ -35,7 +35,7 @@ _GENESIS = b"atoll genesis\x00"
 _ORDER = b"atoll order\x00"
 _BASIS = b"atoll basis\x00"
 
-MAX_WORK = 2**62  # a chain does not get heavier than that
+MAX_WORK = 2**62  # upper bound of the work of a chain
 
 
 def genesis(run: bytes) -> bytes:
@@ -86,8 +86,8 @@ def _unsigned(outcome: Outcome) -> Handover:
 def basis_of(codec: str, contributors: Iterable[Contributor]) -> bytes:
     """32 bytes that name the codec, and who contributes with which weight, norm and scale.
 
-    Two plans of one round may differ in it; a part merged for one is then useless to the other.
-    Who was found dead (``active``) does not matter.
+    Two plans of one round may have different bases; a part merged for one is useless to the other.
+    Whether a contributor was found dead (``active``) does not enter.
     """
     hasher = blake3(_BASIS + codec.encode() + b"\n")
     for c in contributors:
@@ -234,7 +234,7 @@ def work_after(
 
 
 def merged_tokens(contributors: Sequence[Contributor], results: Iterable[PartResult]) -> list[int]:
-    """What each contributor of a round counts for in :func:`work_after`."""
+    """The tokens that each contributor of a round adds to the work of the chain."""
     size, steps = 0, Counter[int]()  # how the count changes from one contributor to the next
     for result in results:
         size += result.stop - result.start

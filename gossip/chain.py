@@ -146,7 +146,7 @@ class Chain(Reports, OwnStatus):
 
     @property
     def chosen(self) -> Chosen | None:
-        """How the newest round came to its codec; None where the run has one alone."""
+        """How the codec of the newest round was chosen; None where the run has only one."""
         return self.timing.chosen
 
     @property
@@ -158,7 +158,7 @@ class Chain(Reports, OwnStatus):
     def contributes(self) -> bool:
         """Whether this node's work is ready for the round under way, or in it.
 
-        Also before there is a plan: its leader may have heard of it, and plan with it later.
+        Also before there is a plan: the leader may have heard of the work, and plan with it later.
         """
         return self.exchange.offered and not self.exchange.closed
 
@@ -183,11 +183,11 @@ class Chain(Reports, OwnStatus):
         self.presence.tell()
 
     def wait_for_all(self) -> None:
-        """Begin no round before those who ask for it are there: this member is about to leave."""
+        """Begin no round before all who ask for it have caught up: this member will leave soon."""
         self._holding.spend_all()
 
     def kick(self) -> None:
-        """Something has changed: look what is due."""
+        """Something has changed: check what is due."""
         self._kick.set()
 
     async def move(
@@ -202,11 +202,11 @@ class Chain(Reports, OwnStatus):
         """Put the replica elsewhere in the chain (a state download), and start over there.
 
         ``jump`` does it, once nothing reads the replica any more. ``certificate`` is the newest
-        one there and ``lineage`` leads to it, for those who ask on what we build.
+        one there and ``lineage`` leads to it, for peers that ask what we build on.
 
-        Nothing happens where this node has come as far by itself since the download began: of two
-        sides of a fork that both moved, each would be on the other's chain. ``diverged``: the same
-        place, with the state that most have there.
+        Nothing happens if this node has come as far by itself since the download began: if both
+        sides of a fork moved, each would end on the other's chain. ``diverged``: the place is the
+        same, and only the state is replaced, by the one that most have there.
         """
         async with self._advancing:
             before = self.round.place
@@ -217,13 +217,13 @@ class Chain(Reports, OwnStatus):
             await jump()
             place = self.replica.place
             if (place.round, place.previous) == (before.round, before.previous):
-                self._forgetting.heard(place.round)  # votes count, and are lost
+                self._forgetting.heard(place.round)  # we may have voted in it, and forgot it
             self._forgetting.again(self.record.promised if self.record is not None else None)
             self.ledger.clear()
             self.lineage = lineage
             if certificate is not None:
                 self.ledger.add(certificate, {})
-            self.note(ready=False)  # what was to be sent was of another place
+            self.note(ready=False)  # the work that was ready belongs to another place
             self._open_round()
             if not same:
                 self._take_office()
@@ -249,7 +249,7 @@ class Chain(Reports, OwnStatus):
         """Do what is due when it is due, until cancelled."""
         if self.new_identity:
             await self.promises.begin()
-        told: frozenset[PeerId] = frozenset()  # who is waited for
+        told: frozenset[PeerId] = frozenset()  # who was reported as waited for
         while True:
             now = self.now()
             self._say_how_far()
@@ -265,17 +265,17 @@ class Chain(Reports, OwnStatus):
             try:
                 async with asyncio.timeout(wake - now):
                     await self._kick.wait()
-                # the rest of what comes at the same moment
+                # let whatever comes at the same moment come in first
                 await asyncio.sleep(max(TICK_S, self.round.telling.unhurried_s()))
             except TimeoutError:
                 pass
             if self.now() > wake and self.presence.woke_late(wake):
-                await asyncio.sleep(0.05)  # hear first what was said in the meantime
+                await asyncio.sleep(0.05)  # first take in what was sent in the meantime
 
     # --- instructions ----------------------------------------------------------------------------
 
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
-        """Do what a round instructs, once it is on disk that anything was promised in it."""
+        """Do what a round instructs, once it is on disk that this round has a promise of mine."""
         if instructions:
             bound = of.place.at if of.agreement.promised > NONE else None
             self.promises.then(bound, lambda: self._carry_out(of, instructions))
@@ -308,7 +308,7 @@ class Chain(Reports, OwnStatus):
 
     async def _commit(self, of: Round, certificate: Certificate) -> None:
         parts = self.exchange.certified(certificate)
-        if parts is None:  # whoever voted has them
+        if parts is None:  # those who voted have them
             voters = tuple(vote.voter for vote in certificate.votes)
             self.following.begin(voters, vouched=True)
             return
@@ -323,7 +323,7 @@ class Chain(Reports, OwnStatus):
         async with self._advancing:
             if certificate.outcome.previous != self.replica.place.previous:
                 return  # somebody was quicker
-            self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
+            self.ledger.add(certificate, parts)  # first: peers that hear we moved on may ask for it
             ended = self.exchange
             self.auditor.ending(certificate, ended)
             await ended.stop()
@@ -399,7 +399,7 @@ class Chain(Reports, OwnStatus):
         self.exchange = Exchange(
             self.wiring, place, self.rules.shape, self.replica, self, withheld=True
         )
-        self.signed_plan = None  # one of a fork's other side would have the same number
+        self.signed_plan = None  # a plan of a fork's other side could have the same number
 
     async def _bytes_of(self, result: PartResult) -> torch.Tensor | None:
         return await self.exchange.inbox.part(result)

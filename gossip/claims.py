@@ -17,13 +17,13 @@ from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
-AT_ONCE = 8  # proofs
-PROOF_S = 20.0  # for one,
-SLOWEST = 16 * 1024  # and more by what it has shown, at so many bytes a second
-NEXT_S = 2.0  # the next one is begun where nothing was shown for so long
-LEFT_S = 5.0  # whoever did not prove what it says is left alone for so long,
-LONGEST_LEFT_S = 3600.0  # twice as long each time, and at most so long
-FORGOTTEN = 8  # times as long after it, that it once was
+AT_ONCE = 8  # proofs under way
+PROOF_S = 20.0  # for one proof,
+SLOWEST = 16 * 1024  # and more for what it has shown, at this many bytes a second
+NEXT_S = 2.0  # the next proof begins once nothing was shown for this long
+LEFT_S = 5.0  # a peer that did not prove its claim is left alone for this long,
+LONGEST_LEFT_S = 3600.0  # then twice as long each time, up to this
+FORGOTTEN = 8  # times its last wait, after which a peer is forgotten
 
 Shown = Callable[[int], None]  # told of bytes of a proof that hold
 Prove = Callable[[Announce, Shown], Awaitable[None]]  # raises RemoteProtocolError, TransportError
@@ -31,7 +31,7 @@ Prove = Callable[[Announce, Shown], Awaitable[None]]  # raises RemoteProtocolErr
 
 @asynccontextmanager
 async def given_time() -> AsyncIterator[Shown]:
-    """For one proof, and more by what it shows. Raises TimeoutError."""
+    """The time for one proof, extended by what it shows. Raises TimeoutError."""
     async with asyncio.timeout(PROOF_S) as limit:
 
         def shown(count: int) -> None:
@@ -45,12 +45,12 @@ async def given_time() -> AsyncIterator[Shown]:
 class LeftAlone:
     """Peers about whose announcements nothing is done for now. Pure."""
 
-    _until: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # and how long it was
+    _until: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # until, wait
 
     def leave(self, peer: PeerId, now: float) -> None:
         """Do nothing about what this peer says, for a while.
 
-        It is not forgotten where it is silent meanwhile: names would take turns.
+        It is remembered even while it is silent, or a liar's identities would take turns.
         """
         _, wait = self._until.get(peer, (0.0, 0.0))
         new = not wait or now > self._forgotten_at(peer)

@@ -18,7 +18,7 @@ from protocols.messages import Gram, Plan, Transfer
 
 @dataclass
 class CollectedPart:
-    """One part as an owner or a relay collects it; from ``judging`` on what owners alone need.
+    """One part as an owner or a relay collects it; the fields from ``judging`` on are an owner's.
 
     ``key`` names the part as if it were this member's own, also where it only relays it.
     """

@@ -34,7 +34,7 @@ from protocols.transport import Incoming
 
 
 class Refused(Protocol):
-    """Who is told of a contributor that is given up on, and knows who has yet to come."""
+    """Told of contributors that are given up on; knows who is behind, and who is doubtful."""
 
     def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
     def behind(self, peer: PeerId) -> bool: ...
@@ -68,7 +68,7 @@ class Collecting(ABC):
         for peer in part.merge.awaited() - expected:  # else a relay that gives it up seems at fault
             self._give_up(part, peer)
         if part.merge.merged:
-            self._spread(part)  # not everybody has it, it seems
+            self._spread(part)  # there is a new plan: not everybody seems to have it
 
     def _end(self, key: PartKey) -> CollectedPart | None:
         """Let go of a part; returns it, if there was one."""
@@ -166,10 +166,10 @@ class Collecting(ABC):
         self.wiring.transport.post(lambda: part.merge.settle(source))
 
     async def _oversee(self, part: CollectedPart, who: Set[PeerId]) -> None:
-        """Give up on who of these is too late or stands still.
+        """Give up on contributors of ``who`` that are too late or stand still.
 
-        Not on everybody: where nothing has come at all by the deadline, the clock starts anew. The
-        fault is mine then, or that of the contributors' links, and they bring it once more.
+        But if nothing at all has come by the deadline, the clock starts anew: then I am at fault,
+        or the contributors' links are, and they send their slices again.
         """
         now, merge, plan = self.wiring.now, part.merge, part.plan
         size = len(merge.result)

@@ -64,7 +64,7 @@ def unpacked(data: Buffer) -> torch.Tensor:
 
 
 def root(leaves: Sequence[Node]) -> Node:
-    """The node that all leaves, at least one, come to; an odd one goes up as it is."""
+    """The root over the leaves, at least one; a node without a sibling goes up as it is."""
     level = list(leaves)
     while len(level) > 1:
         level = list(_above(level))
@@ -72,7 +72,7 @@ def root(leaves: Sequence[Node]) -> Node:
 
 
 def way(leaves: Sequence[Node], index: int) -> list[Node]:
-    """The nodes beside the way from a leaf up to the root."""
+    """The siblings along the path from a leaf up to the root."""
     level, found = list(leaves), []
     while len(level) > 1:
         if index ^ 1 < len(level):
@@ -82,7 +82,7 @@ def way(leaves: Sequence[Node], index: int) -> list[Node]:
 
 
 def way_length(count: int, index: int) -> int:
-    """How many nodes are beside the way of one of ``count`` leaves."""
+    """How many siblings the path of one of ``count`` leaves has."""
     found = 0
     while count > 1:
         found += index ^ 1 < count
@@ -91,7 +91,7 @@ def way_length(count: int, index: int) -> int:
 
 
 def top(node: Node, beside: Sequence[Node], count: int, index: int) -> Node:
-    """The root that a leaf and the nodes beside its way come to; Malformed for too few or many."""
+    """The root, from a leaf and its path's siblings; Malformed for too few or too many."""
     if not 0 <= index < count or len(beside) != way_length(count, index):
         raise Malformed("a way through another tree")
     nodes = iter(beside)

@@ -87,7 +87,7 @@ class AnyChain(Protocol):
 
     @property
     def lineage(self) -> Lineage:
-        """What leads to where the fragment stands; from the creator alone where nothing does."""
+        """The handovers up to where the fragment stands; without any, the creator alone."""
         ...
 
     @property
@@ -100,7 +100,7 @@ class AnyChain(Protocol):
 
     @property
     def contributes(self) -> bool:
-        """Whether the trainer's snapshot may be sent: what lies there must stay as it is."""
+        """Whether the trainer's snapshot may be sent: then it must not be overwritten."""
         ...
 
     @property
@@ -110,11 +110,11 @@ class AnyChain(Protocol):
 
     @property
     def chosen(self) -> Chosen | None:
-        """How the newest round, or letter, came to its codec; None where there is one alone."""
+        """How the newest round's, or letter's, codec was chosen; None where there is only one."""
         ...
 
     def timed(self) -> list[float]:
-        """Seconds that exchanges of a round have taken, of those since it was last asked."""
+        """Seconds that each exchange of a round took, of those since this was last called."""
         ...
 
     def note(self, **changes: Any) -> None:
@@ -138,7 +138,7 @@ class AnyChain(Protocol):
         ...
 
     def kick(self) -> None:
-        """Something has changed: look what is due."""
+        """Something has changed: check what is due."""
         ...
 
     async def run(self) -> None:

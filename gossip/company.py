@@ -16,8 +16,8 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, Plan, Suspect
 
 BELIEVED = 1 / 4  # of the plan's patience: after that a peer that I doubt is to blame
-ALONE = 1.0  # likewise, if I lead and nobody else has said so: it may be me, as others see it
-QUIET = 1.25  # heartbeats: who has been silent for so long is hardly well, whoever else says so
+ALONE = 1.0  # likewise, if I lead and nobody else blames it: the others may find that I am
+QUIET = 1.25  # heartbeats: a peer silent for longer is hardly well, even if only I say so
 PASSED_OVER = 4.0  # patiences, and the expected time, that the others have to go on without me
 
 
@@ -25,12 +25,12 @@ PASSED_OVER = 4.0  # patiences, and the expected time, that the others have to g
 class Company(Attendance):
     """The members of one round that are there and deliver.
 
-    Who does not deliver in it is ``gone``: by what was seen of it (``faulty``) or because it
-    explains who failed whom (``blamed``). Both are forgotten when a new plan counts on it.
+    A member that does not deliver is ``gone``: by what it was seen to do (``faulty``), or because
+    that explains who failed whom (``blamed``). Both are forgotten when a new plan counts on it.
     """
 
     faulty: set[PeerId] = field(default_factory=set)  # by what they did
-    blamed: set[PeerId] = field(default_factory=set)  # by who failed whom
+    blamed: set[PeerId] = field(default_factory=set)  # to explain who failed whom
     unfounded: set[PeerId] = field(default_factory=set)  # of these, for naming others without cause
     declining: set[PeerId] = field(default_factory=set)  # do not want what I send
     owners: set[PeerId] = field(default_factory=set)  # of parts, by one plan or another
@@ -38,14 +38,14 @@ class Company(Attendance):
     failures: Failures = field(init=False)
     _isolated_since: float | None = None
     _asking: bool = False  # I lead, and doubt somebody whom nobody else does
-    _led: dict[PeerId, Ballot] = field(default_factory=dict)  # by whose plans I went: the first
+    _led: dict[PeerId, Ballot] = field(default_factory=dict)  # first ballot of each leader
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.me)
 
     @property
     def gone(self) -> set[PeerId]:
-        """Who is found not to deliver in this round, or is in a later epoch of it."""
+        """Members found not to deliver in this round, or already in a later epoch of it."""
         return self.faulty | self.blamed | self.agreement.beyond
 
     def members(self, now: float) -> list[Announce]:
@@ -79,7 +79,7 @@ class Company(Attendance):
     def working(self, now: float) -> set[PeerId]:
         """Those in office who are alive and active, wherever in the chain they stand.
 
-        Whoever hears late of the others must not take itself for all there is.
+        A member that hears late of the others at its place must not think that it is alone.
         """
         return self.training(now) - self.gone
 
@@ -88,17 +88,17 @@ class Company(Attendance):
         self.failures.note(self.me, peer, now)
 
     def declined(self, peer: PeerId, now: float) -> None:
-        """A peer does not want what I have sent: one of us is at fault, and not the link."""
+        """A peer refuses what I have sent: one of us is at fault, and not the link."""
         self.declining.add(peer)
         self.doubt(peer, now)
 
     def refused(self, peer: PeerId) -> None:
-        """What a peer brings me is late, or of no use: one of us may be at fault."""
+        """What a peer sent me came late or is useless: one of us may be at fault."""
         if peer != self.me:
             self.failures.hint(peer)
 
     def told(self, teller: PeerId, suspect: Suspect, now: float) -> None:
-        """A member tells who does not deliver: its leader, or whoever is next in the order."""
+        """A member reports, to me as its leader or the next in the order, who does not deliver."""
         plan = self.agreement.plan
         if plan is None or teller not in plan.roster:
             return
@@ -109,9 +109,9 @@ class Company(Attendance):
                 self.failures.note(teller, peer, now)
 
     def adopted(self, plan: Plan) -> None:
-        """This is the plan by now: whoever it counts on is not found at fault yet.
+        """This is the plan from now on: those it counts on are not at fault until they fail again.
 
-        But nobody clears itself by planning once more.
+        But a leader does not clear itself by making another plan.
         """
         counted = {c.peer for c in plan.contributors if c.active}
         owners = {p.owner for p in plan.parts if p.result is None}
@@ -136,15 +136,15 @@ class Company(Attendance):
     def judge(self, now: float, patience: float) -> None:
         """Blame the fewest that explain who failed whom (:mod:`gossip.blame`).
 
-        That a dead peer fails others needs no other reason, unless most seem dead. If I am to
+        That a dead peer fails others needs no other explanation, unless most seem dead. If I am to
         blame, or too many are, I am not the one to say: I blame nobody, and leave it to the others
-        to go on. But all may find so at once (everybody's link was dark for a moment, a machine
-        that runs them all was busy), and then nobody goes on. So where nobody has, though most of
-        the others have been heard of since, it was nobody's fault: the plan has
-        failed, and it is for anybody to stand. Who is silent still is to blame.
+        to go on. But all may find that at once (every link was dark for a moment, or one busy
+        machine runs them all), and then nobody goes on. So if nobody has, though most of the others
+        have been heard of since, it was nobody's fault: the plan has failed, and anybody may stand
+        for leader. Peers that are still silent are to blame.
 
-        A leader is no judge in its own cause: whom it alone doubts it tells the others of, who may
-        know better (they have given up on what it sends itself), and acts if they do not.
+        A leader is no judge in its own cause: peers that it alone doubts it reports to the others,
+        who may know better (they gave up on what it sends itself), and acts if they do not.
         """
         if not self.failures:
             self._asking = False
@@ -171,7 +171,7 @@ class Company(Attendance):
         if self._isolated_since is None:
             self._isolated_since = now
         if self._most(self.declining):
-            return  # cut off for a reason
+            return  # most refuse what I send: I am cut off for a reason
         plan, doubts = self.agreement.plan, self.failures.fresh()
         expected = 0.0 if plan is None else plan.expected_s
         silent = {peer for peer, doubted in doubts.items() if not self._heard(peer, doubted)}
@@ -181,14 +181,14 @@ class Company(Attendance):
             self.failures.clear()
 
     def settle(self, now: float) -> None:
-        """I am to plan anew: whom I doubt is to blame at once, though others may yet say more."""
+        """I am to make a new plan: blame those I doubt at once, though others may yet say more."""
         found = self._found(now)
         if self._mine_to_say(found):
             certain = self.failures.certain_at
             self.blamed |= {peer for peer, of in found.items() if certain(peer, of, 0) is not None}
 
     def replaceable(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is at fault, for me or by the plan, and the others are enough."""
+        """Whether a peer is at fault, for me or by the plan, and a majority is left without it."""
         out = self.gone | self._left_out()
         if peer not in out or self.agreement.promised[0] > 0:
             return False
@@ -201,7 +201,7 @@ class Company(Attendance):
 
     @property
     def aside(self) -> bool:
-        """Whether others are to say first who does not deliver: I tell them, and do not stand."""
+        """Whether I leave it to others to say who does not deliver: I report, and do not stand."""
         return self.isolated or self._asking
 
     def _found(self, now: float) -> dict[PeerId, list[Failure]]:
@@ -209,11 +209,11 @@ class Company(Attendance):
         return self.failures.explained(frozenset() if self._most(dead) else dead)
 
     def _mine_to_say(self, found: Mapping[PeerId, Sequence[Failure]]) -> bool:
-        """Whether I am the one to say that it is these."""
+        """Whether I may say that these are to blame."""
         return self.me not in found and not self._too_many(found) and not self._passed_over()
 
     def _leads_alone(self, failures: Sequence[Failure], now: float) -> bool:
-        """Whether I lead and nobody else names whom I name and hear, though there are others."""
+        """Whether I lead, and nobody else names those I name, whom I hear, if there are others."""
         plan = self.agreement.plan
         if plan is None or plan.leader != self.me or len(self.agreement.office) < 3:
             return False
@@ -221,11 +221,11 @@ class Company(Attendance):
         return all(by == self.me and self._heard(peer, audible) for by, peer in failures)
 
     def _passed_over(self) -> bool:
-        """Whether others have found already that it is me."""
+        """Whether the plan already counts me as at fault."""
         return self.me in self._left_out()
 
     def _left_out(self) -> set[PeerId]:
-        """Who was found at fault by whoever has made the plan."""
+        """Contributors that the maker of the plan found at fault."""
         plan = self.agreement.plan
         return set() if plan is None else {c.peer for c in plan.contributors if not c.active}
 
@@ -233,9 +233,9 @@ class Company(Attendance):
         return 2 * len(peers) > len(self.agreement.office) - 1
 
     def _too_many(self, found: Mapping[PeerId, Sequence[Failure]]) -> bool:
-        """Whether so many are at fault that something else is.
+        """Whether too many seem at fault, so that the cause must be something else.
 
-        Half of all is not too many, where each of them has failed more than one.
+        Half of all is not too many, if each of them has failed more than one.
         """
         if 2 * len(found) != len(self.agreement.office):
             return 2 * len(found) > len(self.agreement.office)

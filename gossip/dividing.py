@@ -1,7 +1,7 @@
 """Into how many parts a member's share is cut: over long ways several. Pure.
 
-A slice of a part and the merged part are one connection's each, so a part for each of the
-connections that :mod:`protocols.streams` asks for. Connections have equal shares of a link, so all
+Each slice and each merged part takes one connection, so a share is cut into as many parts as
+:mod:`protocols.streams` asks for connections. Connections have equal shares of a link, so all
 parts of far members are about as large: else those of small shares would be over first, and then
 everybody would send to the same few owners at once, faster than their links carry.
 """
@@ -22,7 +22,7 @@ LEAST = 2 * MIN_PART  # elements
 
 
 def parts_of(link: Link, round_trip_s: float, members: int) -> int:
-    """Of the share of the member ``link``, ``round_trip_s`` away, in a round of so many."""
+    """Number of parts of the share of ``link``, ``round_trip_s`` away, among ``members``."""
     others = members - 1
     if not others:
         return 1
@@ -31,10 +31,10 @@ def parts_of(link: Link, round_trip_s: float, members: int) -> int:
 
 
 def by_owner(me: PeerId, links: Sequence[Link], trips: Mapping[PeerId, float]) -> dict[PeerId, int]:
-    """For each member's share; ``trips`` are seconds from ``me``, who plans, to the others.
+    """Number of parts of each member's share; ``trips`` are seconds from ``me``, who plans.
 
-    Whoever plans is as far from the others as half of them are from it, and a member of which
-    nothing is known is near.
+    The planner counts as far away as the median of the others is from it, and a member of which
+    nothing is known as near.
     """
     others = [trips[link.peer] for link in links if link.peer in trips]
     away = dict(trips) | {me: median(others) if others else 0.0}
@@ -44,9 +44,9 @@ def by_owner(me: PeerId, links: Sequence[Link], trips: Mapping[PeerId, float]) -
 def divided(
     pieces: Iterable[tuple[int, int, PeerId]], counts: Mapping[PeerId, int]
 ) -> list[tuple[int, int, PeerId]]:
-    """Each piece (start, stop, owner) in as many as its owner is to have, or in fewer.
+    """Cut each piece (start, stop, owner) into as many parts as its owner is to have, or fewer.
 
-    None of them is tiny, and of a share that is smaller than others there are fewer.
+    No part is tiny, and shares smaller than the largest are cut into fewer.
     """
     pieces, found = list(pieces), []
     largest = max((b - a for a, b, owner in pieces if counts.get(owner, 1) > 1), default=1)
@@ -60,10 +60,10 @@ def divided(
 
 
 def in_turn(owners: Sequence[PeerId], me: PeerId) -> list[int]:
-    """In which order ``me`` begins its slices of parts that have these owners.
+    """The order in which ``me`` begins its slices, as numbers of parts with these ``owners``.
 
-    With each owner in turn, and with the one behind itself first, so that not all send to the same
-    one at a time: what comes from all at once would fill the queue before its link.
+    It takes each owner in turn, the one after itself first, so that not all send to the same one
+    at a time: that would fill the queue in front of its link.
     """
     counts, passed = Counter(owners), Counter[PeerId]()
     places = []

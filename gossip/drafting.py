@@ -22,13 +22,13 @@ from protocols.identity import PeerId
 from protocols.messages import Gram, Plan
 
 DRAFT_PATIENCE = 4.0  # times a draft's patience and expected time: then its owners are overdue
-LEADER_PATIENCE = 1.5  # times that: then its leader is
-ALL_DRAFTS = 2.0  # times that of its first: then it is, however often it has drafted anew
+LEADER_PATIENCE = 1.5  # times that: then its leader is overdue
+ALL_DRAFTS = 2.0  # times a leader's first limit: then it is overdue, however often it drafts anew
 
 
 @dataclass
 class Drafting:
-    """The draft that this member works by, if it does, and what it leads itself."""
+    """The draft that this member works by, if any, and the draft that it leads itself."""
 
     agreement: Agreement
     mix: Mix
@@ -47,8 +47,8 @@ class Drafting:
     def adopted(self, plan: Plan, now: float) -> None:
         """This is the plan to work by from now on.
 
-        A renewed draft has as long again as the round has lasted. But whoever lets its own come to
-        nothing could so hold a round for many times as long with each.
+        A renewed draft gets as much time again as the round has lasted, but with a limit: else a
+        leader that lets its drafts fail could hold a round up for many times longer with each.
         """
         due = DRAFT_PATIENCE * (plan.expected_s + plan.patience_s)
         self._due = now + due
@@ -58,10 +58,10 @@ class Drafting:
             self._due = min(now + due, until)
 
     def add(self, sender: PeerId, gram: Gram) -> Plan | None:
-        """What an owner's part says of the contributors: the plan proper, once all parts have.
+        """Take the inner products of an owner's part; returns the final plan once all are here.
 
-        None as well where I lead no draft, or somebody else leads by now. Raises
-        RemoteProtocolError for products that cannot be.
+        None also where I lead no draft, or somebody else leads by now. Raises RemoteProtocolError
+        for products that are not possible.
         """
         plan = self.agreement.plan
         if self._products is None or plan is None or plan != self._products.draft:
@@ -71,10 +71,10 @@ class Drafting:
         return self._products.add(sender, gram)
 
     def at_fault(self, company: Company, now: float) -> set[PeerId]:
-        """Owners of my draft, whose products are all there, that do not take others' slices.
+        """Owners to blame for slices missing from my draft, once all its products are here.
 
-        That the slices of who is gone are missing needs no explanation. Where half of all would be
-        at fault it is something else, and I do with what has come.
+        That slices of members that are gone are missing needs no explanation. If half of all would
+        be at fault, the cause is something else, and I go on with what has come.
         """
         if self._products is None:
             return set()

@@ -21,10 +21,10 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, Group, Part, Plan
 
 UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100 Mbit/s
-GUESSED = 10.0  # and so many times as long may everything take, where none has been measured
+GUESSED = 10.0  # times: everything may take this much longer where no link was measured
 ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
 STARVED_S = 2.0  # the longest that a full link may starve one of its connections
-SLACK = 4.0  # times what a member estimates itself, a plan may have it wait
+SLACK = 4.0  # a plan may have a member wait for this many times its own estimate
 
 
 def median_speed(members: Sequence[Announce]) -> float:
@@ -42,7 +42,7 @@ def links_of(
 
     def clamp(speed: float) -> float:
         if speed <= 0 or median / ALIKE <= speed <= median * ALIKE:
-            return median  # who got more to send would seem faster, and get more yet
+            return median  # a member given more to send would seem faster, and get still more
         return min(max(speed, median / slower), median * faster)
 
     return [
@@ -159,10 +159,10 @@ def timing_of(
 def prolonged(plan: Plan, spent_s: float) -> Plan:
     """A plan for what is left of a round, ``spent_s`` after its first plan.
 
-    That this did not do may be one member's fault. But it may as well be that the links carry much
-    less than they were measured to, and then no plan with the same deadlines ever does. So the next
-    one has as long again as was spent: soon enough that is as long as the bytes take, and where
-    only one was to blame it ends before that matters.
+    The plans before may have failed by one member's fault. But the links may also carry much less
+    than was measured, and then no plan with the same deadlines can succeed. So the next one gets as
+    long again as was spent: soon that suffices for the bytes, and if only one member was to blame,
+    the round ends before it matters.
     """
     return dataclasses.replace(
         plan,
@@ -178,12 +178,12 @@ def bounded(
     trips_s: tuple[float, float],
     spent_s: float = 0.0,
 ) -> Plan:
-    """The plan with no more patience, and no more expected seconds, than are to be believed.
+    """The plan, with its patience and expected seconds limited to what is plausible.
 
     That is :data:`SLACK` times what I would have planned myself for these parts, by the links that
     ``members`` have announced and by my own round trips (``trips_s``: what they ask for at least
-    and at most), and after so many seconds of the round (:func:`prolonged`), of which a leader may
-    have seen twice as many. A leader may have measured otherwise than I have; but one that lies
+    and at most), and ``spent_s`` after its first plan (:func:`prolonged`), of which a leader may
+    have seen twice as much. A leader may have measured otherwise than I have; but one that lies
     could have everybody wait for half an hour, or, with next to no patience, have all take each
     other for dead.
     """

@@ -2,12 +2,12 @@
 
 The driver side of a :class:`~protocols.messages.Plan`. A contributor streams its slice of every
 part to the part's owner (:mod:`gossip.outbox`); an owner merges chunk by chunk and streams what is
-merged to every member (:mod:`gossip.owning`); who does not own it takes it, or pulls it from
-whoever holds it (:mod:`gossip.inbox`). So a chunk is on its way out while the next ones come in. A
-later plan of the same round changes only what it has to: transfers it still wants go on.
+merged to every member (:mod:`gossip.owning`); the others receive the part, or pull it from any
+member that holds it (:mod:`gossip.inbox`). So a chunk is on its way out while the next ones come
+in. A later plan of the same round changes only what it has to: transfers it still wants go on.
 
-Results are reported to a :class:`Listener`: a part is held, a peer did not deliver, a merged
-part is not to be had any more, the slices of a draft are weighed (:mod:`gossip.weighing`).
+Results are reported to a :class:`Listener`: a part is held, a peer did not deliver, nobody has a
+merged part any more, the slices of a draft are weighed (:mod:`gossip.weighing`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from protocols.messages import Certificate, PartResult, Plan
 
 
 class Listener(Receiver, Untaken, Protocol):
-    """Who is told what happens."""
+    """Told of what happens in an exchange."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Exchange:
     shape: Shape
     source: Source
     listener: Listener
-    withheld: InitVar[bool] = False  # nothing of mine is given before it is said to be ready
+    withheld: InitVar[bool] = False  # my contribution is not ready before :meth:`prepare`
     sent: bool = False  # a plan has asked for my contribution, and some of it may have come
     inbox: Inbox = field(init=False)
     outbox: Outbox = field(init=False)
@@ -59,7 +59,7 @@ class Exchange:
         self._retention = Retention(self.shape.size)
         self._transfers = moved = Transfers(self.wiring)
         self._planned = planned = Planned(moved)
-        listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
+        listener, me = self.listener, self.me  # not self: a cycle would keep parts in memory
         self._own = own = OwnContribution(
             self.wiring,
             self.shape,
@@ -124,7 +124,7 @@ class Exchange:
         return self._transfers.closed
 
     def prepare(self, norm: float = 0.0) -> None:
-        """My contribution is ready: look at it now, so that it need not be done under a plan.
+        """My contribution is ready: check it now, so that no plan has to wait for that.
 
         ``norm`` is its L2 norm, where that is known.
         """
@@ -136,9 +136,9 @@ class Exchange:
         await self._own.is_sound()
 
     def work(self, plan: Plan) -> None:
-        """Start whatever this plan asks of me and is not under way yet; nothing once it is over.
+        """Start what this plan asks of me and is not under way; nothing once the round is over.
 
-        What earlier plans have asked for is let go of beyond what one of them has.
+        Of what earlier plans have asked for, only as much as one plan moves is kept.
         """
         if self.closed:
             return
@@ -146,9 +146,9 @@ class Exchange:
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
         self.sent = self.sent or (contributes and not self._own.withheld)
-        holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
+        holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # have all slices
         self.inbox.watches.stop()
-        self.inbox.owning.answer_for(plan.grams)  # before it is dealt with, or let go of
+        self.inbox.owning.answer_for(plan.grams)  # first: below, parts are merged or dropped
         wanted: set[PartKey] = set()
         routes = Routes(plan)
         for number in in_turn([part.owner for part in plan.parts], self.me):
@@ -158,7 +158,7 @@ class Exchange:
                 continue
             key = (part.start, part.stop, part.owner, basis)
             wanted.add(key)
-            again = key in self._planned  # some of my slice may be there
+            again = key in self._planned  # the owner may have some of my slice
             route = self._planned.add(key, plan)
             if part.owner == self.me:
                 header = header_of(self.place, key, plan)
@@ -172,7 +172,7 @@ class Exchange:
         self._transfers.start(self._planned.announce())
 
     def _let_go(self, plan: Plan) -> None:
-        """Free what is asked for no more, beyond what may be needed again."""
+        """Free parts that the plan does not ask for, except those that may be needed again."""
         keys = keys_of(plan)
         self._retention.ask(keys)
         for key in self._retention.excess(set(keys), self.listener.needed(), self.inbox.copies):
@@ -181,16 +181,16 @@ class Exchange:
     def _follow(
         self, route: Route, routes: Routes, number: int, *, contributes: bool, again: bool
     ) -> None:
-        """See to a part that another member merges: my slice to it, the merged part from it."""
+        """Handle a part that another member merges: send it my slice, expect the merged part."""
         plan = route.plan
         relay = routes.relay_of(self.me, number) if plan.groups else None
         via = self._relay(route, relay, routes) if relay else None
-        if route.via not in (None, via):  # it relays no more
+        if route.via not in (None, via):  # it is not my relay any more
             self.outbox.detach(route)
         with_sum = self.inbox.relaying.collects(route.key)
         running = route.sending
-        # what came for a draft its owner may have let go of since, or merged by another plan; and
-        # in a later epoch it may have been restarted since, and have lost what it was sent
+        # the owner may have dropped what came for a draft, or merged it by another plan; and in a
+        # later epoch it may have restarted since, and have lost what it was sent
         asks = plan.draft or plan.epoch > 0
         idle = running is None or (asks and running.done())
         if contributes and not with_sum and idle:
@@ -211,9 +211,9 @@ class Exchange:
         return relay if self.me in brought else None
 
     async def stop(self) -> None:
-        """The round is over here: wait for nothing more, and leave the source alone.
+        """The round is over here: wait for nothing more, and do not read the source any more.
 
-        What others still receive goes on.
+        Transfers to others that are under way go on.
         """
         self._transfers.closed = True
         inbox = self.inbox

@@ -27,7 +27,7 @@ from protocols.messages import PartResult, Plan
 
 
 class Told(Protocol):
-    """Who is told of a part that nobody has, and of what is no such part."""
+    """Told of parts that nobody has, and of peers that gave wrong bytes."""
 
     def lost(self, result: PartResult) -> None: ...
     def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
@@ -45,7 +45,7 @@ class Fetching:
     planned: Planned
     whole: Whole
     hold: Callable[[PartResult, torch.Tensor], None]
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # who waits is woken by each part
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # each part wakes the waiting
     _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def want(self, result: PartResult, plan: Plan) -> None:
@@ -75,7 +75,7 @@ class Fetching:
         for task in ended:
             task.cancel()
         self._tasks.clear()
-        self.hold = nobody  # whoever that was is not to wait for the collector
+        self.hold = nobody  # breaks the cycle with whoever holds this
         return ended
 
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
@@ -91,7 +91,7 @@ class Fetching:
             peer = left.popleft()
             inflow = pieced.before(peer)
             before, complete = inflow.elements, False
-            too_slow = self._judge(inflow, plan) if left else no  # else nobody is quicker
+            too_slow = self._judge(inflow, plan) if left else no  # else no other is left
             try:
                 async with unless(too_slow):
                     await pieced.pull(peer, plan.patience_s)
@@ -99,10 +99,10 @@ class Fetching:
             except RemoteProtocolError as error:
                 if pieced.spoilt_by(peer):
                     self.listener.refused(peer, error)
-                else:  # it may have been what came before
+                else:  # the bytes from those before it may be the wrong ones
                     left.append(peer)
             except TransportError:
-                if pieced.inflow.elements > before:  # it gives, if not all at once
+                if pieced.inflow.elements > before:  # it did give something: ask it again later
                     left.append(peer)
             else:
                 if not complete:
@@ -116,10 +116,10 @@ class Fetching:
             self.listener.lost(result)
 
     async def while_it_comes(self, key: PartKey, plan: Plan) -> None:
-        """Wait as long as a part is on its way here already and moves: nobody sends it twice.
+        """Wait while a part is on its way here and moves, so that it is not sent twice.
 
-        As long as its connection stands it may stand still for the plan's patience, but is to end
-        at its pace about when the plan expects all to.
+        It may stand still for the plan's patience, or a quarter of that with no connection open,
+        and at its pace it has to be here about when the plan expects all parts to be.
         """
         route, now = self.planned.get(key), self.transfers.wiring.now
         inflow = route.inflow if route is not None else None
@@ -137,18 +137,18 @@ class Fetching:
                     await self.news.wait()
 
     async def _left_over(self, key: PartKey, plan: Plan) -> Inflow | None:
-        """What has come of a part that comes no further, to go on with."""
+        """What has arrived of a part whose transfer has stopped, to be completed by a fetch."""
         await self.while_it_comes(key, plan)
         route = self.planned.get(key)
         if route is None or route.passed_on is not None:
-            return None  # that one goes on to a group
+            return None  # what comes of that one is passed on to a group
         inflow, route.inflow = route.inflow, None
         return inflow
 
     def _judge(self, inflow: Inflow, plan: Plan, pace: Pace | None = None) -> Callable[[], bool]:
-        """To be asked again and again: whether what moves will end long after the plan expects.
+        """A check to call repeatedly: whether a transfer will end long after the plan expects.
 
-        Not before the plan's patience is over. ``pace`` is told how much has come.
+        It is False until the plan's patience is over. ``pace`` is told how much has come.
         """
         now = self.transfers.wiring.now
         pace = pace or Pace(now(), plan.patience_s)
@@ -164,9 +164,9 @@ class Fetching:
 
 
 def no() -> bool:
-    """It is not."""
+    """Never too slow."""
     return False
 
 
 def nobody(result: PartResult, data: torch.Tensor) -> None:
-    """Who held what is merged: the round is over."""
+    """In place of what keeps merged parts, once the round is over."""

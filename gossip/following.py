@@ -39,8 +39,8 @@ def is_further(here: Place, round_: int, head: bytes, work: int) -> bool:
 class Following:
     """Compares announcements with our own place; replays what we missed, or says that we cannot.
 
-    ``behind`` is called when only a download of the state can help. Who claims to be on a heavier
-    chain than ours must show a certificate for it.
+    ``behind`` is called when only a download of the state can help. A peer that claims to be on a
+    heavier chain than ours must show a certificate for it.
     """
 
     wiring: Wiring
@@ -48,7 +48,7 @@ class Following:
     membership: Membership
     place: Callable[[], tuple[Place, tuple[PeerId, ...]]]
     settled: Callable[[], Awaitable[None]]  # waits while a round is being applied
-    busy: Callable[[], bool]  # whether one is
+    busy: Callable[[], bool]  # whether a round is being applied
     held: Held
     advance: Advance
     prove: Prove
@@ -57,12 +57,12 @@ class Following:
     approach: Approach
     link: Callable[[], float]  # what our downlink carries, bytes a second; 0: unknown
     under_way: bool = False
-    _leaves_for: tuple[int, bytes, int] | None = None  # round, head, work: proven; of a fork
+    _leaves_for: tuple[int, bytes, int] | None = None  # proven place of a fork
     _left_at: float = 0.0  # when something was last done about it
-    _in_vain: bool = False  # has it been left for a state that nobody delivered
+    _in_vain: bool = False  # whether nobody delivered the state of that place
     _replay: Replay = field(init=False)
-    _news: bool = False  # while it was under way
-    _named: dict[PeerId, None] = field(default_factory=dict)  # peers that were, meanwhile
+    _news: bool = False  # somebody got ahead while it was under way
+    _named: dict[PeerId, None] = field(default_factory=dict)  # peers to ask next
     _left: LeftAlone = field(default_factory=LeftAlone)
     _claims: Claims = field(init=False)
 
@@ -88,10 +88,10 @@ class Following:
             self._vote_on_state(here, roster)
 
     def begin(self, peers: tuple[PeerId, ...], *, vouched: bool = False) -> None:
-        """Catch up with ``peers`` and whoever else is ahead: after what is being done, if it is.
+        """Catch up with ``peers`` and whoever else is ahead, after any catching up under way.
 
-        ``vouched``: a certificate shows that they have what is missed. Of others those that are not
-        in office may be left alone.
+        ``vouched``: a certificate shows that they have what is missed. Otherwise peers that are not
+        in office may be left alone for now.
         """
         _, roster = self.place()
         if self._catching_up:
@@ -113,9 +113,9 @@ class Following:
 
     @contextmanager
     def downloading(self) -> Iterator[Approach]:
-        """The state is downloaded meanwhile: nothing is replayed, and then what is left is.
+        """While this is held the state is downloaded, and nothing replayed; then what is left is.
 
-        Tell what is given how far that is.
+        What it yields is to be told of the progress.
         """
         self.approach.begins(self.missing(), self.wiring.now())
         try:
@@ -136,8 +136,8 @@ class Following:
         """Whether this node goes over to the other side of a fork: it decides nothing on its own.
 
         Else a round that is decided meanwhile makes this side the heavier one, the others turn
-        round, and so on without end. Of two sides one at most is left: each goes by a place that
-        the other has come to.
+        round, and so on without end. At most one of two sides is left like this: each judges by a
+        place that the other has reached.
         """
         if self._leaves_for is None or self._in_vain:
             return False
@@ -175,7 +175,7 @@ class Following:
         return self.approach.is_far(missing)
 
     def _go_on(self) -> None:
-        """What was said meanwhile may be of a later round."""
+        """Catch up once more, if peers have got ahead meanwhile."""
         if self._news and not self._catching_up and (peers := (*self._named, *self._ahead())):
             self.begin(tuple(dict.fromkeys(peers))[:MOST_ASKED], vouched=True)
 
@@ -222,7 +222,7 @@ class Following:
         judged: set[PeerId] = set()
 
         def claims() -> Announce | None:
-            # where somebody has what is missed: rather that than more claims
+            # once a peer is known to have what is missed, ask it rather than judge more claims
             left = () if judged and self._named else self._ahead()
             peer = next((one for one in left if one not in judged), None)
             if peer is None:
@@ -252,7 +252,7 @@ class Following:
             self._leave(peer)
 
     def _silent(self, peer: PeerId) -> None:
-        """Whoever is in office is asked again at once: others may say anything, and be nobody."""
+        """A peer did not answer: leave it alone unless it is in office, as it may be made up."""
         if peer not in self.place()[1]:
             self._leave(peer)
 
@@ -284,9 +284,9 @@ class Following:
         return is_further(here, announce.round, announce.head, announce.work)
 
     def _vote_on_state(self, here: Place, roster: tuple[PeerId, ...]) -> None:
-        """Report it when most in office who stand where we stand have another state than ours.
+        """Report it when most members in office at our place have another state than ours.
 
-        Identities cost nothing: what anybody else says of a state counts as nothing.
+        Identities cost nothing, so what peers out of office say of a state does not count.
         """
         states = [
             announce.state

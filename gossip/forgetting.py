@@ -13,7 +13,7 @@ from __future__ import annotations
 from gossip.promises import Promised
 from protocols.identity import PeerId
 
-LISTEN_S = 5.0  # a restarted member listens for so long how far the swarm is
+LISTEN_S = 5.0  # a restarted member listens for this long to hear how far the swarm is
 
 
 class Forgetting:
@@ -36,7 +36,7 @@ class Forgetting:
         self.abstain_until = now + LISTEN_S if joining and not known else 0.0
         self._last = round_ if round_ > 0 and among_others else -1
         self._claims: dict[PeerId, int] = {}  # where members say that they stand
-        self._liars = 0  # so many of them may lie
+        self._liars = 0  # this many of them may lie
 
     def abstains(self, now: float) -> bool:
         """Whether this node listens, and is not to be taken into office meanwhile."""
@@ -55,7 +55,7 @@ class Forgetting:
         self._promised = promised or self._promised
 
     def claimed(self, peer: PeerId, round_: int, office: int) -> None:
-        """One of so many in ``office`` says that it stands at this round: others may follow."""
+        """A member, one of ``office`` in number, says that it stands at this round."""
         self._claims[peer] = round_
         self._liars = (office - 1) // 3
 
@@ -70,7 +70,7 @@ class Forgetting:
         return not self._lost and not self.forgot(round_, previous)
 
     def _furthest(self) -> int:
-        """The furthest round that may have been voted in, by what was claimed."""
+        """The furthest round in which we may have voted, by what members claim."""
         claims = sorted(self._claims.values(), reverse=True)
         if len(claims) <= self._liars:
             return max(claims, default=-1)

@@ -26,9 +26,9 @@ from protocols.identity import PeerId
 from protocols.messages import PartResult
 from protocols.tasks import every
 
-LOOK_S = 0.5  # so often it is looked at what a donor gives
-JUDGED_S = 2.0  # by what came in so long, and not before; what is here sooner is waited for
-FAR = 4.0  # another one has to be quicker by so much
+LOOK_S = 0.5  # how often a donor's rate is checked
+JUDGED_S = 2.0  # a donor is judged by this much time, not earlier; what ends sooner is awaited
+FAR = 4.0  # times: another donor has to be this much quicker
 STALL_S = 5.0  # without a byte, or less than the transport's least rate: the donor has failed
 
 
@@ -37,7 +37,7 @@ Held = Callable[[PartResult], Awaitable[torch.Tensor | None]]
 
 
 class NotKeptError(TransportError):
-    """Of those asked for a part none gives it, and at least one keeps it no more."""
+    """Nobody asked for a part gives it, and at least one does not keep it any more."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Paces:
     link: Callable[[], float]
     pulls: int = 0  # going on
     _given: dict[PeerId, float] = field(default_factory=dict)
-    _failed: set[PeerId] = field(default_factory=set)  # when they were asked last
+    _failed: set[PeerId] = field(default_factory=set)  # the last time they were asked
 
     def order(self, donors: Iterable[PeerId]) -> list[PeerId]:
         """Whom to ask first: as they are given, those that are far slower or failed at the end."""
@@ -69,12 +69,12 @@ class Paces:
         self._failed &= donors
 
     def gives(self, donor: PeerId, rate: float) -> None:
-        """It was measured."""
+        """A donor was measured to give ``rate`` bytes a second."""
         self._failed.discard(donor)
         self._given[donor] = rate
 
     def ended(self, donor: PeerId, moved: int, seconds: float) -> None:
-        """A donor has given all; what took a moment only shows the least that it can."""
+        """A donor has given all; a very short pull only gives a lower bound of its rate."""
         rate = moved / seconds if seconds > 0 else 0.0
         if seconds < JUDGED_S:
             rate = max(rate, self._given.get(donor, 0.0))
@@ -82,7 +82,7 @@ class Paces:
             self.gives(donor, rate)
 
     def failed(self, donor: PeerId) -> None:
-        """It did not answer, or stood still."""
+        """A donor did not answer, or stood still."""
         self._failed.add(donor)
         self._given.pop(donor, None)
 
@@ -128,7 +128,7 @@ class _Moving:
 
 @dataclass
 class Gathering:
-    """Pulls parts from several donors at once, but those that are ``held``.
+    """Pulls parts from several donors at once, except those that are ``held``.
 
     ``rejected`` is told of wrong bytes.
     """

@@ -35,8 +35,8 @@ def explains(plan: Plan | None, basis: bytes, transfer: Transfer, ends: set[Peer
 
 @dataclass
 class Handing:
-    """What one node asks others for, and answers them. ``taken`` gets what it was handed, and
-    raises RemoteProtocolError where that is not what was asked for.
+    """Asks others for their plan, and answers such questions. ``taken`` gets the plan handed on,
+    and raises RemoteProtocolError where it is not what was asked for.
     """
 
     taken: Callable[[Chain, PeerId, Passed], object]

@@ -23,9 +23,9 @@ from protocols.identity import PeerId
 SHARE = 0.1  # of the time may go into waiting for others
 FIRST_S = 10.0  # to begin with
 MOST_S = 1800.0  # that can be saved up, and longest wait of a lone member; n wait 1/n of it
-SLACK = 2.0  # words are off by so much,
-MARGIN_S = 3 * LEAST_S  # and by a message that is lost
-ENOUGH = 1.5  # what there is no credit for, with so much slack at least, is not begun
+SLACK = 2.0  # times: a peer's estimate may be off by this,
+MARGIN_S = 3 * LEAST_S  # and by this, for a message that is lost
+ENOUGH = 1.5  # times its estimate: no wait begins for which there is less credit
 QUIET_S = 10.0  # after it was waited for in vain once, four times as long after the next time
 QUIETER = 4.0
 MOST_VAIN = 8  # times that are counted
@@ -38,7 +38,7 @@ class Holding:
 
     credit: float = FIRST_S  # seconds
     _looked: float | None = None
-    _until: dict[PeerId, float] = field(default_factory=dict)  # who is waited for, at most
+    _until: dict[PeerId, float] = field(default_factory=dict)  # who is waited for, and until when
     _vain: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # times, and until when
 
     @property
@@ -49,10 +49,10 @@ class Holding:
     def holds(
         self, asks: Mapping[PeerId, float], here: Container[PeerId], members: int, now: float
     ) -> bool:
-        """Whether so many ``members`` who could begin are to wait for who ``asks``, for seconds.
+        """Whether ``members`` in number, who could begin, are to wait for those in ``asks``.
 
-        ``here``: who has come meanwhile; may ask for more, to get ready. To be asked again and
-        again while nothing else is waited for, and told when that is :meth:`over`.
+        ``asks``: the seconds each needs. ``here``: who has come meanwhile, and may ask for more, to
+        get ready. To be called repeatedly while nothing else is waited for, and then :meth:`over`.
         """
         self._count(now)
         left = min(self.credit, MOST_S / members)
@@ -74,7 +74,7 @@ class Holding:
     def spend_all(self) -> None:
         """Wait for whoever asks, as long as that may be: this member will not need a credit again.
 
-        Also for who was waited for in vain: there is nobody else to wait for it.
+        Also for peers that were waited for in vain: there is nobody else to wait for them.
         """
         self.credit = MOST_S
         self._vain.clear()

@@ -36,7 +36,7 @@ from protocols.transport import Incoming
 
 
 class Receiver(Protocol):
-    """Who is told of what comes, and of what does not."""
+    """Told of what arrives, and of what fails to arrive."""
 
     def held(self, result: PartResult) -> None: ...
     def fault(self, peer: PeerId, why: str) -> None: ...
@@ -63,7 +63,7 @@ class Inbox:
     listener: Receiver
     shunned: set[PeerId]
     parts: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
-    # voted for, where a plan has named other bytes of the same owner since
+    # parts that I voted for, and of which a later plan names other bytes of the same owner
     replaced: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
     plan: Plan | None = None
     owning: Owning = field(init=False)
@@ -153,7 +153,7 @@ class Inbox:
         try:
             await self.transfers.receive(sender, header, incoming, drain, patience)
         except RemoteProtocolError:
-            if route.inflow is inflow:  # what is here of it is worth nothing
+            if route.inflow is inflow:  # what has come of it is discarded
                 route.inflow = None
                 if isinstance(inflow, SharedInflow):
                     self.wiring.transport.post(inflow.spoil)
@@ -164,7 +164,7 @@ class Inbox:
         return b""
 
     async def merged_reached(self, sender: PeerId, header: Transfer) -> bytes:
-        """How much of a part is here that its sender merged.
+        """How much is here of a part that the sender merges or relays.
 
         Raises RemoteRefused ``early`` or ``late``.
         """
@@ -174,7 +174,7 @@ class Inbox:
     async def _part_from(
         self, sender: PeerId, header: Transfer, wait: float = PLAN_WAIT_S
     ) -> Route:
-        """Which part its owner, or the relay for it, is talking of."""
+        """The route of the part that its owner, or the relay for it, refers to."""
         return await self.planned.until((header.start, header.stop, sender, header.basis), wait)
 
     def _inflow(self, route: Route) -> Inflow:
@@ -188,7 +188,7 @@ class Inbox:
         return route.inflow
 
     def _hold(self, result: PartResult, data: torch.Tensor) -> None:
-        """Keep a part, the first that comes, or the one that the plan says it is."""
+        """Keep a part: the first version that comes, or the one that the plan names."""
         key = key_of(result)
         if self.transfers.closed or (key in self.parts and not fixes(self.plan, result)):
             return
@@ -202,7 +202,7 @@ class Inbox:
         self.listener.held(result)
 
     def _keep(self, result: PartResult, data: torch.Tensor) -> None:
-        """Store a part. One that I voted for stays beside it: it may have votes enough already."""
+        """Store a part. A version that I voted for stays beside it: it may be decided already."""
         key = key_of(result)
         before = self.parts.get(key)
         if before is not None and self.listener.voted_for(before[0]):
@@ -210,7 +210,7 @@ class Inbox:
         self.parts[key] = (result, data)
 
     def want(self, result: PartResult, plan: Plan) -> None:
-        """See to a part that a plan takes for merged."""
+        """Get a part that a plan takes for merged: fetch it, unless I voted for that version."""
         before = self.replaced.get(key_of(result))
         if before is None or before[0].digest != result.digest:
             self.fetching.want(result, plan)
@@ -220,13 +220,13 @@ class Inbox:
         self.listener.held(result)
 
     def kept(self) -> list[tuple[PartResult, torch.Tensor]]:
-        """All merged parts that are here, also two of one owner where one was voted for."""
+        """All merged parts that are here, also versions that I voted for and a plan replaced."""
         return [*self.parts.values(), *self.replaced.values()]
 
     async def part(self, result: PartResult) -> torch.Tensor | None:
         """The bytes of a certified part, waited for while it is on its way here and moves.
 
-        None where it is not, or is another one.
+        None if it does not come, or if other bytes have come.
         """
         key = key_of(result)
         if self.plan is not None and result.round == self.place.round:
@@ -243,7 +243,7 @@ class Inbox:
         return max(1, self.owning.copies(key)) + (key in self.replaced)
 
     def drop(self, key: PartKey) -> None:
-        """Let go of a part, as far as it has come: who brings it, merges it, or gets it from me."""
+        """Let go of a part and whatever moves or merges it here, however far that has come."""
         route = self.planned.drop(key)
         if route is not None:
             if route.sending is not None:

@@ -42,7 +42,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """The round is committed elsewhere; these hold all of it. The round goes on until it is."""
+    """The round is committed elsewhere; these hold all of it. Here it goes on meanwhile."""
 
     peers: tuple[PeerId, ...]
 

@@ -14,7 +14,7 @@ LATE = 8  # rounds
 class Interval:
     """A moving mean in which an outage counts for little: this machine, or another, stood still.
 
-    Where rounds have become so much longer for good it is there after a few of them.
+    If rounds have become that much longer for good, the mean follows within a few of them.
     """
 
     usual_s: float = 0.0  # 0: not known yet

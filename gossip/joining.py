@@ -55,10 +55,10 @@ def marked(mark: bytes, members: Sequence[PeerId]) -> list[PeerId]:
 
 
 class JointMerge(PartMerge):
-    """A part of which ``collected`` names the relays, and whose slices each of them brings.
+    """A part that relays bring sums for: ``collected`` names each relay's contributors.
 
-    ``dropped`` is told of a relay that is waited for no more, or that has given some up, of those
-    who have to come by themselves now, and why.
+    ``dropped(relay, members, why)`` tells that a relay is not waited for any more, or has given up
+    on some: these ``members`` have to send their slices themselves now.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class JointMerge(PartMerge):
             relay: magnitude(self._shares[peer] for peer in peers)
             for relay, peers in collected.items()
         }
-        # divided, a sum is no longer than the longest of what is in it; and it is encoded once more
+        # a divided sum is no longer than the longest slice in it; and it is encoded once more
         longer = ROUNDED_UP.get(self.codec.name, ROUNDED_UP_ELSE)
         self._sum_room: dict[PeerId, float] = {}  # in squared norm
         for relay, peers in collected.items():
@@ -91,11 +91,11 @@ class JointMerge(PartMerge):
 
     @property
     def empty(self) -> bool:
-        """Nothing of anybody's is in, nobody will bring any, and I have nothing either."""
+        """Nobody's values are in or will come, and I have none to add."""
         return super().empty and not self._brought
 
     def waits_for(self) -> set[PeerId]:
-        """Who has yet to bring something by itself."""
+        """Contributors that have yet to bring something themselves."""
         return self.awaited() - set(self._via)
 
     def open_to(self, peer: PeerId) -> bool:
@@ -113,7 +113,7 @@ class JointMerge(PartMerge):
         return sum(count == len(self.chunks) for count in tuple(self._brought.values()))
 
     def elements_by(self, relay: PeerId) -> int:
-        """How many elements a relay has brought: the first so many of the part."""
+        """How many elements a relay has brought, counted from the part's beginning."""
         number = self._brought.get(relay, 0)
         return self.chunks[number - 1].stop - self.start if number else 0
 
@@ -178,7 +178,7 @@ class JointMerge(PartMerge):
     # --- inside ----------------------------------------------------------------------------------
 
     def _let_come(self, relay: PeerId, absent: set[PeerId]) -> None:
-        """A relay has given these up: they may have lost the link to it alone, and come to me."""
+        """A relay has given these up: maybe only their link to it failed, and they can reach me."""
         absent = {peer for peer in absent if self._via.get(peer) == relay}
         if relay in absent:  # it has nothing to bring itself
             absent.discard(relay)

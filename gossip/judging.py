@@ -96,7 +96,7 @@ class WeighedMerge(KeptMerge):
         self._leaves: dict[PeerId, list[Node]] = {peer: [] for peer in self._order}
         self._seals: dict[PeerId, bytes] = {}
         self._products: list[tuple[list[PeerId], torch.Tensor]] = []  # float64 [K, K] of each chunk
-        self._tree: list[Node] = []  # of those who came whole, once all are in
+        self._tree: list[Node] = []  # of the slices that came whole, once all are in
         self._dealt: Mapping[PeerId, float] | None = None
 
     @property
@@ -114,11 +114,11 @@ class WeighedMerge(KeptMerge):
         return root(self._tree)
 
     def shown(self) -> Shown:
-        """What is to be kept of it when it is merged."""
+        """What is kept as evidence once the part is merged."""
         return Shown(self._kept, {peer: self._leaves[peer] for peer in self.seals}, self._tree)
 
     def deal(self, coefficients: Mapping[PeerId, float]) -> None:
-        """Merge: the sum of these, who are all present, each times its coefficient."""
+        """Merge: the sum of these slices, all of them present, each times its coefficient."""
         if self._dealt is None:
             self._dealt = coefficients
             self._advance()
@@ -143,7 +143,7 @@ class WeighedMerge(KeptMerge):
     def close(self) -> None:
         """As :meth:`PartMerge.close`."""
         super().close()
-        self._judged = lambda: None  # it refers to whoever holds this
+        self._judged = lambda: None  # breaks the cycle with whoever holds this
 
     def counted(self, peer: PeerId) -> int:
         return self.stop - self.start if self._dealt and peer in self._dealt else 0

@@ -8,7 +8,7 @@ finer codec would leave three tenths of it free; one rung at a time, since speed
 few bytes are the least certain.
 
 How long a codec takes follows from the links as they are announced, or from how long the last
-exchange really took for its bytes, whichever is less: the links carried so much at least. Part of
+exchange really took for its bytes, whichever is less: the links carried at least that. Part of
 that time has nothing to do with bytes (round trips, and machines that are busy), and would count
 against every finer codec if it were taken to grow with them. So where exchanges of two codecs are
 known a line goes through both: the time that every exchange takes, and that of a byte. Where a
@@ -35,10 +35,10 @@ from protocols.errors import LocalProtocolError
 OVERRUN: Final = 1.2  # of the budget, before the ladder is stepped down
 ROOM: Final = 0.7  # of the budget, at most, to step up
 TRIAL: Final = 3.0  # times the budget, at most, to be tried where that may be wrong
-LONGER: Final = 1.25  # times as long as before: no chance, if it is beyond the budget as well
+LONGER: Final = 1.25  # times the exchange before: then, if also over budget, it was no accident
 FIRST_WAIT: Final = 8  # rounds without a codec that took too long,
 RECENT: Final = 16  # rounds for which an exchange with another codec says something
-LONGEST_WAIT: Final = 128  # and at most so many, after it has happened again and again
+LONGEST_WAIT: Final = 128  # and at most this many, after it has happened again and again
 
 Seconds = Callable[[str], float]  # that an exchange takes with a codec
 
@@ -71,7 +71,7 @@ class Ladder:
     _newest: tuple[float, float] | None = None  # its bytes of the busiest member, and seconds
     _other: tuple[float, float, int] | None = None  # of the last other codec; after which round
     _rounds: int = 0
-    _changed: int = 0  # rounds that were over when the codec was another one
+    _changed: int = 0  # number of rounds that were over when the codec last changed
     _rose_at: int | None = None  # that codec was stepped up to in this round
     _waits: dict[str, tuple[int, int]] = field(default_factory=dict)  # until when; how long
 
@@ -113,8 +113,8 @@ class Ladder:
     def seconds(self, moved: float) -> float | None:
         """What an exchange takes if the busiest member moves ``moved`` bytes; None: not known.
 
-        By the last one alone, in proportion, where none with another codec was lately, or the two
-        make no sense together: links have changed between them.
+        In proportion to the last one alone, if none with another codec was recent, or if the two
+        contradict each other: then links have changed between them.
         """
         if self._newest is None:
             return None

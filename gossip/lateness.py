@@ -22,7 +22,7 @@ from protocols.codecs import CHUNK
 from protocols.errors import Late
 from protocols.identity import PeerId
 
-SLACK = 1.0  # times the expected seconds: so much later than half of the others one may be in
+SLACK = 1.0  # times the expected seconds: a slice may be in this much later than half of the others
 
 
 def step_s(expected_s: float, elements: int) -> float:
@@ -76,7 +76,7 @@ def usual_s(started: float, ends: Sequence[float], expected_s: float) -> float:
 
 
 def relay_patience_s(patience_s: float, expected_s: float) -> float:
-    """How long a relay may stand still, which may wait itself for a member that trickles.
+    """How long a relay may stand still: it may itself be waiting for a member that trickles.
 
     Such a member is found out once the expected seconds are over, and a silent one sooner; a relay
     of whom nothing comes is late after twice this time.
@@ -92,13 +92,13 @@ def passing_patience_s(patience_s: float, expected_s: float) -> float:
 def owner_patience_s(patience_s: float, expected_s: float) -> float:
     """The patience of members with owners that have to wait for relays.
 
-    And then for whom a relay has given up, who may have lost the link to it alone.
+    And after that for members that a relay has given up: maybe only their link to it failed.
     """
     return 3 * patience_s + expected_s
 
 
 def merged_patience_s(patience_s: float, expected_s: float) -> float:
-    """How long what is merged may stand still on its way: who merges it waits for others."""
+    """How long a merged part may stand still on its way: its owner may wait for others."""
     return 2 * patience_s + 3 * expected_s
 
 
@@ -110,8 +110,8 @@ class Lateness:
     twice that time while others' slices move, one that at its pace would be in more than
     ``expected_s`` and ``patience_s`` after half of the others, and all after three times
     ``expected_s`` and ``patience_s``. Where even the fastest need longer than ``expected_s``,
-    what they need counts instead (:func:`usual_s`). Who is ``doubtful`` is late as soon as half of
-    the others are in, and half of ``patience_s`` is over, with nothing of it.
+    what they need counts instead (:func:`usual_s`). A ``doubtful`` one is late as soon as half of
+    the others are in, half of ``patience_s`` is over, and nothing of it has come.
     """
 
     started: float
@@ -181,7 +181,7 @@ class Lateness:
 
 @dataclass
 class Overdue:
-    """Whether an owner's part of ``elements`` elements, ``size`` bytes, is to be had no more.
+    """Whether to give up waiting for an owner's part of ``elements`` elements, ``size`` bytes.
 
     An owner may be waiting for a contributor, so a part that does not move says nothing as long
     as the other owners wait as well: it is overdue when it has stood still for one and a half
@@ -212,7 +212,7 @@ class Overdue:
 
     @property
     def end_when_it_moved(self) -> float:
-        """The same as it was last found when it moved: standing still does not put it off."""
+        """The same, as last computed while it moved: standing still does not postpone it."""
         return self._pace.end(self._pace.since, self.size)
 
     def left(self, now: float, moved: int, others: bool, usual: float = 0.0) -> float:

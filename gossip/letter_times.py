@@ -49,9 +49,9 @@ class LetterTimes:
     _other: tuple[frozenset[PeerId], float] | None = None  # the newest that went to others
 
     def budget(self, round_s: float, me: Announce, exchanges: int) -> float:
-        """Seconds that a letter may take, of so many one after the other in a usual round.
+        """Seconds that a letter may take, with ``exchanges`` in turn in a usual round.
 
-        Where it is not known how fast inner steps are nothing is hidden behind them.
+        If it is not known how fast inner steps are, nothing counts as hidden behind them.
         """
         if round_s <= 0:
             return 0.0

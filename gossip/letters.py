@@ -4,9 +4,9 @@ A letter is the encoded vector and a trailer of twenty bytes (which exchange of 
 which letter it answers, and its push-sum weight), pushed over a lane as slices are
 (:mod:`gossip.transfers`). Its header names its codec, one of those that the run allows: each side
 of an exchange chooses its own. What arrives is checked before it counts: codec and length before
-there is memory for it, that the sender takes part, and that every value is finite. So many letters
-are kept as ``room`` says; then the oldest makes way, or, where none may be lost (``keep_all``), the
-newest is refused.
+there is memory for it, that the sender takes part, and that every value is finite. Up to ``room``
+letters are kept; then the oldest makes way, or, where none may be lost (``keep_all``), the newest
+is refused.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class _Receipt:
 
     header: Transfer
     data: bytearray
-    until: float  # it may take so long; then it makes way for another one
+    until: float  # from then on it makes way for another one
     filled: int = 0  # bytes from the first one on
     at_work: int = 0  # transfers that fill it now
-    newest: object = None  # of these: an older one has no more to say
+    newest: object = None  # of these: only the newest may go on
     ended: bool = False  # it is not to come any more
 
     @property
@@ -99,9 +99,9 @@ class _Receipt:
 
 
 class _Drain:
-    """Fills a receipt from some byte on, unless a newer one does, or one has filled all of it.
+    """Fills a receipt from byte ``at`` on, until a newer transfer does, or all of it is filled.
 
-    What a letter was checked for stays true: nobody writes into it from then on.
+    Nothing is written into a whole letter, so what it was checked for stays true.
     """
 
     def __init__(self, receipt: _Receipt, at: int) -> None:
@@ -151,7 +151,7 @@ class Letters:
     _pushes: Counter[PeerId] = field(default_factory=Counter)  # going on, of any letter
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
-    # the name of each peer's newest that came whole; who has sent one longest ago comes first
+    # the name of each peer's newest whole letter; the peer that sent its longest ago comes first
     _newest: dict[PeerId, bytes] = field(default_factory=dict)
     _closing: bool = False  # no other letter begins to arrive
     _closed: bool = False  # none comes any more
@@ -205,11 +205,11 @@ class Letters:
         await self.transfers.push(to, VERB, header, feed_from, timeout, ask=again)
 
     def name(self) -> bytes:
-        """What no other letter is called."""
+        """A name that no other letter has."""
         return self._series + next(self._numbers).to_bytes(8, "big")
 
     def keep(self, round_: int, body: Encoded, weight: float) -> None:
-        """A letter that nobody has taken, as one to this node itself, whatever room there is."""
+        """Keep a letter that nobody accepted as one to this node, whatever room there is."""
         me, number = self.wiring.identity.peer_id, next(self._numbers)
         letter = Letter(Stamp(me, round_, 0, None, number), weight, body)
         self.held[letter.stamp] = letter
@@ -302,7 +302,7 @@ class Letters:
         self.mail.arrived(letter)
 
     def reached(self, sender: PeerId, header: Transfer) -> bytes:
-        """How much of a letter is here, for who sends the rest of it."""
+        """How much of a letter is here, for the sender of the rest."""
         codec = self._check(sender, header)
         receipt, done = self._arriving.get(sender), 0
         if self._newest.get(sender) == header.basis:
@@ -330,7 +330,7 @@ class Letters:
         return self._sizes[header.codec] + _TRAILER.size
 
     def _receipt(self, sender: PeerId, header: Transfer, at: int) -> _Receipt:
-        """Where a letter goes that comes from byte ``at`` on; of each peer's the newest goes on.
+        """The receipt for a letter from byte ``at`` on; only a peer's newest letter goes on.
 
         Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
         ``busy`` where tries of it are on their way, and ``full`` where there is no room, or this

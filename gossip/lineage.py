@@ -65,7 +65,7 @@ class Lineage:
 
     @property
     def full(self) -> bool:
-        """There is no room for just any further handover: the same at whoever follows it."""
+        """Another handover might not fit; everybody who follows this lineage finds the same."""
         return self.bytes > MAX_BYTES - Handover.MAX_BYTES
 
     def add(self, certificate: Certificate) -> None:

@@ -33,9 +33,9 @@ class Stamp:
     number: int  # of all letters that came
 
     def makes_way(self, newer: Stamp) -> bool:
-        """Whether only the newer one counts, since both open an exchange, or answer.
+        """Whether ``newer`` replaces this one: both open an exchange, or both answer one.
 
-        The other has moved by what it answers, and an opening does not make up for that.
+        An opening does not replace an answer, since the answer's sender has moved by it already.
         """
         return self.sender == newer.sender and (self.answers is None) == (newer.answers is None)
 

@@ -39,7 +39,7 @@ class Patience:
     """How much silence is forgiven."""
 
     heartbeat_s: float = 1.0  # how often islands announce themselves
-    unknown_beats: float = 4.0  # as long as a peer's rhythm and link are not measured
+    unknown_beats: float = 4.0  # until a peer's rhythm and link are measured
     dead_floor_s: float = 10.0
     dead_factor: float = 4.0  # times what makes a peer suspect
     refused_dead_s: float = 3.0  # connections fail outright for this long: the process is gone
@@ -55,7 +55,7 @@ class Island:
     sequence: int
     heard: float  # last announcement, or other sign of life
     said: float  # when the announcement came
-    forgiven_s: float  # seconds of silence
+    forgiven_s: float  # seconds of silence before it is suspect
     rhythm: Rhythm = field(default_factory=Rhythm)
     failing_since: float | None = None  # connections have been failing since
     trip: RoundTrip | None = None  # how long it takes to answer
@@ -88,7 +88,7 @@ class Island:
         return Liveness.SUSPECT if silence > self.forgiven_s else Liveness.ALIVE
 
     def measured(self, patience: Patience) -> None:
-        """Something about its rhythm or link is news: how long it may be silent follows."""
+        """Its rhythm or link was measured anew: update how long it may be silent."""
         beat = patience.heartbeat_s
         self.forgiven_s = silence_s(beat, self.rhythm, self.trip, patience.unknown_beats * beat)
 
@@ -97,7 +97,7 @@ class Island:
 class Membership:
     """All peers this node has heard of in the run, itself excluded.
 
-    What they said of where they stand and what they contribute is that of one ``fragment``.
+    Their places and contributions are those that they announced for one ``fragment``.
     """
 
     me: PeerId
@@ -115,8 +115,8 @@ class Membership:
 
         The newest incarnation wins, and within it the highest sequence number. When the table
         is full, the longest-silent peer that is dead or has left makes room; if there is none, the
-        newcomer is not kept. Nobody loses its place by being silent for a moment: others may
-        be waiting for it, under as many names as they like.
+        newcomer is not kept. Nobody loses its place by being silent for a moment: an attacker with
+        any number of names may be waiting for that.
         """
         peer = announce.peer
         if peer == self.me:
@@ -137,10 +137,10 @@ class Membership:
         return True
 
     def crowded(self, peer: PeerId, origin: str, observed: bool, now: float) -> bool:
-        """Whether as many others as may come from one place are there from ``origin`` already.
+        """Whether as many others are here from ``origin`` as may come from one place.
 
-        Who is dead or has left is not counted: a machine may come back under another name. Nor are
-        mere claims against one that was ``observed`` there: they could come from anywhere.
+        Peers that are dead or have left do not count: a machine may come back under another name.
+        Nor, for a peer ``observed`` there, do mere claims of others: they could be from anywhere.
         """
         known, most = self.islands.get(peer), self.most_from_one_place
         if not (origin and most) or (known is not None and known.origin == origin):
@@ -158,7 +158,7 @@ class Membership:
             island.heard, island.failing_since = now, None
 
     def on_answer(self, peer: PeerId, seconds: float) -> None:
-        """The peer has answered a short call; the first time that was mostly the connecting."""
+        """The peer has answered a short call; the first one mostly took the time to connect."""
         island = self.islands.get(peer)
         if island is None:
             return
@@ -197,7 +197,7 @@ class Membership:
             island.expelled = True
 
     def forgive(self, seconds: float, now: float) -> None:
-        """This process itself stood still for so long: nobody's silence in it counts."""
+        """This process itself stood still for ``seconds``: nobody's silence in them counts."""
         for island in self.islands.values():
             island.heard = min(island.heard + seconds, now)
             if island.failing_since is not None:
@@ -230,7 +230,7 @@ class Membership:
         return self.remaining_s(peer, self.islands[peer].seen_from(self.fragment).eta, now)
 
     def remaining_s(self, peer: PeerId, seconds: float, now: float) -> float:
-        """What is left by now of ``seconds`` that a peer has announced last."""
+        """What is left by now of the ``seconds`` in a peer's last announcement."""
         return max(0.0, seconds - (now - self.islands[peer].said))
 
     def islands_alive(self, now: float) -> list[Announce]:

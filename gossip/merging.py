@@ -1,16 +1,16 @@
 """An owner's arithmetic on one part: add chunks as they arrive, pass each on once it is merged.
 
 A part is merged chunk by chunk (:data:`protocols.codecs.CHUNK` elements). Every contributor's
-chunks arrive in order, so what of a contributor is in the part is a prefix of it. A chunk is
+chunks arrive in order, so what is merged of a contributor is a prefix of the part. A chunk is
 complete when everybody who is still expected has brought it; then my own values are added, the
 mean is encoded once, and whoever streams the part on is woken. A contributor that is given up on
 stays in the chunks that it brought and is in no later one.
 
 The sums are Σ share·scale·x in fp32, each share being of the whole planned weight, so that they
-cannot overflow whatever arrives when; where somebody is missing the chunk is divided by the sum of
-the shares that are in it. The scales are the merge rule's (:mod:`gossip.mixing`). Addends follow
+cannot overflow, whatever arrives; where a contributor is missing, the chunk is divided by the sum
+of the shares that are in it. The scales are the merge rule's (:mod:`gossip.mixing`). Addends follow
 the order of arrival, mine last: the last bits differ from run to run, which is why only the owner's
-bytes count. Codec fp32 is summed up in the result itself.
+bytes count. With codec fp32 the sum is formed in the result itself.
 
 Nothing here waits or locks: all of it runs where the transport handles data.
 """
@@ -41,7 +41,7 @@ from protocols.identity import PeerId
 from protocols.transport import Buffer
 
 AT_A_TIME = 4  # chunks merged without letting others have their turn
-AT_ONCE = 4  # chunks' sums for which memory is taken together
+AT_ONCE = 4  # sums, of a chunk each, whose memory is taken together
 
 
 class PartMerge:
@@ -73,18 +73,18 @@ class PartMerge:
         self.chunks = codec.chunks(start, stop)
         self.result = whole.take(codec, start, stop)
         self.merged = 0  # chunks
-        self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
+        self.arrived: dict[PeerId, int] = {}  # bytes of each so far, to see who makes progress
         self.trailer = b""  # what is sent behind the last chunk, once it is known
-        self.wakes: list[Callable[[], None]] = []  # of who streams the part on
+        self.wakes: list[Callable[[], None]] = []  # of the feeds that stream the part on
         self._shares, self._me = shares, me
         self._factors = {peer: share * scales.get(peer, 1.0) for peer, share in shares.items()}
-        self._room = {peer: limit * limit for peer, limit in limits.items()}  # in squared norm
+        self._room = {peer: limit * limit for peer, limit in limits.items()}  # squared norm left
         self._post, self._begun, self._finished = post, begun, finished
         self._expected = {peer for peer in expected if peer != me and peer in shares}
         self._reached = dict.fromkeys(self._expected, 0)  # chunks that each has brought
         number = len(self.chunks)
-        self._missing = [len(self._expected)] * number  # of those expected
-        self._counts = [0] * number  # slices in the sum
+        self._missing = [len(self._expected)] * number  # those that each chunk waits for
+        self._counts = [0] * number  # slices in its sum
         self._weights = [0.0] * number  # and their shares
         self._sums: dict[int, torch.Tensor] = {}
         self._spare: list[torch.Tensor] = []
@@ -104,12 +104,12 @@ class PartMerge:
 
     @property
     def ready_bytes(self) -> int:
-        """So much of :attr:`result` is final."""
+        """How many bytes of :attr:`result` are final."""
         return self.chunks[self.merged].offset if not self.done else len(self.result)
 
     @property
     def empty(self) -> bool:
-        """Nothing of anybody's is in, and I have nothing either."""
+        """Nobody's values are in, and I have none to add."""
         return self._source is None and not self._counts[0]
 
     @property
@@ -118,12 +118,12 @@ class PartMerge:
         return 1
 
     def awaited(self) -> set[PeerId]:
-        """Whose slices are not all in yet, whoever brings them."""
+        """Contributors whose slices are not complete yet, whoever brings them."""
         number = len(self.chunks)
         return {peer for peer in tuple(self._expected) if self._reached[peer] < number}
 
     def waits_for(self) -> set[PeerId]:
-        """Who has yet to bring something."""
+        """Contributors that have yet to bring something."""
         return self.awaited()
 
     def open_to(self, peer: PeerId) -> bool:
@@ -132,7 +132,7 @@ class PartMerge:
 
     @property
     def slices_in(self) -> int:
-        """How many of those who are expected have brought all."""
+        """How many of the expected contributors have brought their whole slice."""
         number = len(self.chunks)
         return sum(self._reached[peer] == number for peer in tuple(self._expected))
 
@@ -143,7 +143,7 @@ class PartMerge:
         return self._reached.get(peer, 0)
 
     def elements(self, peer: PeerId) -> int:
-        """How many elements of a contributor are in: the first so many of the part."""
+        """How many elements of a contributor are in, counted from the part's beginning."""
         number = self.reached(peer)
         return self.chunks[number - 1].stop - self.start if number else 0
 
@@ -158,7 +158,7 @@ class PartMerge:
     # --- where data is handled -------------------------------------------------------------------
 
     def settle(self, source: Source | None) -> None:
-        """My own contribution can be had from ``source``, or there is none: merging may begin."""
+        """My own contribution comes from ``source`` (None: I have none): merging may begin."""
         if not self._settled and not self._closed:
             self._settled = True
             self._source = source if self._me in self._shares else None
@@ -190,7 +190,7 @@ class PartMerge:
         self._advance()
 
     def moved(self, peer: PeerId, count: int) -> None:
-        """So many more bytes of a contributor have come."""
+        """``count`` more bytes of a contributor have come."""
         self.arrived[peer] = self.arrived.get(peer, 0) + count
 
     def give_up(self, peer: PeerId) -> None:
@@ -208,7 +208,7 @@ class PartMerge:
         self._spare.clear()
         if not self.done:
             self._closed, self._source = True, None
-            self._begun = self._finished = _nothing  # they refer to whoever holds this
+            self._begun = self._finished = _nothing  # breaks the cycle with whoever holds this
 
     def seal(self, trailer: bytes) -> None:
         """The trailer is known: the last bytes may be sent."""
@@ -258,7 +258,7 @@ class PartMerge:
         return values
 
     def _scratch(self) -> torch.Tensor:
-        """Fp32 [CHUNK]. Of the pool, as malloc keeps gaps between sums that end in any order."""
+        """Fp32 [CHUNK] from the pool: sums are freed in any order, which leaves malloc gaps."""
         if not self._spare:
             count = min(len(self.chunks) + 1, AT_ONCE)
             sums = buffers.take(4 * CHUNK * count).view(torch.float32)
@@ -289,9 +289,9 @@ class PartMerge:
             if not before:
                 self._begun()
             if self.done:
-                self._spare.clear()  # whoever receives it slowly keeps the rest of this for long
+                self._spare.clear()  # a slow receiver keeps the rest of this object for long
                 self._finished()
-                self._begun = self._finished = _nothing  # they refer to whoever holds this
+                self._begun = self._finished = _nothing  # breaks the cycle with whoever holds this
             self._wake()
 
     def _go_on(self) -> None:
@@ -303,7 +303,7 @@ class PartMerge:
         return open_ and not self._missing[self.merged]
 
     def _sum_of_all(self, index: int) -> torch.Tensor:
-        """What all who are in a chunk come to, fp32, where :meth:`_sum` has it."""
+        """All contributions to a chunk combined, mine too, fp32, in the buffer of :meth:`_sum`."""
         chunk, total = self.chunks[index], self._sum(index)
         count, weight = self._counts[index], self._weights[index]
         if self._source is not None:
@@ -320,7 +320,7 @@ class PartMerge:
         return total
 
     def _balance(self, total: torch.Tensor, count: int, weight: float) -> None:
-        """Make a mean of the sum of ``count`` contributions whose shares are ``weight``."""
+        """Make the sum of ``count`` contributions, whose shares add up to ``weight``, a mean."""
         if count < len(self._shares):
             total.mul_(1.0 / weight)
 
@@ -407,7 +407,7 @@ class MergedFeed:
 
 
 def _nothing() -> None:
-    """Whoever had to be told has been."""
+    """In place of a callback that has been called, or is wanted no more."""
 
 
 def _offset(merge: PartMerge, chunk: int) -> int:

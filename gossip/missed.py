@@ -17,7 +17,7 @@ LONGEST = 64  # rounds in which somebody is not counted on, however often that w
 
 @dataclass
 class Missed:
-    """Fed with every outcome; who has just come into office has missed nothing."""
+    """Fed with every outcome; a member that has just come into office has missed nothing."""
 
     _last: dict[PeerId, int] = field(default_factory=dict)  # the last round with their work
     _left_out: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often, and when
@@ -41,10 +41,10 @@ class Missed:
         return {peer: round_ - 1 - last for peer, last in self._last.items()}
 
     def unreliable(self, round_: int) -> frozenset[PeerId]:
-        """Who is to own no part of a round: what it owns would be waited for in vain.
+        """Members that are to own no part of a round: it would be waited for in vain.
 
-        Who was left out of a round, or of its parts, owns none in the next two, of one more then
-        in the next four, and so on. It comes back before that when it delivers as a contributor.
+        One left out of a round, or of its parts, owns none in the next two rounds, if left out once
+        more none in the next four, and so on. It comes back sooner if it delivers as a contributor.
         """
         return frozenset(
             peer
@@ -53,10 +53,10 @@ class Missed:
         )
 
     def doubtful(self) -> frozenset[PeerId]:
-        """Of whom nothing has come in all rounds lately whose plan counted on it.
+        """Members that brought nothing to any of the recent rounds whose plans counted on them.
 
-        But not after 1, 2, 4, 8, … such rounds, nor after each :data:`LONGEST`-th: it gets the
-        time that all others get, since its link may carry its work by now.
+        But not after 1, 2, 4, 8, … such rounds, nor after each :data:`LONGEST`-th: then a member
+        gets the time that all others get, since its link may carry its work by now.
         """
         return frozenset(
             peer for peer, often in self._silent.items() if often & (often - 1) and often % LONGEST

@@ -10,8 +10,8 @@ at most one of these:
 
 Without any of them it is the weighted mean. A contributor's share times its scale is the
 coefficient of what it sent, in all parts alike; scales stand in the plan and so in the
-certificate, where everybody can see who was discounted. Where a slice is missing the shares of
-the others are taken of what is there; a share that is scaled down is not given to the others.
+certificate, where everybody can see who was discounted. Where a slice is missing, the shares of
+the others are taken of what is there; what is scaled off a share does not go to the others.
 """
 
 from __future__ import annotations

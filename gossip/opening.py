@@ -26,9 +26,9 @@ from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Outcome, PartResult, Plan, Promise
 
-NEWS_S = 4 * PAUSE_S  # in which a rumour reaches nearly all of a large swarm
-MOST_ROLLS = 256  # before a run's only merge is held up by none who say that they have restarted
-ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
+NEWS_S = 4 * PAUSE_S  # within this time a rumour reaches nearly all of a large swarm
+MOST_ROLLS = 256  # from this round on, restarted members cause no roll call before a merge
+ROLL_CALL_S = 1.0  # a round is open for this long before a roll is called for newcomers alone
 
 
 @dataclass
@@ -43,12 +43,12 @@ class Opening:
     missed: Mapping[PeerId, int]  # rounds without a member's work
     ladder: Ladder  # what is known of the rounds before
     holding: Holding = field(default_factory=Holding)
-    unreliable: Set[PeerId] = frozenset()  # who is to own no part, and to lead last
-    lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
+    unreliable: Set[PeerId] = frozenset()  # they own no part, and lead last
+    lost: set[PartKey] = field(default_factory=set)  # reported as merged, but nobody has the bytes
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
     _shown: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
-    _unfounded: set[PeerId] = field(default_factory=set)  # who told of votes for what is lost
+    _unfounded: set[PeerId] = field(default_factory=set)  # reported votes for what is lost
 
     @property
     def agreement(self) -> Agreement:
@@ -70,14 +70,14 @@ class Opening:
         bound = self.rules.staleness
         awaited = working - {announce.peer for announce in ready}
         if bound != NO_BOUND and any(self.missed.get(peer, 0) >= bound for peer in awaited):
-            return False  # though it may not have said yet that it stands here
+            return False  # wait for it, even if it has not announced this round yet
         if self.quorum_since is None:
             self.quorum_since = now
         if self.holds(now):
             return False
         grace = self.rules.grace_s(self.round_s)
         if len(self.agreement.roster) > SMALL:
-            grace += NEWS_S  # who is ready by now is not known to be yet
+            grace += NEWS_S  # the news that a member is ready may still be spreading
         left = self.quorum_since + grace - now
         return left <= 0 or not any(
             self.company.eta(late_one, now) <= left * 1.25 for late_one in late
@@ -89,7 +89,7 @@ class Opening:
         return bool(ready) or self._roll_is_due(now, ready)
 
     def holds(self, now: float) -> bool:
-        """Whether the ready wait for who cannot catch up, or be in time, by itself."""
+        """Whether the ready wait for members that cannot catch up, or be in time, alone."""
         asks, here = self.company.asking(self.holding.awaited, now)
         for peer, seconds in self._overlooked(now).items():
             if asks.get(peer, NO_MORE) == NO_MORE:
@@ -97,10 +97,10 @@ class Opening:
         return self.holding.holds(asks, here, len(self.agreement.roster), now)
 
     def _overlooked(self, now: float) -> dict[PeerId, float]:
-        """Who has work for a round and is in none, since results reach it last: seconds it needs.
+        """Members whose work is in no round, since results reach them last: seconds each needs.
 
-        Where one who is ready is enough in any swarm, and links are slower than inner steps, the
-        first to have a result would begin the next round each time.
+        Where a single ready member may begin a round, and links are slower than inner steps, the
+        first to have a result would otherwise begin the next round each time.
         """
         working = self.company.working(now)
         if self.rules.staleness != NO_BOUND or self.rules.quorum * MAX_PEERS > 1:
@@ -113,7 +113,7 @@ class Opening:
                 continue
             if self.company.behind(peer):
                 waits = announce.ready
-            else:  # it has the result by now, and gets ready once more
+            else:  # it has the result now, and is getting ready again
                 eta = self.company.eta(announce, now)
                 waits = peer in self.holding.awaited and eta <= self.round_s
             if waits:
@@ -121,16 +121,16 @@ class Opening:
         return asks
 
     def shown(self, peer: PeerId, promise: Promise) -> None:
-        """Which merged parts a member has, by what it tells a new leader."""
+        """Note which merged parts a member has, by its promise to a new leader."""
         self._shown[peer] = frozenset(key_of(result) for result in promise.held)
 
     def doubts(self, teller: PeerId, voted: Outcome, now: float) -> bool:
-        """Whether a new leader does without the promise of who tells of this vote.
+        """Whether a new leader does without the promise of ``teller``, who reports this vote.
 
-        It would have to propose it again. But of a part of it, or of another one that its owner has
-        signed, it was found that nobody has the bytes, and who votes has them: a vote that is made
-        up, and may be another one each time, or of one whose link carries none. Not to count a
-        promise is safe, and is done only while the others are a majority.
+        The leader would have to propose the vote's outcome again. But nobody was found to have the
+        bytes of one of its parts, or of another part that the same owner signed, though a voter
+        must have them. So the vote is made up, maybe differently each time, or the voter's link is
+        dead. Not counting a promise is safe, and is done only while the others are a majority.
         """
         owners, held = {key[2] for key in self.lost}, self.agreement.held
         for result in voted.parts:
@@ -144,7 +144,7 @@ class Opening:
         return len(others) >= majority(self.agreement.office)
 
     def begun(self, now: float) -> None:
-        """There is a plan: nobody is waited for any more."""
+        """There is a plan: stop waiting for anybody."""
         self.holding.over(now)
         if self._begun is None:
             self._begun = now
@@ -163,14 +163,14 @@ class Opening:
             return False
         waiting = self.company.waiting(now)
         if ready:
-            # Once for everybody: who only says that it waits holds nobody up. But who has
-            # restarted in office abstains, and would not be in the only merge that there is.
+            # Each newcomer causes one roll call, so merely claiming to wait holds nobody up. But a
+            # member restarted in office abstains, and the run's only merge would lack its work.
             new = waiting - set(self.agreement.roster)
             return self.rules.calls and bool(new or (waiting and self.place.round < MOST_ROLLS))
         return bool(waiting) and (self.rules.calls or not self.company.training(now))
 
     def compose(self, remains: Remains, now: float, patience: float) -> Plan | None:
-        """What to propose as leader, after such remains; None where there is nothing yet.
+        """What to propose as leader, given what remains of earlier plans; None: nothing yet.
 
         ``patience`` is that of the plan before it.
         """
@@ -234,12 +234,12 @@ class Opening:
         )
 
     def _owners(self, roster: Sequence[PeerId], now: float) -> list[Announce]:
-        """Who can merge something: not who abstains, since it goes by no plan."""
+        """Members that can merge parts: not those that abstain, since they follow no plan."""
         here = [one for one in self.company.members(now) if one.peer in roster]
         return [one for one in here if self.company.takes_part(one.peer)] or here
 
     def bounded(self, plan: Plan, now: float) -> Plan:
-        """Somebody's plan, with no longer waits than I find reasonable myself."""
+        """The plan, with its waits limited to what I find reasonable myself."""
         heard = map(self.company.membership.announcement, plan.roster)
         members = [self.company.myself(), *(announce for announce in heard if announce is not None)]
         least = self._trips_s(plan.roster, PATIENCE_S)
@@ -255,11 +255,11 @@ class Opening:
     def leaders(self, now: float, overdue: bool) -> list[PeerId]:
         """Who can lead, in the order in which they are to stand.
 
-        Who was left out of rounds lately comes last: a plan of its own would have to be repaired.
-        Not who is still catching up: when the first of the others is ready it may be a moment
-        behind them, but not for as long as the ready wait for the late. But whoever was promised
-        the lead has its turn, at fault or not: two who find each other at fault would void each
-        other's plans on their way. ``overdue``: whoever leads has not made a plan of its draft.
+        Members left out of recent rounds come last: their plans would have to be repaired. Members
+        still catching up cannot lead: when the first of the others is ready they may be a moment
+        behind, but not for as long as the ready wait for the late. But the member that was promised
+        the lead has its turn, at fault or not: two that find each other at fault would void each
+        other's plans on their way. ``overdue``: the leader has not finished its draft in time.
         """
         come = now < self.opened + self.rules.grace_s(self.round_s)
         order = [
@@ -269,16 +269,16 @@ class Opening:
             and self.company.alive(peer, now)
             and (come or not self.company.behind(peer))
         ]
-        order.sort(key=lambda peer: peer in self.unreliable)  # whose plans had to be repaired
+        order.sort(key=lambda peer: peer in self.unreliable)  # their plans had to be repaired
         agreement = self.agreement
-        if agreement.promised > NONE:  # who leads, or is about to, goes first in repairing
+        if agreement.promised > NONE:  # the current or next leader is the first to repair
             first = agreement.owner_of(agreement.promised, agreement.office)
             if first in order:
                 order.remove(first)
                 order.insert(0 if first == agreement.me or not overdue else len(order), first)
             elif agreement.awaits_plan and self.company.alive(first, now):
                 order.insert(0, first)
-        if self.company.aside and agreement.me in order:  # it may be me: the others go first
+        if self.company.aside and agreement.me in order:  # I may be at fault: the others go first
             order.remove(agreement.me)
             order.append(agreement.me)
         return order
@@ -290,12 +290,12 @@ def usable(
     mine: Container[PartKey],
     at_hand: Container[PartKey],
 ) -> dict[PartKey, PartResult]:
-    """Which of the parts that are merged, by what was said to a new leader, it builds on.
+    """Which of the parts reported to a new leader as merged (``held``) its plan builds on.
 
-    What it holds itself (``mine``), and what the ``plan`` that it knows has asked for and members
-    have who deliver (``at_hand``): all would wait for what only one has whose link does not carry
-    it. Else one member could name bytes that it alone knows for every part, or that nobody gets,
-    and no plan of the round would ever be completed.
+    Those that it holds itself (``mine``), and those that the ``plan`` it knows asks for and that
+    members who deliver have (``at_hand``): everybody would wait for a part that only a member with
+    a dead link has. Otherwise one member could name, for every part, bytes that it alone knows or
+    that nobody gets, and no plan of the round would ever be completed.
     """
     asked = {(part.start, part.stop, part.owner) for part in plan.parts}
     most = len(plan.contributors)

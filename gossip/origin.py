@@ -27,7 +27,7 @@ def origin_of(address: str) -> str:
 
 
 def origin(observed: str, addresses: Sequence[str]) -> tuple[str, bool]:
-    """Where who announces ``addresses`` comes from, and whether that was seen and not only claimed.
+    """Where the peer announcing ``addresses`` comes from, and whether that was seen, not claimed.
 
     ``observed`` is what its connection comes from, empty where it has none. A private address may
     be a gateway's, through which everybody comes: then it is the claim that counts.

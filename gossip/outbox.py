@@ -25,7 +25,7 @@ UNBLAMED = ("early", "late", "unfit")  # refusals of a slice that do not speak a
 
 
 class Untaken(Protocol):
-    """Who is told of slices that are not taken."""
+    """Told of slices that are not accepted."""
 
     def fault(self, peer: PeerId, why: str) -> None: ...
     def declined(self, peer: PeerId, why: str) -> None: ...
@@ -56,13 +56,13 @@ class Outbox:
         route.sending = self.transfers.start(self._send(route, route.plan, via, ask=ask))
 
     def detach(self, route: Route) -> None:
-        """What of my slice has not come through its relay is to go to the owner."""
+        """Stop sending through the relay: the rest of my slice is to go to the owner."""
         running, route.via, route.sending = route.sending, None, None
         if running is not None:
             running.cancel()
 
     def stop_but(self, wanted: Collection[PartKey]) -> list[asyncio.Task[None]]:
-        """Send slices of these parts alone; returns what was begun of the others."""
+        """Stop sending slices of all parts but these; returns the tasks of the others."""
         ended = []
         for route in self.planned.routes():
             if route.sending is None or route.key in wanted:
@@ -80,7 +80,7 @@ class Outbox:
         known = route.sending is not None and route.via is None  # it is on its way there already
         if counts and plan.groups and key not in self.held and not known:
             if route.via is not None and route.sending is not None and not route.sending.done():
-                self.shunned.add(route.via)  # it takes nothing: so nothing will come from it either
+                self.shunned.add(route.via)  # it takes no slice, so it will pass on no part either
             self.relaying.drop(key)
             self.detach(route)
             self.send(route, ask=True)
@@ -95,7 +95,7 @@ class Outbox:
                 return
             owner = route.key[2]
             if via is not None:
-                # that may be the link alone, and its owner can have it from me: nobody is blamed
+                # maybe only the link failed, and the owner can get it from me: blame nobody
                 why = RemoteProtocolError.of("took no slice for its group", error)
                 self.listener.refused(via, why)
                 self.shunned.add(via)
@@ -124,6 +124,6 @@ class Outbox:
 
         try:
             await push(everything=await self.own.is_sound())
-        except ValueError as error:  # it is not any more what it was when it was looked at
+        except ValueError as error:  # the values have changed since they were checked
             self.listener.refused(self.me, NonFinite(f"own pseudo-gradient: {error}"))
             await push(everything=False)

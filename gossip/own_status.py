@@ -19,7 +19,7 @@ from gossip.timing import Timing
 from gossip.validity import Place
 from protocols.messages import Announce
 
-STUCK_S = 10.0  # or a round, that an outer step may take: it has to wait for the trainer
+STUCK_S = 10.0  # or a round: an outer step may take this long, as it has to wait for the trainer
 
 
 class OwnStatus(OfFragment):
@@ -50,7 +50,7 @@ class OwnStatus(OfFragment):
             self.presence.tell()
 
     def _say_epoch(self) -> None:
-        """Tell all at once, not a candidate alone, which of them this node decides with."""
+        """Announce at once to all, not only to the candidate, in which epoch this node decides."""
         epoch, place = self.round.agreement.promised[0], self.round.place
         if epoch != self.status.epoch and not self.promises.needed(place.at):
             self.note(epoch=epoch)
@@ -69,7 +69,7 @@ class OwnStatus(OfFragment):
             self.note(status="joining")
 
     def _say_stuck(self) -> None:
-        """The trainer stands still, and takes no round in: nobody shall wait for this node's vote.
+        """The trainer stands still and takes in no round: nobody is to wait for this node's vote.
 
         It comes back into office as soon as it is through (:meth:`_take_office`).
         """
@@ -80,9 +80,10 @@ class OwnStatus(OfFragment):
             self.presence.tell()
 
     def _take_office_again(self, seen: Announce) -> None:
-        """Restarted, with all that was promised on record: its vote counts as soon as it is there.
+        """After a restart with all promises on record, its vote counts once it has caught up.
 
-        That is where somebody else in office stands; further back it would be waited for in vain.
+        That is at the place of another member in office: further back it would be waited for in
+        vain.
         """
         place = self.replica.place
         there = (seen.round, seen.head) == (place.round, place.previous)

@@ -44,7 +44,7 @@ class Owning(Collecting):
 
     held: Callable[[PartResult, torch.Tensor], None]
     weighed: Callable[[Gram], None]
-    # never merged again: it might come out otherwise, and all count on one result for each
+    # not merged again: the bytes might differ, and all count on one result for each part
     _ended: set[PartKey] = field(default_factory=set)
     shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of what I have weighed
 
@@ -61,9 +61,9 @@ class Owning(Collecting):
         return 0 if part is None else part.merge.copies
 
     def drop(self, key: PartKey) -> None:
-        """Merge this part no more, nor give it to anybody.
+        """Merge this part no more, and send it to nobody.
 
-        One that is only looked at for a draft may be asked for again: nothing of it is merged.
+        A part that was only weighed for a draft may be asked for again: none of it is merged.
         """
         part = self._end(key)
         if part is not None and not part.judging:
@@ -77,15 +77,15 @@ class Owning(Collecting):
     # --- drafts ----------------------------------------------------------------------------------
 
     def _deal(self, key: PartKey, header: Transfer, plan: Plan) -> None:
-        """Merge what was collected for the draft of this plan, if all is here, and only once.
+        """Merge the slices that came for this plan's draft, if all are here, and only once.
 
-        Somebody else may have stood for it in between, who got slices that I have not.
+        In between the part may have had another owner, who got slices that I have not.
         """
         before = (*key[:3], draft_basis(plan.codec, plan.contributors))
         part = self._parts.get(before)
         if part is None or not part.judging or key in self._ended:
             return
-        if self._parts.get(key, part) is not part:  # merged for an earlier plan of these scales
+        if self._parts.get(key, part) is not part:  # merged for an earlier plan with these scales
             return
         merge, counted = part.merge, shares(plan.contributors)
         assert isinstance(merge, WeighedMerge)
@@ -100,7 +100,7 @@ class Owning(Collecting):
         self.wiring.transport.post(lambda: merge.deal(coefficients))
 
     def _judged(self, part: CollectedPart) -> Callable[[], None]:
-        """All slices of a draft's part are in: what to tell. Runs where data is handled."""
+        """All slices of a draft's part are in: returns what reports it. Runs with the data."""
         merge = part.merge
         assert isinstance(merge, WeighedMerge)
         gram = gram_of(self.wiring.identity, part.header, part.plan, merge.seals, merge.products)
@@ -113,9 +113,9 @@ class Owning(Collecting):
         return tell
 
     def answer_for(self, grams: Iterable[Gram]) -> None:
-        """Keep what was weighed for these products where they are mine, whoever merges the parts.
+        """Keep the evidence of those of these products that are mine, whoever merges the parts.
 
-        A plan has given the part to somebody else since, and the scales follow from them still.
+        A later plan may have given a part to somebody else; its scales still follow from them.
         """
         mine = {gram.signature for gram in grams if gram.owner == self.me}
         for gram, merge in self._stated():
@@ -123,16 +123,16 @@ class Owning(Collecting):
                 self.shown[gram.start, gram.stop] = merge.shown()
 
     def answer_as_decided(self, basis: bytes) -> None:
-        """Keep what was weighed under this, a round's :func:`~gossip.weighing.draft_basis`.
+        """Keep the evidence of what I weighed under a :func:`~gossip.weighing.draft_basis`.
 
-        The plan that its products became may not have come here before the round was decided.
+        The round may be decided before the plan made from my products has come here.
         """
         for gram, merge in self._stated():
             if gram.basis == basis:
                 self.shown.setdefault((gram.start, gram.stop), merge.shown())
 
     def _stated(self) -> Iterator[tuple[Gram, WeighedMerge]]:
-        """What I have said of parts that are still here, and what they are merged with."""
+        """My stated products of the parts that are still here, each with the part's merge."""
         for part in self._parts.values():
             if part.gram is not None and isinstance(part.merge, WeighedMerge):
                 yield part.gram, part.merge
@@ -153,7 +153,7 @@ class Owning(Collecting):
             self._drop(part, relay, Stale("no relay any more"))
         super()._renew(part, plan, paths)
         if part.gram is not None and plan.draft:
-            self.weighed(part.gram)  # the leader may be another one, and may not have it
+            self.weighed(part.gram)  # there may be a new leader, which does not have it
 
     def _kind(
         self,
@@ -240,7 +240,7 @@ class Owning(Collecting):
         members: tuple[PeerId, ...],
         why: RemoteProtocolError,
     ) -> None:
-        """A relay is not waited for with these any more: they are to bring their slices."""
+        """These members' slices no longer come through the relay: ask each for its own."""
         if self.transfers.closed:
             return
         self.listener.refused(relay, why)
@@ -256,7 +256,7 @@ class Owning(Collecting):
             await self.wiring.transport.call(
                 peer, "bring", header.encode(), timeout=part.plan.patience_s
             )
-        except (TransportError, RemoteProtocolError) as error:  # as the relay itself may be
+        except (TransportError, RemoteProtocolError) as error:  # the relay may be one of them
             if part.merge.reached(peer) == reached:
                 self._give_up(part, peer)
                 self.listener.refused(peer, RemoteProtocolError.of("does not answer", error))
@@ -276,7 +276,7 @@ class Owning(Collecting):
         on_loop(loop, lambda: self.held(result, merge.result))
 
     def _spread(self, part: CollectedPart) -> None:
-        """Stream a part to everybody whom it is not on its way to, starting behind myself."""
+        """Stream a part to all whom it is not on its way to, from my successor in the roster on."""
         if self.transfers.closed:
             return
         roster = part.plan.roster
@@ -292,7 +292,7 @@ class Owning(Collecting):
                 )
 
     async def _send(self, part: CollectedPart, peer: PeerId, *, again: bool) -> None:
-        """Stream a part to a member; to one that is not there yet only once it is.
+        """Stream a part to a member; one that has not come to this round yet is asked first.
 
         While it catches up its link is busy, and it could not take this round's parts anyway.
         """

@@ -16,8 +16,8 @@ from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Plan
 
-PLAN_WAIT_S = 5.0  # until the sender of what no plan here has yet is told to ask again
-ANSWER_S = 2.5  # the same for who asks how much is here, well before it gives the question up
+PLAN_WAIT_S = 5.0  # a transfer that no plan here asks for waits this long, then is told to retry
+ANSWER_S = 2.5  # the same for the question how much is here, well before its asker gives up
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Planned:
 
     transfers: Transfers
     _routes: dict[PartKey, Route] = field(default_factory=dict)
-    _relayed: dict[PartKey, Route] = field(default_factory=dict)  # as if of their relays
+    _relayed: dict[PartKey, Route] = field(default_factory=dict)  # as if their relays owned them
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __contains__(self, key: PartKey) -> bool:
@@ -75,7 +75,7 @@ class Planned:
     def drop(self, key: PartKey) -> Route | None:
         """No plan asks for a part any more: its route is forgotten, and returned if there was one.
 
-        Should one ask again, everything of it comes again.
+        If a plan asks for it again, all of it is sent again.
         """
         route = self._routes.pop(key, None)
         if route is not None:

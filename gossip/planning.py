@@ -63,8 +63,8 @@ def fresh_plan(
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
     known yet) and what is known of the rounds before (:mod:`gossip.ladder`). ``patience_s`` is what
-    the measured round trips ask for, where there are any (:mod:`gossip.trips`). Who is
-    ``unreliable`` merges nothing, if there are others. ``trips``: seconds of the shortest round
+    the measured round trips ask for, where there are any (:mod:`gossip.trips`). Members that are
+    ``unreliable`` merge nothing, if there are others. ``trips``: seconds of the shortest round
     trip to each of the others, as far as known.
 
     A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
@@ -171,8 +171,8 @@ def renewed_plan(
     """What to do with the remains of a round whose plan cannot be completed as it stands.
 
     Whatever is merged already is kept; the parts of the ``gone`` go to ``live`` members, each to
-    whoever is through first with it by the speeds in ``links`` (none: all alike); a part for which
-    no contributor is left is certified as empty. A draft stays one as long as there is
+    the one that would finish it first by the speeds in ``links`` (none: all alike); a part for
+    which no contributor is left is certified as empty. A draft stays one as long as there is
     anything to weigh.
     """
     contributors = tuple(
@@ -224,7 +224,7 @@ def renewed_plan(
 def _heir(
     load: Mapping[PeerId, int], speeds: Mapping[PeerId, float], part: Part, others: int, size: int
 ) -> PeerId:
-    """Who is through first with one part more, if each moves what it contributes as well.
+    """The member that would finish one more part first, if each also moves what it contributes.
 
     ``load``: elements that each is to merge already, for as many ``others``, of ``size`` in all.
     ``speeds``: bytes a second; whoever has none is like the median. Slow members own little or

@@ -37,7 +37,7 @@ class Sent(NamedTuple):
     """What has become of a letter to one or more."""
 
     arrived: bool  # everywhere
-    overdue: bool  # it moved all the time, and was not there after the longest that it may take
+    overdue: bool  # it kept moving, but had not arrived after the longest time allowed
 
 
 @dataclass
@@ -103,11 +103,11 @@ class Postman:
         return None
 
     async def _settle(self, post: Post, body: Encoded, weight: float, name: bytes) -> None:
-        """Send a share again of which nobody knows whether it came, until that is known.
+        """Send a share again until it is known whether it arrived.
 
-        It would count twice where it came and was taken back, and never where it was only given up.
-        One to who is gone, or refuses it, is mixed in here. Who leaves is asked while it answers,
-        for it takes along what has come.
+        One that arrived and was taken back would count twice; one that was lost and given up,
+        never. A share to a peer that is gone, or refuses it, is mixed in here. A leaving peer is
+        asked as long as it answers, since it takes along what it has got.
         """
         pause = self.membership.patience.heartbeat_s
         while True:
@@ -134,7 +134,7 @@ def _silent(error: Exception | None) -> bool:
 
 
 def _sure(error: Exception) -> bool:
-    """Whether a letter that failed so has not come and will not: nobody is there, or it says so."""
+    """Whether a letter that failed like this has not come and will not: for certain."""
     if isinstance(error, Unreachable):
         return error.why is Why.REFUSED
     if isinstance(error, RemoteRefused):

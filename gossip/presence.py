@@ -45,14 +45,14 @@ from protocols.messages import MAX_ANNOUNCE_BYTES, Announce, Known, KnownRequest
 LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
 TRIES = 3  # of an announcement whose connection breaks
-AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, and only the newest
+AT_ONCE = 2  # announcements on their way to one peer: of later ones only the newest waits
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
-AGAIN_S = 60.0  # until it is told once more that a place brings too many identities
+AGAIN_S = 60.0  # before it is reported once more that a place has too many identities
 
 
 def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
-    """A peer's own announcement. Raises RemoteProtocolError for one that does not hold."""
+    """A peer's own announcement. Raises RemoteProtocolError for one that is not valid."""
     opened = _opened(envelope, run)
     check_times(opened.expires, now)
     return opened
@@ -60,7 +60,7 @@ def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
 
 @lru_cache(maxsize=1024)
 def _opened(envelope: bytes, run: bytes) -> Opened[Announce]:
-    if len(envelope) > MAX_ANNOUNCE_BYTES:  # what is kept is passed on, which has this bound
+    if len(envelope) > MAX_ANNOUNCE_BYTES:  # it would be passed on, and that has this bound
         raise Malformed(f"an announcement of {len(envelope)} bytes exceeds {MAX_ANNOUNCE_BYTES}")
     opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=None)
     if opened.message.peer != opened.signer:
@@ -69,7 +69,7 @@ def _opened(envelope: bytes, run: bytes) -> Opened[Announce]:
 
 
 def _name(envelope: bytes) -> bytes:
-    """What an announcement is called among those who have it."""
+    """The short name of an announcement, for those who have it."""
     return blake3(envelope).digest(8)
 
 
@@ -79,8 +79,8 @@ class Presence:
 
     ``on_news`` is called with every new announcement, ``on_change`` when the liveness of a peer
     has changed (peer, what it is now, what it was), ``on_rejected`` for what was refused, and
-    ``on_double`` when somebody with this node's key announces itself who started after it.
-    ``observed`` tells the address from which a peer is connected, where it is.
+    ``on_double`` when a process that has this node's key and started later announces itself.
+    ``observed`` tells the address from which a peer is connected, if it is.
     """
 
     wiring: Wiring
@@ -96,8 +96,8 @@ class Presence:
     observed: Callable[[PeerId], str] = lambda peer: ""
     office: Callable[[], Collection[PeerId]] = tuple  # who decides rounds, where there are any
     _sequence: int = 0
-    _double: int = 0  # the newest announcement of that one
-    _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when it was told
+    _double: int = 0  # sequence number of the newest announcement from such a process
+    _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when reported
     _awake: Wakefulness = field(default_factory=Wakefulness)
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)  # of those in the membership
     _newest: bytes = b""
@@ -136,8 +136,8 @@ class Presence:
     def tell(self) -> None:
         """Announce to everybody who may be there; in a large swarm as a rumour.
 
-        Who is slow to take what is on its way gets the newest announcement after it, and none of
-        those in between: where everybody has much to say that is what keeps up.
+        A peer that is slow to take one gets the newest announcement after it, and none of those in
+        between: so it keeps up, however much there is to say.
         """
         self._newest, now = self.envelope(), self.wiring.now()
         if self._crowded():
@@ -196,7 +196,7 @@ class Presence:
         return len(self.membership.islands) > EVERYBODY
 
     def _pass_on(self, peer: PeerId, envelope: bytes) -> None:
-        """This is news of a peer: some shall hear it from me."""
+        """This is news of a peer: pass it on to some others."""
         self._rumours.add(peer, envelope)
         if not self._spreading:
             self._spreading = True
@@ -215,7 +215,7 @@ class Presence:
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)
                 await asyncio.sleep(PAUSE_S)
-                while len(under_way) > AT_ONCE * FANOUT:  # what is slow to arrive is not added to
+                while len(under_way) > AT_ONCE * FANOUT:  # add nothing to what is slow to arrive
                     await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._spreading = False
@@ -241,10 +241,10 @@ class Presence:
     def learn(
         self, envelope: bytes, sender: PeerId | None = None, *, pass_on: bool = False
     ) -> Announce:
-        """Take a signed announcement. Raises RemoteProtocolError for one that does not hold.
+        """Take a signed announcement. Raises RemoteProtocolError for one that is not valid.
 
-        ``pass_on``: should it be news, others are to hear it from here. Raises Crowded for one of
-        more identities than may come from one place.
+        ``pass_on``: if it is news, pass it on to others. Raises Crowded where too many identities
+        come from its place already.
         """
         opened = open_announce(envelope, self.wiring.run, self.wall())
         announce = opened.message
@@ -288,8 +288,8 @@ class Presence:
         raise why
 
     def _look_for_double(self, mine: Announce, sequence: int) -> None:
-        """Others believe the newest life of a key. A single word of it may be an echo: of this
-        node's own life before, on a machine whose clock has been put back since."""
+        """Look for a newer process with this node's key: others believe that one. A single message
+        may be an echo of this node's own earlier process, from before the clock was put back."""
         if mine.incarnation > self.status.incarnation:
             if 0 < self._double < sequence:
                 self.on_double()
@@ -323,7 +323,7 @@ class Presence:
                 try:
                     self.learn(envelope)
                 except (Stale, Crowded):
-                    continue  # it travelled too long, or is not taken: its sender may not know
+                    continue  # it has expired, or is not accepted: its sender may not know
         except RemoteProtocolError as error:
             self.on_rejected(peer, error)
         except TransportError:
@@ -343,7 +343,7 @@ class Presence:
             try:
                 self.learn(envelope, pass_on=True)
             except (Stale, Crowded):
-                continue  # it travelled too long, or is not taken: its sender may not know
+                continue  # it has expired, or is not accepted: its sender may not know
             except RemoteProtocolError as error:
                 self.on_rejected(sender, error)
         return b""
@@ -361,7 +361,7 @@ class Presence:
         return [p for p in islands if self.membership.liveness(p, now) is Liveness.DEAD]
 
     def woke_late(self, due: float) -> bool:
-        """Whether this process stood still: what was due at ``due`` comes only now.
+        """Whether this process stood still, as what was due at ``due`` happens only now.
 
         Nobody's silence in that time counts.
         """

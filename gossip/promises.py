@@ -46,7 +46,7 @@ _MARKS = struct.Struct(f">{KEPT}H")  # the last round's first
 _NONE, _ANY = 0, 0xFFFF  # nothing was promised in a round; in this one, whatever it builds on
 NOTHING = -1  # before the first round
 AGAIN_S = 3.0  # until a disk that has refused is tried again
-MOST_HELD = 1000  # of what is to be said: in a round that nobody decides more comes all the time
+MOST_HELD = 1000  # messages held back: in a round that nobody decides there are ever more
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class Promises:
         self._writing = asyncio.Lock()
 
     def then(self, at: At | None, say: Callable[[], None]) -> None:
-        """Say something, in this order: once it is on disk that a round's promise was made.
+        """Call ``say``, in the order of these calls, once the promise of a round is on disk.
 
-        None: nothing was promised. Where it cannot be written that is tried again while the round
-        lasts: who is alone has nobody else who would go on with it.
+        None: nothing was promised. A write that fails is tried again while the round lasts: a lone
+        member has nobody else who would go on with the round.
         """
         if not self._held and (at is None or not self.needed(at)):
             say()
@@ -166,7 +166,7 @@ class Promises:
             await self._kept(None)
 
     async def before_answer(self, at: At) -> None:
-        """Return when an answer may leave that promises something. Raises RemoteRefused."""
+        """Return when an answer that contains a promise may leave. Raises RemoteRefused."""
         try:
             await self._kept(at)
         except OSError as error:

@@ -22,15 +22,15 @@ class Proposer:
     """One member that stands for leader, as often as it has to."""
 
     agreement: Agreement
-    promises: dict[PeerId, Promise] = field(default_factory=dict)  # for what was asked last
+    promises: dict[PeerId, Promise] = field(default_factory=dict)  # for the ballot asked for last
     _asked: Prepare | None = None
-    _outbid: bool = False  # somebody has promised more than was asked
+    _outbid: bool = False  # somebody has promised a higher ballot than I asked for
 
     def prepare(self, epoch: int, roster: tuple[PeerId, ...]) -> Prepare:
         """Ask for the lowest ballot of mine above everything seen.
 
-        While nothing above it is seen that is the one asked for before, and what is promised
-        stays: a slow link may take longer for its promise than a candidate waits.
+        While no higher ballot is seen, this is the one asked for before, and its promises still
+        count: over a slow link a promise may take longer than a candidate waits.
         """
         agreement, asked = self.agreement, self._asked
         if (
@@ -51,9 +51,9 @@ class Proposer:
         return self._asked
 
     def on_promise(self, sender: PeerId, promise: Promise) -> Remains | None:
-        """Count a promise; the remains of the round once enough have promised.
+        """Count a promise; returns the remains of the round once enough have promised.
 
-        One for a higher ballot than asked for does not count; the others may do without it.
+        A promise of a higher ballot than I asked for does not count; the others may suffice.
         Raises RemoteProtocolError for one whose content does not belong to this round.
         """
         self.agreement.heard(sender, promise.epoch)

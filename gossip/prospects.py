@@ -39,7 +39,7 @@ class Prospects:
     def _is_undecided(self, plan: Plan, voted_at: float, patience: float, now: float) -> bool:
         """Whether the votes for a plan that I hold all of should have come by now.
 
-        If it is mine that is missing its leader has named in vain who is to be in office next.
+        If I withhold mine, the leader is at fault: the next roster it named finds no majority.
         """
         if not self.succession.withheld:
             return now - voted_at > 2 * patience
@@ -49,7 +49,7 @@ class Prospects:
         return True
 
     def doubt_candidate(self, now: float) -> None:
-        """Who had my promise to repair a plan, and has made none of it, is of no use itself."""
+        """Doubt a candidate that had my promise to repair a plan, and has not done so."""
         plan, (epoch, number) = self.agreement.plan, self.agreement.promised
         if plan is not None and (epoch, number) > (plan.epoch, plan.ballot):
             candidate = self.agreement.owner_of((epoch, number), self.agreement.office)
@@ -59,8 +59,8 @@ class Prospects:
     def _stands_still(self, draft: Plan, now: float) -> bool:
         """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long.
 
-        The leader is the first to whom it takes too long, and knows whom to blame. If it makes no
-        use of that, it is at fault itself: it could hold the round up by the next draft as well.
+        The leader finds a draft overdue before the others do, and knows whom to blame. If it does
+        not act, it is at fault itself: it could hold the round up with its next draft as well.
         """
         if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
             return True
@@ -74,7 +74,7 @@ class Prospects:
     def _cannot_complete(self, plan: Plan, now: float) -> bool:
         """Whether an open part of the plan waits for somebody, or something, that is gone.
 
-        Or the plan counts on who takes itself for fit, and has to be told.
+        Or the plan counts on a member that blames others without cause, and has to be told.
         """
         unfounded = self.company.unfounded
         if unfounded and any(c.active and c.peer in unfounded for c in plan.contributors):

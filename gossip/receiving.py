@@ -30,7 +30,7 @@ class Inflow:
         self.checked = 0  # chunks that are here, whole and sound
         self.filled = 0  # bytes from the part's beginning that are here
         self.moved = 0  # the most that ``filled`` has been: a chunk that comes again is no progress
-        self.newest: object = None  # of the transfers: an older one has no more to say
+        self.newest: object = None  # of the transfers: only the newest may go on
         self.open = 0  # pushes of it that are going on
         self._hasher = blake3()
         self._bytes = as_bytes(self.data)
@@ -121,8 +121,8 @@ class PartDrain:
 class Pieced:
     """A merged part that is pulled from one or several, each going on where the one before ended.
 
-    ``inflow`` is what has come of it already, from whomever; who still brings that is refused.
-    Once several together gave what is no such part each has to give all of it (``alone``).
+    ``inflow`` is what has come of it already; a push that still brings it is refused. Once bytes
+    from several together have turned out wrong, each has to give all of it (``alone``).
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class Pieced:
         return self.inflow
 
     async def pull(self, donor: PeerId, timeout: float) -> None:
-        """Pull what is not here yet, and check all of it. What came stays where it is left.
+        """Pull what is not here yet, and check all of it. If it breaks off, what came stays.
 
-        ``timeout`` seconds it may stand still. Raises TransportError, and RemoteProtocolError for
-        what is no such part: see :meth:`spoilt_by`.
+        It may stand still for ``timeout`` seconds. Raises TransportError, and RemoteProtocolError
+        for wrong bytes: see :meth:`spoilt_by`.
         """
         inflow, result = self.before(donor), self.result
         drain = PartDrain(inflow, None, 0, lambda _: None)
@@ -162,7 +162,7 @@ class Pieced:
         inflow.check_digest(result.digest)
 
     def spoilt_by(self, donor: PeerId) -> bool:
-        """It is no such part: begin anew. Returns whether that is the doing of this donor alone."""
+        """The bytes are wrong: begin anew. Returns whether they all came from this donor."""
         its_own = self._givers == {donor}
         self.alone |= not its_own
         self._begin_anew()

@@ -14,7 +14,7 @@ from gossip.rules import Rules
 from gossip.turns import Turns
 from protocols.identity import PeerId
 
-ALONE_AFTER_S = 30.0  # below quorum for so long: go on with whoever is there
+ALONE_AFTER_S = 30.0  # below quorum for this long: go on with whoever is there
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Reforming:
     def survivors(self, now: float, patience: float) -> tuple[PeerId, ...] | None:
         """With whom to go on, once it is certain enough that the rest is gone, in my turn."""
         lost_for, agreement = self.turns.lost_for(now), self.company.agreement
-        # not of a roster that was only asked for: who loses the others one by one is not half of it
+        # of the roster that formed, not of one only asked for, which shrinks with each lost member
         staying = len(agreement.formed) - len(self.company.left(now))
         alive = self.company.able(now)
         enough = len(alive) >= self.rules.quorum * staying

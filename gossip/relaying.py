@@ -47,7 +47,7 @@ class _Apart(Whole):
 
 
 class GroupMerge(PartMerge):
-    """The sum of the slices that ``brought`` bring, with a mark for each chunk of who is in it.
+    """The sum of the slices of ``brought``, with a mark for each chunk of whose are in it.
 
     Divided by the :func:`gossip.joining.magnitude` of all their shares, whoever is in it.
     """
@@ -79,7 +79,7 @@ class GroupMerge(PartMerge):
         super()._merge(index)
 
     def _balance(self, total: torch.Tensor, count: int, weight: float) -> None:
-        """Whoever is missing is made up for by the owner, who knows how all the others stand."""
+        """Nothing: the owner, which knows of all groups, makes up for missing contributors."""
 
     def _note_lost(self, *args: Any) -> None:
         """Codecs that send later what they lose have no groups."""
@@ -138,7 +138,7 @@ class SharedInflow(Inflow):
         self.wakes.clear()
 
     def spoil(self) -> None:
-        """What is here of it is worth nothing."""
+        """What has come of it is discarded: stop passing it on."""
         self.spoilt = True
         self.wake()
         self.wakes.clear()

@@ -36,8 +36,8 @@ def needed(plan: Plan | None, voted: Outcome | None) -> set[PartKey]:
 class Retention:
     """The parts that plans have asked for, the longest ago first.
 
-    Beside what the newest plan asks for there is ``room`` for so many elements: those of one
-    vector are what one plan before it has asked for.
+    Besides those of the newest plan, parts of up to ``room`` elements are kept: one vector's worth
+    is what one earlier plan has asked for.
     """
 
     room: int
@@ -52,10 +52,10 @@ class Retention:
     def excess(
         self, now: Collection[PartKey], stay: Collection[PartKey], copies: Callable[[PartKey], int]
     ) -> list[PartKey]:
-        """What is to be let go of; it is forgotten here.
+        """The parts to let go of; they are forgotten here.
 
-        ``now`` is what the newest plan asks for, ``stay`` what has to stay whatever it takes; of
-        its elements a part takes ``copies``.
+        ``now`` is what the newest plan asks for, ``stay`` what has to stay however much it takes;
+        ``copies`` tells how many times a part is in memory.
         """
 
         def takes(key: PartKey) -> int:

@@ -43,7 +43,7 @@ RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
 
 
 def ramp(merged: int) -> float:
-    """What a newcomer's work counts for, in pairs and in rounds, once so many were merged."""
+    """What a newcomer's work counts for, in pairs and in rounds, after ``merged`` merges."""
     return RAMP[min(merged, len(RAMP) - 1)]
 
 
@@ -60,7 +60,7 @@ class Mixing(Protocol):
 
     @property
     def gives(self) -> bool:
-        """Whether letters may be sent: a share needs weight to be one of."""
+        """Whether letters may be sent: without weight there is no share to give."""
         ...
 
     async def start(self) -> None:
@@ -68,7 +68,7 @@ class Mixing(Protocol):
         ...
 
     async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
-        """It as a letter for so many, and the letter's weight."""
+        """What is exchanged, as a letter to ``receivers`` peers, and the letter's weight."""
         ...
 
     async def take_back(self, letter: Encoded, weight: float) -> None:
@@ -76,11 +76,11 @@ class Mixing(Protocol):
         ...
 
     async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
-        """Move towards letters, each from an own one; RMS of the first difference."""
+        """Move by each letter's difference to an own one; returns the RMS of the first."""
         ...
 
     async def finish(self, round_: int, *, ours: bool) -> None:
-        """Take the outer step; ``place`` is behind round ``round_`` then.
+        """Take the outer step; then ``place`` is the one after round ``round_``.
 
         ``ours``: the trainer's snapshot is still the one that was exchanged.
         """
@@ -201,7 +201,7 @@ class Roamer(OfFragment):
 
     @property
     def contributes(self) -> bool:
-        """What is sent are copies, and a snapshot of another trainer is not taken for its own."""
+        """Never: copies are sent, so the snapshot may be overwritten, by another trainer too."""
         return False
 
     @property
@@ -224,7 +224,7 @@ class Roamer(OfFragment):
 
     @property
     def chosen(self) -> Chosen | None:
-        """How the newest letter came to its codec; None where the run has one alone."""
+        """How the codec of the newest letter was chosen; None where the run has only one."""
         return self.times.chosen
 
     def timed(self) -> list[float]:
@@ -250,10 +250,10 @@ class Roamer(OfFragment):
         self.presence.tell()
 
     async def settle(self) -> None:
-        """Give and take no share any more, and wait until it is known of each whether it has come.
+        """Give and take no more shares, and wait until it is known of each whether it has come.
 
-        For who is about to save its weight and leave. Nothing to do where letters are answered.
-        Also after a cancellation no share comes any more: the weight to be saved has no part in it.
+        For a node about to save its weight and leave. Nothing to do where letters are answered.
+        After a cancellation, too, no share is taken in: the weight to be saved would lack it.
         """
         self._leaving = self.habits.one_way
         try:
@@ -286,11 +286,11 @@ class Roamer(OfFragment):
         self._kick.set()
 
     def kick(self) -> None:
-        """Something has changed: look what is due."""
+        """Something has changed: check what is due."""
         self._kick.set()
 
     async def run(self) -> None:
-        """Look what is due, until cancelled."""
+        """Do what is due, until cancelled."""
         while True:
             now = self.now()
             await self._carry(self.core.tick(now))

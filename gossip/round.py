@@ -72,14 +72,14 @@ class Round:
     opened: float
     round_s: float  # usual seconds from round to round
     myself: Callable[[], Announce]  # this node's own announcement as of now
-    abstain_until: float = 0.0  # just started: hear first what the others have decided
+    abstain_until: float = 0.0  # just started: until then only listen
     forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
     ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
-    holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
-    leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: decides nothing
-    unreliable: Set[PeerId] = frozenset()  # who was left out of rounds: owns no part
-    trial: Trial | None = None  # of who comes into office; None: whoever comes
+    holding: Holding = field(default_factory=Holding)  # how long earlier rounds were held back
+    leaving: Callable[[], bool] = lambda: False  # moving to a fork's other side: decide nothing
+    unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
+    trial: Trial | None = None  # limits who comes into office; None: no limit
     agreement: Agreement = field(init=False)
     proposer: Proposer = field(init=False)
     company: Company = field(init=False)
@@ -92,10 +92,10 @@ class Round:
     _prospects: Prospects = field(init=False)
     _reforming: Reforming = field(init=False)
     _turns: Turns = field(default_factory=Turns)
-    _stands_back: bool = False  # for that other side
+    _stands_back: bool = False  # decided nothing so far, as ``leaving`` was true
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
-    _usual_patience: float = 0.0  # by the round trips when the round began
+    _usual_patience: float = 0.0  # seconds, from the round trips when the round began
 
     def __post_init__(self) -> None:
         self._usual_patience = self.membership.stillness_s(self.roster, PATIENCE_S)
@@ -126,7 +126,7 @@ class Round:
     # --- events ----------------------------------------------------------------------------------
 
     def on_news(self, announce: Announce) -> None:
-        """A peer says of itself where it stands."""
+        """A peer has announced its place in the chain."""
         if (announce.round, announce.head) == (self.place.round, self.place.previous):
             self.agreement.heard(announce.peer, announce.epoch)
 
@@ -144,14 +144,14 @@ class Round:
                 if now < self.abstain_until or (self.forgot and message.epoch == 0):
                     return []
                 out = self._carry_out(self._judged_plan(sender, message, now), now)
-            case Vote():  # nothing else becomes due by it
+            case Vote():  # a vote makes nothing else due
                 return self._carry_out(self.agreement.on_vote(message), now)
             case Votes():
                 return self._carry_out(self.agreement.on_votes(message), now)
             case Promise(voted=Outcome() as voted) if not self.succession.bears(
                 message.voted_epoch, voted.next_roster, now, self._patience()
             ):
-                return []  # I would have to propose them: the others may do without this promise
+                return []  # I would have to propose that roster: the others' promises may suffice
             case Promise(voted=Outcome() as voted) if self.opening.doubts(sender, voted, now):
                 return []
             case Promise():
@@ -160,7 +160,7 @@ class Round:
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
                 self.company.told(sender, message, now)
-                return []  # nothing is due by it at once
+                return []  # a report makes nothing due at once
             case Gram():
                 out = self._on_gram(sender, message, now)
             case Certificate():
@@ -168,7 +168,7 @@ class Round:
         return out + self.tick(now)
 
     def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Event]:
-        """Adopt a plan; whoever sends one that breaks the rules leads no more, as far as I can."""
+        """Adopt a plan. The sender of one that breaks the rules is faulty: it leads no more."""
         before, ballot = self.agreement.promised, (plan.epoch, plan.ballot)
         if ballot > before:
             self.candidacies.check(sender, ballot, now, self._patience())
@@ -184,7 +184,7 @@ class Round:
         return [self._bounded(e, now) if isinstance(e, Adopted) else e for e in events]
 
     def _bounded(self, adopted: Adopted, now: float) -> Adopted:
-        """How long to wait is for each to judge: nobody votes on that."""
+        """Limit the plan's waits to what I find reasonable: nobody votes on them."""
         self.agreement.plan = self.opening.bounded(adopted.plan, now)
         return Adopted(self.agreement.plan)
 
@@ -199,14 +199,14 @@ class Round:
         self.candidacies.followed(sender, before, now)
         if isinstance(answer, Certificate):
             self._turns.not_due()
-        elif self.agreement.promised > before:  # who only asks again holds nobody up for longer
+        elif self.agreement.promised > before:  # a repeated request delays nobody any further
             self._turns.put_off(now)
         return answer
 
     def _on_certificate(
         self, sender: PeerId, certificate: Certificate, now: float
     ) -> list[Instruction]:
-        """Somebody shows that the round is decided; whether it is true is checked first."""
+        """A peer shows a certificate of the round: verify it, then catch up with its voters."""
         if self._referred_at is not None and now < self._referred_at + self._patience():
             return []  # one is enough, and verifying is not for free
         place = self.place
@@ -216,7 +216,7 @@ class Round:
         return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
 
     def on_products(self, gram: Gram, now: float) -> list[Instruction]:
-        """All slices of a part that I own in a draft are in, and these are their products."""
+        """All slices of a draft's part that I own are in; ``gram`` has their inner products."""
         plan = self.agreement.plan
         if self.finished or plan is None or not plan.draft:
             return []
@@ -225,7 +225,7 @@ class Round:
         return self._on_gram(self.me, gram, now)
 
     def _on_gram(self, sender: PeerId, gram: Gram, now: float) -> list[Instruction]:
-        """An owner tells the leader of a draft what its part says of the contributors."""
+        """An owner sends the leader of a draft the inner products of its part."""
         final = self._drafting.add(sender, gram)
         if final is None:
             return []
@@ -238,7 +238,7 @@ class Round:
         return [] if self.finished else self._carry_out(self.agreement.on_held(result), now)
 
     def on_lost(self, result: PartResult, now: float) -> list[Instruction]:
-        """A part that the plan takes as merged is not to be had from anybody."""
+        """Nobody can supply a part that the plan takes as merged."""
         if self.finished:
             return []
         self._prospects.lost.add(key_of(result))
@@ -253,14 +253,14 @@ class Round:
         return self.tick(now)
 
     def on_declined(self, peer: PeerId, now: float) -> list[Instruction]:
-        """An owner does not want what I have sent it, though the plan asks me for it."""
+        """An owner refuses the slice that the plan asks me to send it."""
         if self.finished:
             return []
         self.company.declined(peer, now)
         return self.tick(now)
 
     def on_refused(self, peer: PeerId) -> None:
-        """What a peer brings is late, or of no use; others may get it from the same peer."""
+        """What a peer sent me came late or is useless; it may still serve others well."""
         self.company.refused(peer)
 
     # --- time ------------------------------------------------------------------------------------
@@ -270,12 +270,12 @@ class Round:
         if self.finished or now < self.abstain_until or self.me not in self.roster:
             return []
         if self.myself().status == "leaving":
-            return []  # it answers and votes, while others count on it, and begins nothing
+            return []  # it still answers and votes while others count on it, but starts nothing
         if self.leaving():
             self._turns.not_lost()
             self.opening.quorum_since, self._stands_back = None, True
             return []
-        if self._stands_back:  # in vain: what has come meanwhile is voted for
+        if self._stands_back:  # the move came to nothing: vote for what has arrived meanwhile
             self._stands_back = False
             return self._carry_out(self.agreement.vote_if_complete(), now)
         self.company.judge(now, self._patience())
@@ -305,7 +305,7 @@ class Round:
         return plan is not None and (plan.epoch, plan.ballot) >= ballot
 
     def awaits(self, head: bytes, now: float) -> bool:
-        """Whether a peer at ``head`` only has votes already that are still on their way to me."""
+        """Whether a peer at ``head`` is ahead only by votes that are still on their way to me."""
         return self.telling.awaited(head, self._voted_at, now, self._patience())
 
     def wake_at(self, now: float) -> float:

@@ -68,9 +68,9 @@ class Routes:
         return group.members[group.relays[number] - 1]
 
     def through(self, relay: PeerId) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """Whose slices a relay merges for its parts, none where it collects none; who gets them.
+        """Whose slices a relay merges for its parts (none: it collects none), and who gets them.
 
-        As :meth:`paths` says it, which looks at all groups.
+        The same as in :meth:`paths`, without looking at all groups.
         """
         at = self._plan.groups.index(self._group[relay])
         bring = self._bring[at] if len(self._bring[at]) > 1 else ()

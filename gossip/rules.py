@@ -14,7 +14,7 @@ from gossip.grouping import UNGROUPED, Grouping
 from gossip.mixing import MEAN, Mix
 from gossip.validity import Shape
 
-# So far from the median, below and above it, announced speeds are believed. Among strangers nobody
+# How far from the median, below and above it, announced speeds are believed. Among strangers nobody
 # gets more to merge by claiming a fast link, nor the others to wait long by claiming a slow one.
 FRIENDS, STRANGERS = (1e4, 1e4), (32.0, 1.0)
 NO_BOUND = -1  # of staleness
@@ -60,7 +60,7 @@ class Rules:
 
     @property
     def most_bytes(self) -> int:
-        """The whole vector in the codec that makes the most of it."""
+        """Bytes of the whole vector in the codec that takes the most."""
         return max(self.encoded_bytes(name, 0, self.size) for name in self.codecs)
 
     def grace_s(self, round_s: float) -> float:

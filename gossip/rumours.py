@@ -9,8 +9,8 @@ within :data:`PAUSE_S` in one message. Some 2 % of the peers are left out each t
 (:meth:`gossip.presence.Presence.ask`).
 
 A node sends at most :data:`FANOUT` batches a pause, and each announcement :data:`FANOUT` times, or
-as often again where there are others beside those in office, so
-what it sends does not grow with the swarm, except for the announcements that there are.
+twice as often where some peers are not in office. So what it sends does not grow with the swarm,
+except for the number of announcements.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Rumours:
     ) -> list[PeerId]:
         """Whom to tell: some of ``peers``, drawn from those who are ``there``.
 
-        Those in ``office`` tell as many in office as others: however many names come that pass
-        nothing on, they hear of each other.
+        Those in ``office`` tell as many in office as others, so they hear of each other however
+        many identities there are that pass nothing on.
         """
         groups, seats = [peers], set(office)
         if self._me in seats:

@@ -56,8 +56,8 @@ Handler = Callable[Concatenate[PeerId, P], Coroutine[Any, Any, T]]
 class Service:
     """Registers itself with the transport. What breaks the rules is refused, and ``rejected`` told.
 
-    It is told of who sent it; of what is handed on of who has signed it, if it is that which
-    breaks them.
+    It is told who sent it, or, where the content of a message that was handed on breaks the rules,
+    who signed it.
 
     ``chains`` are those of fragments 0, 1, …: a message names the one it is for.
     """
@@ -157,7 +157,7 @@ class Service:
     def _passed(self, chain: Chain, sender: PeerId, note: Passed) -> Plan | Votes:
         """What a member in office says by way of others, to some of whom it goes from here.
 
-        It is looked at first: one that anybody could have made would be sent to all by each.
+        It is checked before it is passed on: else members would spread what anybody made up.
         """
         office = chain.replica.roster
         if note.author not in office:
@@ -179,9 +179,9 @@ class Service:
 
     @contextlib.contextmanager
     def _signed_by(self, author: PeerId) -> Iterator[None]:
-        """What breaks the rules in here does so under a signature that holds: that is its author's.
+        """What breaks the rules in here has a valid signature: the blame is its author's.
 
-        Not what is stale: it may have been right where, or when, it was said.
+        Not for what is stale: it may have been right where, or when, it was said.
         """
         try:
             yield

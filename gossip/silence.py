@@ -18,7 +18,7 @@ MEMORY = 8.0  # heartbeats after which what was measured counts a third
 DEVIATIONS = 4.0
 TRUSTED = 8  # announcements: before, nobody knows how regular they are
 MOST_LATE_S = 10.0  # nobody can make the others wait for longer by being irregular
-NOISE_S = 0.05  # timers that fire so late say nothing
+NOISE_S = 0.05  # timers that fire up to this late say nothing
 
 
 @dataclass

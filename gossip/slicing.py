@@ -27,7 +27,7 @@ from protocols.transport import Buffer
 
 NEGLIGIBLE = 2.0**-64  # of the whole weight: in float32 nothing would be left of such a share
 FINITE = torch.finfo(torch.float32).max
-BOUNDS = (2.0**126, 65504.0)  # what block codecs and bf16 carry for certain, and what fp16 does
+BOUNDS = (2.0**126, 65504.0)  # magnitudes that block codecs and bf16 can carry, and fp16
 
 
 class Source(Protocol):
@@ -53,13 +53,13 @@ class KeepsLost(Protocol):
         """I have merged a chunk: ``mean`` was encoded as ``data``, and ``share`` of it is mine.
 
         ``mean`` is fp32 of the chunk's elements, ``data`` uint8 of its encoded size.
-        Called where data is handled, before the round is decided; ``mean`` is used again after.
+        Called where data is handled, before the round is decided; ``mean`` is overwritten later.
         """
         ...
 
 
 def shares(contributors: Iterable[Contributor]) -> dict[PeerId, float]:
-    """Which share of the planned weight each contributor has, without those that count nothing."""
+    """The share of the planned weight of each contributor, leaving out negligible ones."""
     contributors = tuple(c for c in contributors if c.scale)
     total = sum(c.weight for c in contributors)
     return {
@@ -79,16 +79,16 @@ def largest(codec: RangeCodec) -> float:
 
 
 def encode_within(codec: RangeCodec, chunk: Chunk, values: torch.Tensor, out: torch.Tensor) -> None:
-    """Encode sums, fp32 [n]; those beyond what the codec carries are brought to its bound."""
+    """Encode sums, fp32 [n]; values beyond what the codec carries are clamped to its bound."""
     try:
         codec.encode_chunk(chunk, values, out)
-    except ValueError:  # what a decoder takes is a little more than what an encoder does
+    except ValueError:  # a decoder accepts slightly larger values than an encoder does
         bound = largest(codec)
         codec.encode_chunk(chunk, values.clamp_(-bound, bound), out)
 
 
 def add_up(total: torch.Tensor, values: torch.Tensor, factor: float, *, first: bool) -> None:
-    """Add ``values`` times ``factor`` to a sum, which is not there yet where they are ``first``."""
+    """Add ``values`` times ``factor`` to ``total``; the ``first`` ones overwrite it."""
     if first:
         torch.mul(values, factor, out=total)
     else:
@@ -130,21 +130,21 @@ def flaw(pieces: Iterable[torch.Tensor], bound: float, name: str) -> str:
 
 @dataclass
 class OwnContribution:
-    """What this island has for one round; ``refused`` is told once why there is nothing."""
+    """What this island has for one round; ``refused`` is told once why it cannot be sent."""
 
     wiring: Wiring
     shape: Shape
     source: Source
     refused: Callable[[NonFinite], None]
-    withheld: bool = False  # there is none yet: what lies there is of another place
+    withheld: bool = False  # not ready: ``source`` still has what belongs to another place
     _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sound: bool | None = None
 
     def known(self, norm: float) -> None:
-        """The norm of my contribution, as measured on what lies there now; 0 says nothing.
+        """Take in the L2 norm of my contribution as ``source`` has it now; 0: not known.
 
-        No value is larger than the norm of all, so a small one proves them all sound: one pass
-        over the vector less. Twice as much room as needed is left for how it was rounded.
+        No value is larger than the norm, so a small norm proves all values sound and saves a pass
+        over the vector. A factor of two allows for the rounding of the norm.
         """
         if 0 < 2 * norm <= self._bound()[0]:
             self._sound = True
@@ -162,11 +162,11 @@ class OwnContribution:
         return self._sound
 
     def _bound(self) -> tuple[float, str]:
-        """The largest magnitude that is sound; which codec the round will have is not known yet."""
+        """The largest magnitude that all codecs carry: that of the round is not known yet."""
         return narrowest(self.wiring.codec, self.shape.codecs)
 
     async def stop(self) -> None:
-        """Look at it no more; returns when nobody does."""
+        """Check it no more; returns when no check is reading the source."""
         async with self._judging:
             if self._sound is None:
                 self._sound = False
@@ -219,7 +219,7 @@ class SliceFeed:
 
 
 class SealedFeed(SliceFeed):
-    """The same, and behind it a seal over all chunks of the part: ``seal`` makes it of the leaves.
+    """A slice, and behind it a seal over all its chunks, which ``seal`` makes of the leaves.
 
     See :mod:`gossip.commitments`. Chunks before the ``first`` are encoded once more for it.
     """

@@ -4,9 +4,9 @@ Nothing travels here: how news do is :mod:`gossip.rumours`, and plans :mod:`goss
 
 An island publishes one sketch of its whole model: the sum of those of its fragments, each of the
 last snapshot before its merge. The signs are the same in the whole run, so any two sketches can be
-compared; whether they should be is another question. In rounds that all take together only those
-are that were made of the same rounds of all fragments (:func:`turn_of` names them): who missed a
-round of one fragment seems far away in it and is not. Where islands contribute when they like, or
+compared; whether they should be is another question. In rounds that all take together, only those
+made of the same rounds of all fragments are compared (:func:`turn_of`): an island that missed a
+round of one fragment would seem far away in it, and is not. Where islands contribute at will, or
 meet in pairs, there are no common rounds, and the newest sketch of each is compared.
 """
 
@@ -102,7 +102,7 @@ class Spread:
         """What the last merge of each fragment left of :attr:`before`.
 
         ``merged``: whose work was in it, and ``shares``: how much of the model it is, by fragment.
-        Who was merged keeps ``alpha`` of what set it apart, the others all of it. A distance is
+        A merged island keeps ``alpha`` of what set it apart, the others all of it. A distance is
         taken to lie evenly over the elements of the model. Work done while a merge was under way
         is not seen.
         """
@@ -129,8 +129,8 @@ def in_pairs(
 
     ``mixed``: whom this island has met, and ``shares``: how much of the model that was about, by
     fragment. What is left is the mean relative distance to the mean, with distances taken to lie
-    evenly over the model. Who is many rounds ahead of others, or behind, is compared all the same:
-    it meets them.
+    evenly over the model. Islands many rounds ahead of others, or behind, are compared all the
+    same, since they meet.
     """
     found = {
         a.peer: values

@@ -2,8 +2,8 @@
 
 A leader that sent its plan to 255 members would fill its link with it: it is tens of kilobytes
 long. So beyond :data:`SMALL` members it goes to about √N of them, and each passes it on to about
-√N more, as signed by its author (:class:`~protocols.messages.Passed`). Whoever is to pass something
-on and does not take it is left out: its share is sent to directly.
+√N more, as signed by its author (:class:`~protocols.messages.Passed`). If a member does not take
+what it is to pass on, those that it would have told are told directly.
 """
 
 from __future__ import annotations

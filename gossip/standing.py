@@ -73,8 +73,8 @@ def seen_from(announce: Announce, fragment: int) -> Announce:
 
 
 def changed(announce: Announce, fragment: int, **changes: Any) -> Announce:
-    """The announcement with other words on ``fragment``, and on the node where they are not of
-    one fragment alone. To be "active" or "joining" is of one fragment.
+    """The announcement with ``changes``: to ``fragment``, or to the node if they do not concern
+    one fragment alone. The status "active" or "joining" is that of one fragment.
     """
     if fragment == 0:
         return replace(announce, **changes)

@@ -18,8 +18,8 @@ from gossip.company import Company
 from gossip.membership import MEMBERS, Liveness
 from protocols.identity import PeerId
 
-OTHERWISE = 8  # of so many in office a leader may see one otherwise than I do
-YIELDS = 8.0  # patiences: for so long a round is held up by who sees it otherwise
+OTHERWISE = 8  # one in this many members in office a leader may see otherwise than I do
+YIELDS = 8.0  # patiences: a member that objects holds a round up for this long at most
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Succession:
     company: Company
     _approved: tuple[PeerId, ...] = ()
     _objected_at: float | None = None  # first in this round
-    _waits_since: float | None = None  # for the others' votes, with all that the plan asks for
+    _waits_since: float | None = None  # for the others' votes, with all parts held
 
     @property
     def withheld(self) -> bool:
@@ -55,10 +55,10 @@ class Succession:
     def bears(
         self, epoch: int, next_roster: tuple[PeerId, ...], now: float, patience: float
     ) -> bool:
-        """Whether I vote for these, after a plan of an epoch.
+        """Whether I vote for this next roster, in a plan of ``epoch``.
 
-        Always after some time (``patience``, seconds): it may be me who sees things wrongly, and
-        where somebody has voted for them already there may be no other way on.
+        Always after some time (``patience``, seconds): I may be the one who is wrong, and if
+        somebody has voted for it already there may be no other way on.
         """
         voted = self.agreement.voted
         if voted is not None and voted[1].next_roster == next_roster:

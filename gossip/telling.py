@@ -21,7 +21,7 @@ from protocols.identity import PeerId
 from protocols.messages import Plan, Suspect, Vote, Votes
 
 STANDBY = 2  # of the leading order, who are quick and collect votes in a large roster
-UNHURRIED_S = 0.2  # the others look so often at what has come in
+UNHURRIED_S = 0.2  # how often the others look at what has come in
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Telling:
     def unhurried_s(self) -> float:
         """How long I may let news pile up before I look at them.
 
-        In a large roster that costs something, and whose turn to lead is far off need not be quick.
+        In a large roster looking costs time, and a member far from leading need not be quick.
         """
         leads = self.agreement.plan is None and self.agreement.me in self._first
         return UNHURRIED_S if self.large and not leads else 0.0
@@ -55,15 +55,15 @@ class Telling:
         return [Broadcast(others, message)] if others else []
 
     def replanned(self) -> None:
-        """There is a new plan, and who leads by it may have heard nothing."""
+        """There is a new plan, whose leader may have heard no reports yet."""
         self._told = frozenset()
 
     def suspects(
         self, accused: Set[PeerId], leaders: Callable[[], Sequence[PeerId]]
     ) -> list[Instruction]:
-        """Name who does not deliver, where there are more by now, to whoever is to do about it.
+        """Report all who do not deliver, if there are new ones, to the member that has to act.
 
-        All of them, since the next to lead has not heard of those before.
+        Not only the new ones: the next to lead has not heard of those before.
         """
         plan, me = self.agreement.plan, self.agreement.me
         if plan is None or accused <= self._told:
@@ -80,7 +80,7 @@ class Telling:
         return [Send(peer, vote) for peer in self._collectors() if peer != self.agreement.me]
 
     def decided(self, now: float) -> list[Instruction]:
-        """The round is decided here: the votes, to a large roster, if I am the one to tell."""
+        """The round is decided here: send the votes to a large roster, if that is my task."""
         votes = self.agreement.collected()
         if votes is None or not self.large:
             return []
@@ -88,7 +88,7 @@ class Telling:
         return self.all(votes) if next(alive, None) == self.agreement.me else []
 
     def awaited(self, head: bytes, voted_at: float, now: float, patience: float) -> bool:
-        """Whether who stands at ``head`` stands where I will, once the votes for it are here."""
+        """Whether a peer at ``head`` stands where I will, once the votes for it are here."""
         return self.large and self.agreement.voted_for(head) and now < voted_at + patience
 
     def _collectors(self) -> Sequence[PeerId]:

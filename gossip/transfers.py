@@ -1,7 +1,7 @@
 """What all transfers of one exchange share: retries that resume, bounds, counts, tasks.
 
-A push whose connection broke is taken up where the receiver stands: it is asked by a call of the
-same name how much it has, and only the rest is sent.
+A push whose connection broke is resumed: a call of the same name asks the receiver how much it
+has, and only the rest is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocols.identity import PeerId
 from protocols.messages import Plan, Transfer
 from protocols.transport import Drain, Feed, Incoming
 
-TRIES = 5  # at least, of a push that breaks again and again where it stands
+TRIES = 5  # at least, of a push that breaks again and again without progress
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.25  # before it is tried again
 MOST_DOUBLINGS = 8  # of the pause: it is the longest by then, and no power of two overflows
 AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next try
@@ -29,7 +29,7 @@ ASK_S = 5.0  # at most, for the answer of where to resume
 
 
 def header_of(place: Place, key: PartKey, plan: Plan) -> Transfer:
-    """What stands before a slice of a part, or the merged part, from its beginning."""
+    """The header of a slice of a part, or of the merged part, when sent from the beginning."""
     start, stop, _, basis = key
     return Transfer(place.run, place.fragment, place.round, start, stop, plan.codec, basis, 0)
 
@@ -55,7 +55,7 @@ class Transfers:
     bytes_received: int = 0
     closed: bool = False  # the round is over here
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    receiving: Counter[tuple[object, ...]] = field(default_factory=Counter)  # bodies, tries of each
+    receiving: Counter[tuple[object, ...]] = field(default_factory=Counter)  # tries of each body
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that nobody waits for, owned by the node."""
@@ -74,10 +74,10 @@ class Transfers:
         *,
         ask: bool = False,
     ) -> None:
-        """Push the rest of something, ``feed_from(chunk)``, and again if the connection breaks.
+        """Push ``feed_from(first)``; if the connection breaks, from the first missing chunk on.
 
-        ``ask``: it may be there already. Raises TransportError, RemoteProtocolError for an answer
-        that makes no sense, and whatever the feed raises.
+        ``ask``: some of it may be there already. Raises TransportError, RemoteProtocolError for an
+        answer that makes no sense, and whatever the feed raises.
         """
         breaks = _Breaks(self.wiring.now, timeout)
         while True:
@@ -94,7 +94,7 @@ class Transfers:
                     )
                 finally:
                     self.bytes_sent += feed.given
-                    del feed  # it may refer to a part; this waits
+                    del feed  # it may keep a part in memory during the pause
             except Unreachable as error:
                 if error.why is not Why.RESET or self.closed or not breaks.bearable():
                     raise
@@ -121,9 +121,9 @@ class Transfers:
         drain: SizedDrain,
         patience: float = 0.0,
     ) -> None:
-        """Take a body into ``drain``; raises what that raises, and RemoteRefused ``busy``.
+        """Take a body into ``drain``; raises what the drain raises, and RemoteRefused ``busy``.
 
-        ``patience`` seconds are what its sender may stand still for.
+        Its sender may stand still for ``patience`` seconds.
         """
         if incoming.length != drain.length:
             raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
@@ -136,15 +136,15 @@ class Transfers:
             self.bytes_received += drain.length
         finally:
             self.receiving[what] -= 1
-            if not self.receiving[what]:  # letters come for as long as a run lasts
+            if not self.receiving[what]:  # letters add keys for as long as a run lasts
                 del self.receiving[what]
 
 
 class _Breaks:
-    """Breaks of one transfer, since it last came further.
+    """Counts how often one transfer broke since it last made progress.
 
-    It may break as often as it likes while it comes further from break to break. Where it does
-    not it is given up after :data:`TRIES` tries, but not before ``patience`` seconds.
+    It may break any number of times with progress in between. Without progress it is given up
+    after :data:`TRIES` tries, but not before ``patience`` seconds.
     """
 
     def __init__(self, now: Callable[[], float], patience: float) -> None:
@@ -160,7 +160,7 @@ class _Breaks:
         return min(FIRST_PAUSE_S * 2.0**doublings, LAST_PAUSE_S)
 
     def reached(self, done: int) -> None:
-        """The other end has so many elements."""
+        """The receiver has ``done`` elements."""
         if done > self._done:
             self._done, self._count = done, 0
 

@@ -63,9 +63,9 @@ class Trial:
         return round_ - self._since.get(peer, round_) > PATIENT
 
     def seated(self, stay: Set[PeerId], come: Iterable[PeerId], round_: int) -> set[PeerId]:
-        """Who decides the round after ``round_``: who stays, and of those who come the first.
+        """Who decides the round after ``round_``: those who stay, and the first newcomers that fit.
 
-        Whoever is overdue makes room for others; who lost its place so before comes last.
+        Members that are overdue make room for others; those who lost office like this come last.
         """
         queue = sorted(come, key=lambda peer: peer in self._failed)
         if len(queue) > self.room(stay):

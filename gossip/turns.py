@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AGAIN = 2  # patiences until somebody stands again who has not got to lead
+AGAIN = 2  # patiences until a member that did not get to lead stands again
 
 
 @dataclass

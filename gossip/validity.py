@@ -43,7 +43,7 @@ class Place:
 
     @property
     def at(self) -> tuple[int, bytes]:
-        """The round, and the certificate that it builds on: two sides of a fork have others."""
+        """The round, and the certificate that it builds on, which tells a fork's sides apart."""
         return (self.round, self.previous)
 
 
@@ -211,9 +211,9 @@ def _check_office(roster: Sequence[PeerId]) -> None:
 
 
 def _check_size(within: Plan | Outcome) -> None:
-    """Whatever comes of it must fit a message: else nobody could vote on it, or repeat it.
+    """What it comes to must fit a message: else nobody could vote on it, or repeat it.
 
-    The same for a plan, what it comes to, and what later leaders make of it.
+    The bound is the same for a plan, for its outcome, and for the plans of later leaders.
     """
     parts, contributors = len(within.parts), len(within.contributors)
     each = RESULT_BYTES + RUN_BYTES * contributors

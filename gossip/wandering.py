@@ -15,15 +15,15 @@ with the parameters as they are then.
 
 - Whom an island opens an exchange with follows from the members and the median of their rounds
   (:mod:`gossip.pairing`): islands that are ready at about the same time choose each other.
-- Who finds an opening when it is ready answers that instead of opening another exchange, so that
-  an island sends a letter a round.
+- An island that finds an opening when it is ready answers that instead of opening another exchange,
+  so that it sends one letter a round.
 - It waits for an answer only while that is worth it, a tenth of a round at most, by how late
   answers usually are and when the partner says that it will be ready. What is on its way is waited
-  for while it moves, two usual rounds at most, or a minute; who takes longer is turned to ever
-  less. Later answers are taken with the next exchange, up to ``max_staleness`` rounds late; so slow
-  islands give and get, too.
-- A partner that is gone costs one exchange, or none: another one is turned to. Should it have had
-  the opening all the same, and answer, that counts like any late answer.
+  for while it moves, two usual rounds at most, or a minute; a partner that takes longer is chosen
+  ever less. Later answers are taken with the next exchange, up to ``max_staleness`` rounds late; so
+  slow islands give and get, too.
+- A partner that is gone costs one exchange, or none: another one is chosen. If it did receive the
+  opening, and answers, that counts like any late answer.
 
 With ``one_way`` (push-sum) shares go to some neighbours, no answer is awaited, and no letter is
 ever too old: its weight is part of the sum. Whether a share came is not always known at once: it
@@ -54,16 +54,16 @@ MOST_MORE = 8  # exchanges that a round has beyond its own, to answer openings t
 AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
-# so many usual rounds an exchange takes at most, or so many seconds: who lets a letter move byte by
-# byte holds nobody up for longer
+# an exchange takes at most this many usual rounds, or this many seconds if that is longer: a peer
+# whose letter moves byte by byte holds nobody up for longer
 LONGEST_ROUNDS, LONGEST_S = 2.0, 60.0
 ROUNDS_KNOWN = 9  # of which the median is usual
-MOST_DOUBLINGS = 5  # of the rounds in which somebody who took longer is not turned to
+MOST_DOUBLINGS = 5  # of the rounds in which a partner that took longer is not chosen
 
 
 @dataclass
 class Wandering:
-    """One island's exchanges: as many a round as ``exchanges`` says; or receivers, one way."""
+    """One island's exchanges: ``exchanges`` a round; one way, that many receivers of shares."""
 
     me: PeerId
     habits: Habits
@@ -72,7 +72,7 @@ class Wandering:
     exchanges: int = 1
     exchange: int = 0
     met: list[Met] = field(default_factory=list)  # of the round under way
-    # who may have a share of ours or not: until that is known they get no other
+    # peers that may have a share of ours, or not: until that is known they get no other
     owed: set[PeerId] = field(default_factory=set)
     _phase: str = "training"  # then "meeting", "mixing", "finishing"
     _label: int = 0  # the round from which partners follow
@@ -83,7 +83,7 @@ class Wandering:
     _held: dict[PeerId, list[Stamp]] = field(default_factory=dict)
     _begun: deque[int] = field(default_factory=deque)  # own rounds to whose letters answers count
     _opened: dict[PeerId, Key] = field(default_factory=dict)  # our letters not answered yet
-    _failed: dict[PeerId, Key] = field(default_factory=dict)  # which may have come all the same
+    _failed: dict[PeerId, Key] = field(default_factory=dict)  # failed, but may have arrived
     _since: float = 0.0  # when the exchange began
     _moving_s: float = 0.0  # of it, while a letter that it waits for was on its way
     _seen: float = 0.0  # until when that was counted
@@ -173,7 +173,7 @@ class Wandering:
         self._coming.add(sender)
 
     def on_broken(self, sender: PeerId, now: float) -> list[Instruction]:
-        """It has stopped to arrive."""
+        """It has stopped arriving."""
         self._count_moving(now)
         self._coming.discard(sender)
         return self.tick(now)
@@ -208,7 +208,7 @@ class Wandering:
         return self.tick(now)
 
     def on_failed(self, to: PeerId, now: float) -> list[Instruction]:
-        """It has not, and will not."""
+        """A letter that was awaited has not arrived there, and will not."""
         self._count_moving(now)
         self._posting.discard(to)
         if (key := self._opened.pop(to, None)) is not None:
@@ -321,8 +321,8 @@ class Wandering:
     def _waiting(self) -> list[Stamp]:
         """Openings of others, to be answered.
 
-        Who opens an exchange while we have opened one with it meets us in that one, unless its
-        answer is here as well.
+        A peer that opens an exchange while we have opened one with it meets us in that one, unless
+        its answer is here as well.
         """
         fresh = self._fresh()
         answered = {

@@ -207,10 +207,10 @@ class Products:
     _grams: dict[tuple[int, int], Gram] = dataclasses.field(default_factory=dict)
 
     def add(self, sender: PeerId, gram: Gram) -> Plan | None:
-        """Take an owner's products; the plan proper once all are there.
+        """Take an owner's products; returns the plan proper once all are there.
 
-        Those of who has owned the part by an earlier draft come to nothing. Raises
-        RemoteProtocolError for what is of no part, or not the sender's.
+        Products of a part's owner by an earlier draft are ignored. Raises RemoteProtocolError for
+        products of no part, or not the sender's.
         """
         parts = {(part.start, part.stop): part for part in self.draft.parts}
         part = parts.get((gram.start, gram.stop))
@@ -225,9 +225,10 @@ class Products:
         return final_plan(self.draft, [self._grams[key] for key in parts], self.mix)
 
     def absences(self) -> list[tuple[PeerId, PeerId]]:
-        """Owners, and whose slices they say have not come, where that says something of them.
+        """(owner, contributor) of slices said not to have come, where the owner may be at fault.
 
-        What has come to no other owner either is hardly there, unless that is most of all.
+        A slice that came to no other owner either was hardly sent, but an owner that lacks most
+        slices is suspect all the same.
         """
         active = {
             index: c.peer
