@@ -20,6 +20,7 @@ from node.trainer.optim import make_optimizer
 from node.trainer.optimizer_state import kinds, optimizer_steps
 from node.trainer.parallel import Ranks
 from node.trainer.resume import FOLDER, Share, Standing, load, save
+from node.trainer.shard_writer import ShardWriter
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
@@ -96,14 +97,14 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
     import threading
 
     went_on, stood = threading.Event(), threading.Event()
-    write = resume.ShardWriter.write_data
+    write = ShardWriter.write_data
 
     def slow(*arguments):
         stood.set()
         assert went_on.wait(60)
         return write(*arguments)
 
-    monkeypatch.setattr(resume.ShardWriter, "write_data", slow)
+    monkeypatch.setattr(ShardWriter, "write_data", slow)
     one = One(steps=5)
     expected = one.tensors()
     writing = save(tmp_path, one.weights, one.optimizer, STANDING)
@@ -125,7 +126,7 @@ def test_a_full_disk_is_told_with_its_number(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resume.ShardWriter, "write_data", full)
+    monkeypatch.setattr(ShardWriter, "write_data", full)
     one = One(steps=1)
     failure = save(tmp_path, one.weights, one.optimizer, STANDING, one_disk=one_disk).finish()
     assert failure is not None

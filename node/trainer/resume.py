@@ -27,16 +27,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
-from torch.distributed.checkpoint.storage import WriteResult
 
-from node.tensor_files import Entry, leave_note, write_entries
 from node.trainer.numbers import MOST
 from node.trainer.optimizer_state import (
     Number,
@@ -49,6 +46,7 @@ from node.trainer.optimizer_state import (
     new_moments,
     unkept,
 )
+from node.trainer.shard_writer import ShardWriter
 from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
 
@@ -183,7 +181,7 @@ def save(
             tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
     future = async_save(
         tensors,
-        storage_writer=ShardWriter(directory),
+        storage_writer=ShardWriter(directory, FOLDER),
         process_group=weights.ranks.background(),
         no_dist=weights.ranks.size == 1,
     )
@@ -211,42 +209,11 @@ def _write_whole(
         done: Future[object] = Future()
         done.set_result(None)
         return done
-    writer = ShardWriter(directory)
+    writer = ShardWriter(directory, FOLDER)
     pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     future = pool.submit(save_now, whole, storage_writer=writer, no_dist=True)
     pool.shutdown(wait=False)
     return cast("Future[object]", future)
-
-
-class ShardWriter(HuggingFaceStorageWriter):
-    """Writes a rank's tensors one by one, into the same file as torch's writer does.
-
-    torch's holds a whole file in memory twice before it writes.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(str(directory / FOLDER), save_distributed=True)
-        self.directory = directory
-
-    def write_data(
-        self, plan: SavePlan, planner: SavePlanner
-    ) -> torch.futures.Future[list[WriteResult]]:
-        """Write what is planned for this rank, and leave a note of its hash."""
-        if plan.items:
-            name = f"shard-{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
-            entries, places = [], {}
-            for item in plan.items:
-                tensor = planner.resolve_data(item)
-                assert isinstance(tensor, Tensor)
-                assert item.tensor_data is not None
-                places[item.index.fqn] = {"saved_offsets": item.tensor_data.chunk.offsets}
-                entries.append(Entry.of_tensor(item.index.fqn, tensor))
-            says = {"DCP_SHARDING_INFO": json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}
-            path = self.directory / FOLDER / name
-            leave_note(self.directory, path, write_entries(path, entries, says))
-        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result([])  # what a reader has to know is in the files
-        return done
 
 
 @torch.no_grad()
