@@ -104,6 +104,7 @@ class Pacer:
     _sure: float = 0.0  # bytes a second that arrived of that probe,
     _tried: float = 0.0  # and that were sent
     _echo: int = 1  # windows of an echo; more than one over long round trips (LATE)
+    _untold: int = 0  # windows in a row that did not tell what stands in queues
     _unheard: int = 0  # probes in a row without an echo
     _patience: int = PATIENCE  # this many of these, then arrivals decide
 
@@ -194,6 +195,7 @@ class Pacer:
         self._seen.append(found)
         self._learn(found)
         self._faster = min(self._faster + 1, SPAN)
+        self._untold = self._untold + 1 if self._standing.seconds is None else 0
         # a bound that is too high by little would be refuted by no window
         if found < self._at_least / RAISED or self.windows >= self._shown + KEPT:
             self._at_least = 0.0
@@ -214,7 +216,7 @@ class Pacer:
             self._enter(Phase.CRUISE, CRUISED)
         elif self._standing.long:
             self._enter(Phase.CRUISE, SOON)
-        elif self._full and self._standing.seconds is None and self._hears:
+        elif self._full and 0 < self._untold < CRUISED and self._hears:
             self._enter(Phase.CRUISE, 1)  # the first of a body: the next one tells more
         else:
             self._enter(Phase.PROBE, 1)
@@ -264,7 +266,7 @@ class Pacer:
         elif found >= self.speed * (1 + self._times) / 2:
             self._faster = 1  # it was slower before, or this window was a lucky one
             self._bolder += 1
-            if not self._hears:
+            if not self._hears or (self._full and self._untold >= CRUISED):
                 self._carries(min(found, self.rate))
             self._enter(Phase.PROBE, 1)
         else:

@@ -283,13 +283,15 @@ class Reactor:
         several = len(wanting) != 1 or now >= self._several_at + _SEVERAL_S
         alone = "" if several else min(wanting)
         arrived = self._given - under_way
+        stands = standing(list(self._loads.values()))
+        tells = stands > 0 or any(round_trips)  # on a quick link nothing may stand anywhere
         self.pacer.note(
             now,
             arrived,
             bool(wanting),
             under_way,
             alone=alone,
-            stands=standing(list(self._loads.values())) or None,
+            stands=stands if tells else None,
             round_trip=fmean(round_trips) if round_trips else 0.0,
         )
         self.incoming.note(now, self._taken, coming)

@@ -54,6 +54,14 @@ def test_a_link_that_became_faster_is_found_within_seconds(times: float, tells: 
     assert wire.pacer.speed == pytest.approx(2.5e6 * times, rel=0.1)
 
 
+def test_a_link_that_became_faster_is_found_where_nothing_tells_of_queues_any_more() -> None:
+    wire = Wire(lambda now: 125e3 if now < 30.0 else 12.5e6, tells=True)
+    wire.play(30.0)
+    wire.tells = False
+    wire.play(30.0)
+    assert wire.pacer.rate > 6e6
+
+
 @pytest.mark.parametrize("tells", [False, True])
 def test_a_link_that_became_slower_is_believed_after_a_while(tells: bool) -> None:
     wire = Wire(lambda now: 2.4e7 if now < 10 else 2.5e6, tells=tells)

@@ -122,3 +122,31 @@ async def test_who_opens_many_lanes_gets_no_more_of_a_limit() -> None:
     taken = sum(one.got for one in greedy)
     assert modest.got == pytest.approx(taken, abs=2 * 1400)
     assert min(one.got for one in greedy) > 0
+
+
+@pytest.mark.parametrize(("round_trip", "told"), [(0.001, 0.0), (0.0, None)])
+async def test_that_nothing_stands_in_queues_is_told_where_the_system_tells(
+    round_trip: float, told: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a link that became much faster all has arrived at each look: pacing is to notice that."""
+    reactor, looks = Reactor(), list[float | None]()
+
+    class Sending(Waiting):
+        def begin(self) -> None:
+            reactor.add(self)
+            reactor.moves(self, math.inf)
+
+        def load(self) -> Load:
+            return Load(0, True, False, round_trip)
+
+    def note(*given: object, stands: float | None, **more: object) -> None:
+        looks.append(stands)
+
+    monkeypatch.setattr(reactor.pacer, "note", note)
+    reactor.start()
+    try:
+        reactor.post(Sending(reactor, "somebody").begin)
+        await wait_for(lambda: len(looks) > 2)
+    finally:
+        await reactor.aclose()
+    assert set(looks) == {told}
