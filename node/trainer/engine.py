@@ -8,6 +8,7 @@ micro-batches nor shares of unequal size change the result.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -30,7 +31,8 @@ from node.trainer.foreign import cut_stage
 from node.trainer.foreign_balance import balance_of, keep_busy
 from node.trainer.foreign_documents import check_documents
 from node.trainer.foreign_experts import experts_of
-from node.trainer.hf import ForeignDecoder, build_foreign
+from node.trainer.foreign_storage import build_unstored
+from node.trainer.hf import ForeignDecoder, build_foreign, family
 from node.trainer.layout import Layout
 from node.trainer.model import Decoder, build, document_numbers
 from node.trainer.model_moe import Experts, MixtureOfExperts
@@ -85,7 +87,7 @@ class Engine:
     def _part(self, manifest: Manifest, stage: int) -> Decoder:
         model: Decoder
         if manifest.model.kind == "hf":
-            model = build_foreign(manifest.model, manifest.seed)
+            model = self._foreign(manifest)
             if self.document_end is not None:
                 check_documents(model, self.seq_len)
             balance = balance_of(model)  # over all layers, of which a stage has some
@@ -107,6 +109,20 @@ class Engine:
             model.forward = lower(model.forward)  # type: ignore[method-assign]
         if stage < self.dims.stages - 1:  # what passes to the next stage has one type
             model.register_forward_hook(lambda _, __, out: out.to(self.computing.dtype))
+        return model
+
+    def _foreign(self, manifest: Manifest) -> ForeignDecoder:
+        """A whole model of transformers; of several ranks none has storage for one."""
+        if self.ranks.size == 1:
+            return build_foreign(manifest.model, manifest.seed)
+        model = build_unstored(manifest.model)
+        if model is None:
+            parameters = Layout.of_config(manifest.model).size
+            sys.stderr.write(  # the log of a rank that is killed for memory, which is shown
+                f"{family(manifest.model)} has buffers that are made of its values: each rank "
+                f"builds it whole, in {4 * parameters / 1e9:.1f} GB of the host's memory\n"
+            )
+            model = build_foreign(manifest.model, manifest.seed)
         return model
 
     def _named(self) -> dict[str, list[Tensor]]:

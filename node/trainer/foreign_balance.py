@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bootstrap.manifest import Model
 from node.trainer.experts import mean_over
+from node.trainer.foreign_storage import lent
 from node.trainer.hf import ForeignDecoder, family, unfit
 from node.trainer.model_moe import Attach, Whole, balance_loss, here_alone
 from node.trainer.parallel import Ranks
@@ -52,8 +53,10 @@ def balance_of(model: ForeignDecoder) -> Balance | None:
     """
     choosing = _choosing(model)
     balance = _asked_for(model, choosing)
-    if balance is not None and not _look(model, choosing, balance):
-        _look_alone(model, choosing, balance)
+    if balance is not None:
+        with lent(model):
+            if not _look(model, choosing, balance):
+                _look_alone(model, choosing, balance)
     return balance
 
 

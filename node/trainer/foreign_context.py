@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bootstrap.manifest import Data, Model
 from node.trainer.context import attention_over
 from node.trainer.dims import Attention
+from node.trainer.foreign_storage import lent
 from node.trainer.hf import ForeignDecoder, family
 from node.trainer.model import Attend, causal_attention
 
@@ -71,7 +72,7 @@ def _probe(model: ForeignDecoder, ranks: int, length: int) -> None:
         x = torch.randn(1, length, model.width, generator=generator)
     here, one = torch.arange(length), torch.zeros(1, length, dtype=torch.int64)  # document
     before = model.lm.config._attn_implementation
-    with torch.no_grad():
+    with lent(model), torch.no_grad():
         library = model(x, documents=one)
         _use(model, causal_attention, seen)
         ours = model(x, here, one)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from node.trainer.foreign_context import PROBED, close, short_window
+from node.trainer.foreign_storage import lent
 from node.trainer.hf import ForeignDecoder, family, unfit
 from protocols.errors import OperatorError
 
@@ -29,7 +30,7 @@ def check_documents(model: ForeignDecoder, seq_len: int) -> None:
     two = one + late
     before = model.config
     try:
-        with torch.no_grad():
+        with lent(model), torch.no_grad():
             packed = model(x, documents=one)
             ahead = model(torch.where(late, other, x), documents=one)
             apart, behind = (model(y, documents=two) for y in (x, torch.where(late, x, other)))

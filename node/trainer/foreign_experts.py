@@ -25,6 +25,7 @@ from bootstrap.manifest import Model
 from node.trainer.experts import exchange, place
 from node.trainer.foreign import expression, matching, with_local
 from node.trainer.foreign_context import close
+from node.trainer.foreign_storage import lent
 from node.trainer.hf import PREFIX, ForeignDecoder, family
 
 HOLDS, SLICED = "ep_dispatch_experts", "grouped_gemm"  # the plan's words
@@ -150,7 +151,7 @@ def try_experts(model: ForeignDecoder, size: int) -> None:
         x = torch.randint(model.config.vocab_size, (1, PROBED), generator=generator)
     else:
         x = torch.randn(1, PROBED, model.width, generator=generator)
-    with torch.no_grad():
+    with lent(model), torch.no_grad():
         model(x)
         for hook in hooks:
             hook.remove()

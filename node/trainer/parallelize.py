@@ -43,6 +43,7 @@ from node.trainer.foreign_experts import (
     routers_of,
     try_experts,
 )
+from node.trainer.foreign_storage import give_storage
 from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
@@ -133,6 +134,7 @@ def _lay_out_foreign(
         fsdp.shard(block, fsdp.dense, apart)
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense, kept=True)
+    give_storage(model, torch.device("cpu") if computing.offload else ranks.device)
     _settle(model, ranks, computing)
 
 
