@@ -22,7 +22,6 @@ from gossip.validity import (
     MAX_EXPECTED_S,
     MAX_PATIENCE_S,
     MAX_ROSTER,
-    MAX_TOKENS,
     Place,
 )
 from protocols.errors import LocalProtocolError
@@ -107,7 +106,7 @@ def fresh_plan(
         ballot,
         roster,
         codec=codec,
-        contributors=rules.mix.scaled([_contributor(announce) for announce in ordered]),
+        contributors=rules.mix.scaled([_contributor(one, rules.most_tokens) for one in ordered]),
         parts=parts,
         next_roster=next_roster_of(roster, next_roster),
         expected_s=min(expected, MAX_EXPECTED_S),
@@ -319,9 +318,9 @@ def _plan(
     )
 
 
-def _contributor(announce: Announce) -> Contributor:
+def _contributor(announce: Announce, most_tokens: int) -> Contributor:
     """What an island asks for, within the bounds that all check."""
-    tokens = min(announce.tokens, MAX_TOKENS)
+    tokens = min(announce.tokens, most_tokens)
     weight = max(0.0, min(announce.weight, float(tokens)))
     norm = max(0.0, min(announce.norm, MAX_NORM))
     return Contributor(announce.peer, weight, tokens, True, norm)

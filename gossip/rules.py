@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gossip.attendance import Clients
 from gossip.grouping import UNGROUPED, Grouping
 from gossip.mixing import MEAN, Mix
-from gossip.validity import Shape
+from gossip.validity import MAX_TOKENS, Shape
 
 # How far from the median, below and above it, announced speeds are believed. Among strangers nobody
 # gets more to merge by claiming a fast link, nor the others to wait long by claiming a slow one.
@@ -44,6 +44,7 @@ class Rules:
     believed: tuple[float, float] = FRIENDS  # of announced speeds
     state_bytes: int = 0  # of the outer state, 0: it cannot be downloaded
     strangers: bool = False  # they come into office a few at a time (:mod:`gossip.trial`)
+    most_tokens: int = MAX_TOKENS  # of one contribution; what is beyond does not count
     calls: bool = False  # the roll is called for newcomers, instead of having them wait for a round
 
     def at(self, round_: int) -> Rules:
@@ -56,7 +57,7 @@ class Rules:
     @property
     def shape(self) -> Shape:
         """What is merged."""
-        return Shape(self.size, self.codecs, self.mix, self.grouping.on)
+        return Shape(self.size, self.codecs, self.mix, self.grouping.on, self.most_tokens)
 
     @property
     def most_bytes(self) -> int:

@@ -55,6 +55,7 @@ class Shape:
     codecs: tuple[str, ...]  # that a round may have
     mix: Mix = MEAN
     grouped: bool = False  # whether plans may have groups
+    most_tokens: int = MAX_TOKENS  # of one contribution
 
 
 def check_place(plan: Plan, place: Place) -> None:
@@ -116,21 +117,23 @@ def _check_content(what: Plan | Outcome, shape: Shape, roster: Sequence[PeerId])
     """What holds for a plan and for its outcome alike."""
     if what.codec not in shape.codecs:
         raise Malformed("a codec that the run does not allow")
-    check_contributors(what.contributors, roster)
+    check_contributors(what.contributors, roster, shape.most_tokens)
     shape.mix.check(what.contributors)
     _check_office(what.next_roster)
     _check_cover(what.parts, shape.size)
     _check_size(what)
 
 
-def check_contributors(contributors: Sequence[Contributor], roster: Iterable[PeerId]) -> None:
+def check_contributors(
+    contributors: Sequence[Contributor], roster: Iterable[PeerId], most_tokens: int
+) -> None:
     """Contributors are distinct members with a weight from 0 to their tokens, norm and scale."""
     _check_names([c.peer for c in contributors], "the contributors")
     if not {c.peer for c in contributors} <= set(roster):
         raise Malformed("a contribution of a stranger")
     for c in contributors:
-        if not 0 <= c.weight <= c.tokens <= MAX_TOKENS:
-            raise Malformed("a weight that is not between 0 and the tokens")
+        if not 0 <= c.weight <= c.tokens <= most_tokens:
+            raise Malformed("a weight beyond the tokens, or more tokens than there can be")
         if not (0 <= c.norm <= MAX_NORM and 0 <= c.scale <= MAX_SCALE):
             raise Malformed("a norm or a scale beyond all bounds")
 

@@ -52,6 +52,7 @@ class FrozenOuter:
     rounds: tuple[int, ...] = ()
     _parts: dict[str, list[_Part]] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _given_up: bool = False
 
@@ -87,27 +88,31 @@ class FrozenOuter:
                 yield data
 
     def close(self) -> None:
-        """The file is written, or nobody wants it: a write that is under way ends."""
-        with self._lock:
-            self._given_up = True
-            for parts in self._parts.values():
-                for part in parts:
-                    part.values = part.values[:0].clone()
+        """The file is written, or nobody wants it: a write or copy that is under way ends.
+
+        Without the lock, which a copy of much holds for seconds.
+        """
+        self._given_up = True
         self._over.set()
 
     async def release(self, fragment: int) -> None:
         """Return when what a fragment's vectors are now is written, or has been copied."""
-        parts = [
-            part for each in self._parts.values() for part in each if part.fragment == fragment
-        ]
-        needed = sum(part.values.nbytes for part in parts)
-        room = self.room()
-        if needed and room is not None and needed * SPARE > room:
-            await self._over.wait()
-        elif needed:
-            await self.offload(lambda: self._copy(parts))
+        async with self._measuring:  # what one fragment's copy takes is not there for another's
+            parts = [
+                part for each in self._parts.values() for part in each if part.fragment == fragment
+            ]
+            needed = sum(part.values.nbytes for part in parts)
+            if not needed or self._given_up:
+                return
+            room = self.room()
+            if room is None or needed * SPARE <= room:
+                await self.offload(lambda: self._copy(parts))
+                return
+        await self._over.wait()
 
     def _copy(self, parts: Sequence[_Part]) -> None:
         for part in parts:
             with self._lock:  # vector by vector, so that the file goes on in between
+                if self._given_up:
+                    return
                 part.values = part.values.clone()

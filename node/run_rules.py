@@ -10,6 +10,7 @@ from bootstrap.manifest_rounds import Rounds
 from diloco.optimizers import named
 from gossip.grouping import Grouping
 from gossip.rules import FRIENDS, STRANGERS, Rules
+from gossip.validity import MAX_TOKENS
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.lowrank_state import LowRankReplica, plan_of
@@ -23,6 +24,8 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.tasks import Offload
+
+CARRIED = 16  # times a round's inner steps: the most that work may have gathered up until its merge
 
 # what a mode keeps, or merges, in another way than parameters as a whole
 REPLICAS: dict[str, type[OuterReplica]] = {
@@ -76,6 +79,19 @@ def hidden_steps(rounds: Rounds) -> float:
     return min(rounds.tau or rounds.inner_steps // 4, rounds.inner_steps / rounds.fragments)
 
 
+def most_tokens(manifest: Manifest) -> int:
+    """The most that one contribution counts for.
+
+    Where batches are numbered, the tokens merged so far say which come next: with a false count
+    one member could send all others far ahead in the data, and through a stream word by word.
+    """
+    if not manifest.numbered:
+        return MAX_TOKENS
+    rounds, data = manifest.rounds, manifest.data
+    steps = max(rounds.inner_steps, rounds.most_steps) + rounds.overlap_steps
+    return CARRIED * steps * data.batch_size * data.seq_len
+
+
 def rules_of(manifest: Manifest, replica: OuterReplica) -> Rules:
     """How rounds of a fragment go: who is waited for, how long, and what is done with the work."""
     rules = manifest.rounds
@@ -98,6 +114,7 @@ def rules_of(manifest: Manifest, replica: OuterReplica) -> Rules:
         switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
         believed=STRANGERS if manifest.merge.trust == "open" else FRIENDS,
         strangers=manifest.merge.trust == "open" and not once(manifest),
+        most_tokens=most_tokens(manifest),
         calls=once(manifest),
         least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
     )

@@ -71,6 +71,25 @@ async def test_what_is_written_already_is_not_copied(monkeypatch: pytest.MonkeyP
     assert copied == [SIZE - ONE]
 
 
+async def test_two_fragments_do_not_count_on_the_same_memory() -> None:
+    """Their rounds may end at one moment: the second one sees what the first has taken."""
+    vectors, left = (normal(1, SIZE), normal(2, SIZE)), [6 * SIZE]  # bytes: room for one of them
+
+    async def offload(work: Callable[[], Any]) -> None:
+        await asyncio.sleep(0)
+        work()
+        left[0] -= 4 * SIZE
+
+    one = FrozenOuter(NOBODY, {"base": vectors}, offload, lambda: left[0])
+    async with asyncio.timeout(10), asyncio.TaskGroup() as rounds:
+        first, second = (rounds.create_task(one.release(fragment)) for fragment in (0, 1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert first.done()
+        assert not second.done(), "it waits for the file"
+        one.close()
+
+
 async def test_one_fragment_s_round_leaves_the_others_where_they_lie() -> None:
     first, second = normal(1, ONE + 5), normal(2, ONE + 9)
     before = second.clone()

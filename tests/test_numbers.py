@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gossip_kit import counts_of
+from gossip_kit import PLACE, SHAPE, counts_of, leader, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_kit import Identities
 from replica_kit import ME, OTHER
 
 from bootstrap.manifest import Manifest
 from gossip.certificate import work_after
+from gossip.validity import MAX_TOKENS, Known, check_plan
 from node.allotment import Allotment
+from node.run_rules import CARRIED, most_tokens
 from node.trainer.numbers import MOST, Numbers, following
 from node.trainer.resume import FOLDER, STATE, Share, Standing
 from protocols.counts import Included
+from protocols.errors import Malformed
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Outcome, PartResult
 
@@ -204,3 +209,22 @@ def test_a_run_whose_rounds_have_windows_of_their_own_numbers_nothing(tmp_path: 
     chain.replicas[0].relived = True
     assert island.turn(0) == ((), False)
     island.stepped()
+
+
+def test_a_false_count_of_tokens_sends_nobody_far_ahead(identities: Identities) -> None:
+    """Numbers follow from the tokens merged: a round's steps, some times over, at the most."""
+    manifest = Manifest.model_validate({"name": "numbered", "mode": "async"})
+    rounds, data = manifest.rounds, manifest.data
+    steps = max(rounds.inner_steps, rounds.most_steps) + rounds.overlap_steps
+    most = most_tokens(manifest)
+    assert most == CARRIED * steps * data.batch_size * data.seq_len
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    shape = dataclasses.replace(SHAPE, most_tokens=most)
+    check_plan(plan, PLACE, shape, plan.roster, Known())
+    false = tuple(dataclasses.replace(c, tokens=most + 1) for c in plan.contributors)
+    with pytest.raises(Malformed, match="more tokens than there can be"):
+        check_plan(
+            dataclasses.replace(plan, contributors=false), PLACE, shape, plan.roster, Known()
+        )
+    assert most_tokens(Manifest(name="by-round")) == MAX_TOKENS

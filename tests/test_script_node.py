@@ -137,6 +137,7 @@ def test_a_node_that_hangs_while_it_saves_is_waited_for_as_long_as_a_disk_may_ta
 ) -> None:
     """A hung file system may never answer, and only Ctrl-C ended the wait."""
     played = Played(silent)
+    monkeypatch.setattr("node.script.session.STILL_S", 0.0)
     monkeypatch.setattr("node.script.session.SLOWEST", 0.5)  # bytes a second: of two bytes 4 s
     daemon = Slow(CheckpointStore(tmp_path), waits=99, hangs=3)
     joined = Joined(played.joined._progress, cast("subprocess.Popen[bytes]", daemon), tmp_path)

@@ -40,6 +40,7 @@ GONE = Ended(
 )
 LEAVE_S = 60.0  # for the farewell; then a daemon that saves nothing is ended
 ABANDON_S = 5.0  # for the farewell alone
+STILL_S = 120.0  # for a checkpoint that stands still, as while it waits for a round, at least
 HEARING_S = 0.2  # until Ctrl-C is heard at most, also while waiting for a round's outcome
 
 
@@ -268,7 +269,7 @@ class Joined:
                 now = time.monotonic()
                 if found != before:
                     before, since = found, now
-                elif now - since > found.size / SLOWEST:
+                elif now - since > STILL_S + found.size / SLOWEST:
                     return
         finally:  # also after Ctrl-C: it has the state directory
             daemon.kill()
