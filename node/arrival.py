@@ -299,10 +299,8 @@ class Arrival:
                 break
             try:
                 offer = await self._offered(peer, request, until(), size)
-                others = [source for source in target.sources if source != peer]
-                first = (peer, *sorted(others, key=self._unable.__contains__))
                 if offer.round <= target.round:
-                    return replace(target, sources=first), state
+                    return target, state
                 # this source alone: where the others stand by now is not known
                 newest = Target(offer.round, None, offer.digest, target.work, (peer,))
                 state = await self._standing(newest, fragment, until())
@@ -310,7 +308,8 @@ class Arrival:
                 self._unable.add(peer)
                 failure = error
             else:
-                return replace(newest, sources=first), state
+                others = [source for source in target.sources if source != peer]
+                return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
 
     async def _offered(
