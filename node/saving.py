@@ -332,7 +332,7 @@ class Keeper:
         try:
             async with self._patience():
                 await asked.copied
-        except BaseException:
+        except BaseException:  # cancelled as well: the write that nobody wants is to end
             outer.files.close()
             raise
 
