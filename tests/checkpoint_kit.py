@@ -1,15 +1,19 @@
-"""A checkpoint of numbers that anybody can check."""
+"""A checkpoint of numbers that anybody can check, and what of it is read."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from node import checkpoint
 from node.checkpoint import (
     Checkpoint,
     CheckpointStore,
     Facts,
 )
-from node.tensor_files import write_tensors
+from node.tensor_files import File, write_tensors
 
 VALUES = np.arange(5000, dtype=np.float32)
 
@@ -19,3 +23,16 @@ def make(store: CheckpointStore, round: int, run: str = "r") -> Checkpoint:
         write_tensors(draft / "outer.safetensors", {"base": VALUES + round})
         (draft / "trainer.json").write_text("{}")
         return store.commit(draft, Facts(run=run, round=round, step=10 * round, tokens=0))
+
+
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files that are read for their hash from now on."""
+    read: list[str] = []
+    fingerprint = checkpoint._fingerprint
+
+    def counted(path: Path) -> File:
+        read.append(path.name)
+        return fingerprint(path)
+
+    monkeypatch.setattr(checkpoint, "_fingerprint", counted)
+    return read

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from checkpoint_kit import make
+from checkpoint_kit import files_read, make
 from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node import checkpoint, saving, trainer_files
+from node import saving, trainer_files
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
@@ -30,7 +30,6 @@ from node.outer_files import OuterFiles, read_newest, write_outer
 from node.participation import Participation
 from node.restoring import restore
 from node.statedir import StateDir
-from node.tensor_files import File
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import Asked, TrainerFiles
@@ -294,14 +293,7 @@ def test_what_is_read_back_is_read_through_once_before(
     with store.draft() as draft:
         write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
         store.commit(draft, Facts(run=signed.run_id.hex(), round=0, step=0, tokens=0))
-    read: list[str] = []
-    fingerprint = checkpoint._fingerprint
-
-    def counted(path: Path) -> File:
-        read.append(path.name)
-        return fingerprint(path)
-
-    monkeypatch.setattr(checkpoint, "_fingerprint", counted)
+    read = files_read(monkeypatch)
     if resumes:
         assert restore(store, cast(EventLog, SimpleNamespace(emit=None))) is not None
     else:

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from checkpoint_kit import files_read
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from node import checkpoint, tensor_files
+from node import tensor_files
 from node.checkpoint import CheckpointStore, DiskFullError, Facts, verify
 from node.tensor_files import (
     NOTE_PREFIX,
     Entry,
-    File,
     leave_note,
     read_tensors,
     write_entries,
@@ -109,14 +109,7 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_told(
 def test_what_was_hashed_when_it_was_written_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    fingerprint = checkpoint._fingerprint
-
-    def counted(path: Path) -> File:
-        read.append(path.name)
-        return fingerprint(path)
-
-    monkeypatch.setattr(checkpoint, "_fingerprint", counted)
+    read = files_read(monkeypatch)
     store = CheckpointStore(tmp_path)
     with store.draft() as draft:
         (draft / "trainer").mkdir()
