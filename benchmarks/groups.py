@@ -26,11 +26,12 @@ from typing import Any
 import torch
 
 from benchmarks.output import write
-from gossip.certificate import genesis
-from gossip.exchange import Exchange
-from gossip.grouping import Grouping, lay_out, traffic
-from gossip.partition import MIN_PART, Link
-from gossip.validity import PartKey, Place, Shape
+from gossip.exchange.exchange import Exchange
+from gossip.place import Place
+from gossip.plans.certificate import genesis
+from gossip.plans.grouping import Grouping, lay_out, traffic
+from gossip.plans.partition import MIN_PART, Link
+from gossip.plans.validity import PartKey, Shape
 from gossip.wiring import Wiring
 from protocols import virtual_time
 from protocols.codecs import RangeCodec

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.output import write
-from gossip.grouping import Grouping
-from gossip.membership import Patience
+from gossip.membership.members import Patience
+from gossip.plans.grouping import Grouping
 from protocols import virtual_time
 from protocols.identity import PeerId
 

@@ -2,6 +2,6 @@
 
 Islands that meet in pairs, without rounds that are agreed on, are here too (docs/gossip.md). What
 decides is pure, events and ``now`` in, instructions out; thin drivers do the IO. Begin with
-:mod:`gossip.agreement`, then :mod:`gossip.round`; docs/architecture.md follows a round through the
-files, docs/protocol.md says it in words.
+:mod:`gossip.rounds.agreement`, then :mod:`gossip.rounds.round`; docs/architecture.md follows a
+round through the files, docs/protocol.md says it in words.
 """

@@ -1,8 +1,8 @@
 """The interfaces that both kinds of swarms offer: certified rounds, and islands that meet in pairs.
 
-:class:`gossip.driver.Swarm` has a chain of rounds for each fragment of the model,
-:class:`gossip.pairs.Pairs` a series of exchanges. Whoever drives a trainer, keeps checkpoints or
-looks who is there needs no more than this.
+:class:`gossip.chain.swarm.Swarm` has a chain of rounds for each fragment of the model,
+:class:`gossip.pairs.swarm.Pairs` a series of exchanges. Whoever drives a trainer, keeps checkpoints
+or looks who is there needs no more than this.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from gossip.ladder import Chosen
-from gossip.lineage import Lineage
-from gossip.membership import Membership
-from gossip.presence import Presence
-from gossip.standing import changed, seen_from
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.membership.members import Membership
+from gossip.membership.presence import Presence
+from gossip.membership.standing import changed, seen_from
+from gossip.place import Place
+from gossip.plans.ladder import Chosen
 from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Announce

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from gossip.common import AnyChain, Member
 from gossip.hooks import Hooks
-from gossip.presence import Presence
+from gossip.membership.presence import Presence
 from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Announce

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from gossip.catchup import Ending
-from gossip.exchange import Exchange
-from gossip.validity import Place
+from gossip.catchup.replay import Ending
+from gossip.exchange.exchange import Exchange
+from gossip.place import Place
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate
@@ -29,7 +29,7 @@ class Replica(Protocol):
     def roster(self) -> tuple[PeerId, ...]: ...
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        """This island's pseudo-gradient (:class:`gossip.slicing.Source`)."""
+        """This island's pseudo-gradient (:class:`gossip.exchange.slicing.Source`)."""
         ...
 
     async def apply(
@@ -43,7 +43,7 @@ class Replica(Protocol):
 class Hooks:
     """Whom a swarm and its chains tell. All are called on the event loop and must not block."""
 
-    # a certificate and its exchange; of gossip a :class:`gossip.rounded.Rounded` and None
+    # a certificate and its exchange; of gossip a :class:`gossip.pairs.rounded.Rounded` and None
     applied: Callable[[Any, Exchange | None], None] = lambda certificate, exchange: None
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None

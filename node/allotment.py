@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
-from gossip.certificate import merged_tokens
+from gossip.plans.certificate import merged_tokens
 from node.replica import OuterReplica
 from node.restoring import standing_in
 from node.trainer.numbers import Numbers

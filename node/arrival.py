@@ -16,13 +16,13 @@ from bootstrap.seeds import backoff
 from bootstrap.state import Fellows, Progress, Sharing, download_state
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import making_s, offered
-from gossip.certificate import genesis
-from gossip.claims import PROOF_S, given_time
-from gossip.following import is_further
-from gossip.lineage import Lineage, prove
-from gossip.presence import open_announce
-from gossip.standing import fragments, progress, seen_from
-from gossip.validity import Place
+from gossip.catchup.claims import PROOF_S, given_time
+from gossip.catchup.following import is_further
+from gossip.catchup.lineage import Lineage, prove
+from gossip.membership.presence import open_announce
+from gossip.membership.standing import fragments, progress, seen_from
+from gossip.place import Place
+from gossip.plans.certificate import genesis
 from node.errors import operator_error
 from node.proving import first_proven
 from node.replica import ChainStanding
@@ -68,7 +68,7 @@ def targets(announces: Iterable[Announce]) -> list[Target]:
     """The states announced, the heaviest first; of one place in the chain the one most peers hold.
 
     Of two sides of a fork with equal work the first is the one that the other side will come over
-    to (:func:`gossip.certificate.heavier`), however many peers are on either.
+    to (:func:`gossip.plans.certificate.heavier`), however many peers are on either.
     Peers that are joining count where no active one holds the same state: they may have been
     restarted at the round that most had reached, while the active ones are behind. At round 0 they
     count only if there is nobody else, as after a restart of the whole swarm.

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from gossip.chain import Chain
+from gossip.catchup.lineage import Lineage
+from gossip.chain.chain import Chain
+from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
-from gossip.driver import Swarm
 from gossip.hooks import Hooks
-from gossip.lineage import Lineage
-from gossip.membership import Membership
-from gossip.pairs import Pairs
-from gossip.presence import Presence
-from gossip.promises import Record
-from gossip.standing import first_announcement
+from gossip.membership.members import Membership
+from gossip.membership.presence import Presence
+from gossip.membership.standing import first_announcement
+from gossip.pairs.swarm import Pairs
+from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from node import __version__, clock
 from node.conductor import Conductor

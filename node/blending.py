@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from diloco import mixing, optimizers
-from gossip.slicing import largest
+from gossip.exchange.slicing import largest
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
 SAMPLED = 16  # chunks of a letter whose coding loss is measured

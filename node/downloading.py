@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bootstrap.state import Progress
-from gossip.catchup import Ending
-from gossip.chain import Chain
+from gossip.catchup.replay import Ending
+from gossip.chain.chain import Chain
 from gossip.common import AnySwarm
-from gossip.standing import seen_from
+from gossip.membership.standing import seen_from
 from node.arrival import Arrival, beyond, targets
 from node.replica import OuterReplica
 

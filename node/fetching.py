@@ -19,10 +19,10 @@ from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.state import Sharing
-from gossip.catchup import Ending
+from gossip.catchup.lineage import Lineage
+from gossip.catchup.replay import Ending
+from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
-from gossip.driver import Swarm
-from gossip.lineage import Lineage
 from node import __version__, clock
 from node.arrival import PATIENCE_S, Arrival, OwnArrival
 from node.donors import FAILURES, Taking

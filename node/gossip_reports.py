@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from gossip.pairs import Pairs
-from gossip.rounded import Rounded
+from gossip.pairs.rounded import Rounded
+from gossip.pairs.swarm import Pairs
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
 from node.peer_reports import RAW_BYTES, PeerReports

@@ -10,9 +10,9 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
-from gossip.chain import Chain
-from gossip.membership import MEMBERS, THERE
-from gossip.roamer import Roamer
+from gossip.chain.chain import Chain
+from gossip.membership.members import MEMBERS, THERE
+from gossip.pairs.roamer import Roamer
 from node.modes import is_over
 from node.monitor.events import Notice
 from node.monitor.wording import short

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
 from gossip.common import AnySwarm
-from gossip.membership import Liveness
+from gossip.membership.members import Liveness
 from node.entrance import Entrance
 from node.monitor.events import Notice
 from node.replica import OuterReplica

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from bootstrap.manifest_rounds import Merge
 from diloco import merge, robust
-from gossip.mixing import MEAN, Mix
+from gossip.plans.mix import MEAN, Mix
 
 RULES: dict[str, Callable[[], Mix]] = {
     "mean": lambda: MEAN,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.manifest_modes import EAGER_RATES
-from gossip.attendance import Clients
-from gossip.validity import Place
+from gossip.place import Place
+from gossip.plans.rules import Clients
 from node.errors import operator_error
 from protocols.identity import PeerId
 

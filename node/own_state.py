@@ -18,8 +18,8 @@ from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest
 from diloco.optimizers import Rates
 from diloco.outer import outer_rates
-from gossip.letters import Letter
-from gossip.slicing import flaw, narrowest
+from gossip.exchange.slicing import flaw, narrowest
+from gossip.pairs.letters import Letter
 from node.blending import Blend
 from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
@@ -76,7 +76,7 @@ class Exchanging:
 
 
 class OwnReplica(Exchanging, OuterReplica):
-    """This island's φ and momentum; for :class:`gossip.roamer.Roamer`.
+    """This island's φ and momentum; for :class:`gossip.pairs.roamer.Roamer`.
 
     Its round is this island's own count, its roster whoever trains at the moment.
     """

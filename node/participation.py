@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, MomentsServer, StateServer
-from gossip.catchup import Ending
+from gossip.catchup.replay import Ending
+from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
-from gossip.driver import Swarm
 from gossip.hooks import Hooks
-from gossip.membership import MEMBERS
+from gossip.membership.members import MEMBERS
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoint import CheckpointStore, bytes_in
 from node.checkpoint_copy import CheckpointCopy

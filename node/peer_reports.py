@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
-from gossip.membership import Liveness
+from gossip.membership.members import Liveness
 from node.choosing import Codecs
 from node.conductor import Conductor
 from node.errors import operator_error

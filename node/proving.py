@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
-from gossip.claims import NEXT_S, PROOF_S
+from gossip.catchup.claims import NEXT_S, PROOF_S
 from protocols.errors import RemoteProtocolError, TransportError
 
 AT_ONCE = 16  # and as many more for each PROOF_S that these take: names cost nothing

@@ -12,9 +12,9 @@ from typing import Any
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.common import AnySwarm
-from gossip.roamer import ramp
-from gossip.sketch import sketch
-from gossip.spread import WholeSketch, turn_of
+from gossip.membership.sketch import sketch
+from gossip.membership.spread import WholeSketch, turn_of
+from gossip.pairs.roamer import ramp
 from node.island import Island
 from node.modes import by_gradients, is_over, weight_of
 from node.own_state import OwnReplica
@@ -113,7 +113,7 @@ class Readiness:
     async def flaw(self, snapshot: Snapshot) -> str:
         """Why a snapshot is of no use to anybody; empty where it may be.
 
-        In certified rounds the differences travel, and :mod:`gossip.slicing` checks them.
+        In certified rounds the differences travel, and :mod:`gossip.exchange.slicing` checks them.
         """
         if not snapshot.finite:
             return "not finite"

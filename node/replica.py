@@ -22,9 +22,9 @@ from bootstrap.state import state_digest
 from diloco import optimizers, outer
 from diloco.fragments import blend
 from diloco.pseudo_gradient import norm, pseudo_gradient
-from gossip.certificate import genesis, outcome_hash
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
+from gossip.plans.certificate import genesis, outcome_hash
 from node.freezing import FrozenOuter
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
@@ -174,7 +174,7 @@ class OuterReplica:
     def note_lost(
         self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float
     ) -> None:
-        """This island has merged a chunk and encoded it (:class:`gossip.slicing.KeepsLost`)."""
+        """For :class:`gossip.exchange.slicing.KeepsLost`: a chunk was merged here and encoded."""
         if self.residual is not None:
             self.residual.note_lost(codec, chunk, mean, data, share)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from gossip.driver import Swarm
-from gossip.exchange import Exchange
-from gossip.spread import Published, Spread
-from gossip.standing import seen_from
+from gossip.chain.swarm import Swarm
+from gossip.exchange.exchange import Exchange
+from gossip.membership.spread import Published, Spread
+from gossip.membership.standing import seen_from
 from node.modes import at_will
 from node.monitor.events import (
     RoundDone,

@@ -12,9 +12,9 @@ import torch
 
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
-from gossip.certificate import genesis, outcome_hash
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
+from gossip.plans.certificate import genesis, outcome_hash
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.checkpoint_copy import CheckpointCopy
 from node.earlier import has_trained

@@ -8,9 +8,9 @@ from functools import partial
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Rounds
 from diloco.optimizers import named
-from gossip.grouping import Grouping
-from gossip.rules import FRIENDS, STRANGERS, Rules
-from gossip.validity import MAX_TOKENS
+from gossip.plans.grouping import Grouping
+from gossip.plans.rules import FRIENDS, STRANGERS, Rules
+from gossip.plans.validity import MAX_TOKENS
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.lowrank_state import LowRankReplica, plan_of

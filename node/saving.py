@@ -25,8 +25,8 @@ from typing import Any
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from diloco.optimizers import named
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
 from node.checkpoint import (
     CheckpointError,
     CheckpointStore,

@@ -14,7 +14,7 @@
     evaluation.bin   the run's evaluation text, and tokenizer.json, where it has one
     tokens.json      where this island's training tokens are, of which run, and what they were made
                      of (for this island's other hosts; empty: the run's recipe)
-    promised-0, …    the rounds that something was promised in, see gossip.promises
+    promised-0, …    the rounds that something was promised in, see gossip.rounds.promises
     checkpoints/     see node.checkpoint
     data-cache/      files of training data that come from elsewhere
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors

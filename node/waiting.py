@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gossip.chain import Chain
-from gossip.validity import MAX_ROSTER
+from gossip.chain.chain import Chain
+from gossip.plans.validity import MAX_ROSTER
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress
 from node.monitor.wording import duration, short

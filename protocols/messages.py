@@ -7,7 +7,7 @@ Encoding, bounds and versions: :mod:`protocols.wire`. Messages that are forwarde
 (:class:`PeerRecord`, :class:`Announce`, the manifest) travel inside a signed
 :class:`~protocols.envelope.Envelope`; the others go over a link whose two ends have proven
 their identity and need no signature of their own. Votes and part results are signed where
-they are made (:mod:`gossip.certificate`), since they end up in certificates.
+they are made (:mod:`gossip.plans.certificate`), since they end up in certificates.
 
 Times are seconds since the Unix epoch, speeds bytes or tokens a second, digests BLAKE3-256.
 """
@@ -87,7 +87,7 @@ class Announce(Message, kind=3):
     """What an island says of itself every second or so (in an envelope, purpose ``announce``).
 
     The fields on its standing and its contribution are about fragment 0; ``others`` has the same
-    for each further fragment (:mod:`gossip.standing`).
+    for each further fragment (:mod:`gossip.membership.standing`).
     """
 
     peer: Peer
@@ -273,8 +273,8 @@ class Gram(Message, kind=18):
     # products of those slices, row by row up to the diagonal: float64, little endian
     products: Annotated[bytes, Max(8 * MAX_WEIGHED * (MAX_WEIGHED + 1) // 2)]
     signature: Signature
-    # what the owner may have to prove later (:mod:`gossip.auditing`): for each slice present the
-    # root of its chunks, and the signature of its sender, empty for the owner's own
+    # what the owner may have to prove later (:mod:`gossip.exchange.auditing`): for each slice
+    # present the root of its chunks, and the signature of its sender, empty for the owner's own
     roots: Annotated[tuple[Digest, ...], Max(MAX_WEIGHED)] = ()
     signatures: Annotated[tuple[Signature, ...], Max(MAX_WEIGHED)] = ()
     tree: Digest = b""  # the root of the products by chunk
@@ -451,8 +451,8 @@ class Transfer(Message, kind=20):
     """Header of a slice on its way to a part's owner, or of the merged part from there to all.
 
     The body of a slice is the encoded range; that of a merged part goes on with the trailer of
-    :mod:`gossip.bodies`. A slice with an empty body: this island declines. Sent as a call, it
-    asks for the same header with the true :attr:`done`.
+    :mod:`gossip.exchange.bodies`. A slice with an empty body: this island declines. Sent as a call,
+    it asks for the same header with the true :attr:`done`.
     """
 
     run: Digest

@@ -12,8 +12,8 @@ from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain
 
 from bootstrap.state import StateServer, state_digest
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
 from node.arrival import Arrival, Arrived
 from protocols import virtual_time
 from protocols.envelope import seal

@@ -16,8 +16,8 @@ from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
 from bootstrap.state import Sharing, StateServer, state_digest
-from gossip.catchup import Ending
-from gossip.chain import Chain
+from gossip.catchup.replay import Ending
+from gossip.chain.chain import Chain
 from node.arrival import Arrival, beyond
 from node.replica import ChainStanding
 from protocols import virtual_time

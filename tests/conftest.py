@@ -71,7 +71,7 @@ def remembered_signatures() -> Iterator[None]:
     """Many members of one process verify the same signatures: the valid ones are remembered."""
     remembering = lru_cache(maxsize=65536)(verify)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gossip.certificate.verify", remembering)
+        patch.setattr("gossip.plans.certificate.verify", remembering)
         patch.setattr("protocols.envelope.verify", remembering)
         yield
 

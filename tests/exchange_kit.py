@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from gossip_kit import PLACE, RUN, leader, plan_of
 
-from gossip.bodies import as_bytes
-from gossip.certificate import basis_of
-from gossip.exchange import Exchange
-from gossip.validity import PartKey, Shape
+from gossip.exchange.bodies import as_bytes
+from gossip.exchange.exchange import Exchange
+from gossip.plans.certificate import basis_of
+from gossip.plans.validity import PartKey, Shape
 from gossip.wiring import Wiring
 from protocols import virtual_time
 from protocols.bodies import BufferFeed

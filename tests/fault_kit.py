@@ -20,8 +20,8 @@ from member_kit import START_S, Crew, Process, forked
 from toy_replica import RUN
 
 from benchmarks.netns import Network
-from gossip.certificate import leader_order
-from gossip.membership import Patience
+from gossip.membership.members import Patience
+from gossip.plans.certificate import leader_order
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 

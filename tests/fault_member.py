@@ -1,9 +1,9 @@
 """One member of a swarm as a process of its own, with a trap in it: for the fault matrix.
 
-It is what :mod:`gossip.chain` makes of it, over the real transport with mutual TLS, in a network
-namespace of its own; its training is noise. It tells its parent over a pipe what it does. At one
-stage of one round, if it has the role for it, its trap springs: it kills or stops itself, or tells
-the parent and stands still until that has done something to its link.
+It is what :mod:`gossip.chain.chain` makes of it, over the real transport with mutual TLS, in a
+network namespace of its own; its training is noise. It tells its parent over a pipe what it does.
+At one stage of one round, if it has the role for it, its trap springs: it kills or stops itself, or
+tells the parent and stands still until that has done something to its link.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fault_meddling import Meddling
 from gossip_kit import announce_of
 from toy_replica import RUN, ToyReplica
 
-from gossip.driver import Swarm
-from gossip.exchange import Exchange
+from gossip.chain.swarm import Swarm
+from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
-from gossip.instructions import Instruction, Work
-from gossip.membership import Membership, Patience
-from gossip.presence import Presence
-from gossip.round import Round
-from gossip.rules import Rules
+from gossip.membership.members import Membership, Patience
+from gossip.membership.presence import Presence
+from gossip.plans.rules import Rules
+from gossip.rounds.instructions import Instruction, Work
+from gossip.rounds.round import Round
 from gossip.wiring import Wiring
 from node.bench.watching import Stage as Passed
 from node.bench.watching import Watch, WatchedChain

@@ -8,9 +8,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from gossip.agreed import Adopted
-from gossip.agreement import Agreement
-from gossip.certificate import (
+from gossip.membership.standing import first_announcement
+from gossip.place import Place
+from gossip.plans.agreed import Adopted
+from gossip.plans.certificate import (
     basis_of,
     certify,
     genesis,
@@ -20,8 +21,8 @@ from gossip.certificate import (
     sign_result,
     sign_vote,
 )
-from gossip.standing import first_announcement
-from gossip.validity import Place, Shape
+from gossip.plans.validity import Shape
+from gossip.rounds.agreement import Agreement
 from protocols.counts import Included, pack_counts
 from protocols.identity import Identity, PeerId
 from protocols.messages import (

@@ -12,9 +12,9 @@ import torch
 from exchange_kit import Peer, World
 from gossip_kit import leader, plan_of, roster_of
 
-from gossip.grouping import Grouping, lay_out, traffic
-from gossip.partition import Link as Speed
-from gossip.validity import Shape
+from gossip.plans.grouping import Grouping, lay_out, traffic
+from gossip.plans.partition import Link as Speed
+from gossip.plans.validity import Shape
 from protocols.identity import Identity, PeerId
 from protocols.messages import Part, Plan
 

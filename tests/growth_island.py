@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gossip.chain import Chain
+from gossip.chain.chain import Chain
 from node.monitor import event_log
 
 EVERY = 20  # rounds

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from gossip_kit import RUN, leader, plan_of
 
-from gossip.buffers import Whole
-from gossip.commitments import seal
-from gossip.judging import KeptMerge, WeighedMerge
-from gossip.merging import PartMerge
-from gossip.slicing import SealedFeed, SliceFeed
+from gossip.exchange.buffers import Whole
+from gossip.exchange.judging import KeptMerge, WeighedMerge
+from gossip.exchange.merging import PartMerge
+from gossip.exchange.slicing import SealedFeed, SliceFeed
+from gossip.plans.commitments import seal
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.messages import Transfer

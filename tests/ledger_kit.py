@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from roamer_kit import Islander, ToyState
 
-from gossip.letters import Letter
-from gossip.meeting import Post
-from gossip.roamer import Roamer
+from gossip.pairs.letters import Letter
+from gossip.pairs.meeting import Post
+from gossip.pairs.roamer import Roamer
 from protocols.codecs import Encoded
 from protocols.identity import PeerId
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gossip_kit import RUN, certificate_of, roster_of
 
-from gossip.certificate import genesis, outcome_hash
-from gossip.lineage import Lineage
+from gossip.catchup.lineage import Lineage
+from gossip.plans.certificate import genesis, outcome_hash
 from protocols.identity import Identity
 from protocols.messages import (
     Certificate,

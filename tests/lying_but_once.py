@@ -18,7 +18,9 @@ from lying_kit import Liar, decoded
 from lying_swarm import MANY, LyingSwarm, largest
 from simulated_swarm import Member
 
-from gossip.certificate import (
+from gossip.chain.chain import Chain
+from gossip.membership.presence import LIFETIME_S
+from gossip.plans.certificate import (
     basis_of,
     certify,
     outcome_hash,
@@ -26,9 +28,7 @@ from gossip.certificate import (
     sign_result,
     sign_vote,
 )
-from gossip.chain import Chain
-from gossip.presence import LIFETIME_S
-from gossip.spreading import passed
+from gossip.rounds.spreading import passed
 from protocols.counts import pack_counts
 from protocols.envelope import seal
 from protocols.errors import ProtocolError, TransportError

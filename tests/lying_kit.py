@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import msgpack
 
-from gossip.certificate import sign_vote
-from gossip.spreading import passed
-from gossip.weighing import sign_gram
+from gossip.plans.certificate import sign_vote
+from gossip.plans.weighing import sign_gram
+from gossip.rounds.spreading import passed
 from protocols.codecs import RangeCodec
 from protocols.envelope import seal
 from protocols.errors import (

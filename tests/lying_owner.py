@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import gossip.auditor
-from gossip.judging import WeighedMerge
+import gossip.chain.auditor
+from gossip.exchange.judging import WeighedMerge
 from node.__main__ import main
 
-gossip.auditor.SHARE = 1000.0  # also where the model is small for its number of islands
+gossip.chain.auditor.SHARE = 1000.0  # also where the model is small for its number of islands
 
 if os.environ.get("LIES"):
     honest = WeighedMerge._sum_of_all

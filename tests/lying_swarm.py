@@ -20,19 +20,19 @@ from lying_transport import LyingTransport
 from simulated_swarm import Member, SimulatedSwarm
 from trouble_kit import Mishaps
 
-from gossip.agreed import Ballot
-from gossip.agreement import Agreement
-from gossip.certificate import (
+from gossip.exchange.exchange import Exchange
+from gossip.membership.members import Membership
+from gossip.plans.agreed import Ballot
+from gossip.plans.certificate import (
     check_result,
     check_vote,
     leader_order,
     outcome_hash,
 )
-from gossip.exchange import Exchange
-from gossip.membership import Membership
-from gossip.succession import OTHERWISE
-from gossip.validity import MAX_TOKENS
-from gossip.weighing import weighed
+from gossip.plans.validity import MAX_TOKENS
+from gossip.plans.weighing import weighed
+from gossip.rounds.agreement import Agreement
+from gossip.rounds.succession import OTHERWISE
 from protocols.errors import BadSignature
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryTransport

@@ -11,8 +11,8 @@ from typing import Any
 from blake3 import blake3
 from lying_kit import REFUSALS, Liar
 
-from gossip.bodies import result_from, trailer_of
-from gossip.certificate import sign_result
+from gossip.exchange.bodies import result_from, trailer_of
+from gossip.plans.certificate import sign_result
 from protocols.bodies import BufferFeed
 from protocols.errors import ProtocolError, RemoteRefused, TransferStalled, TransportError
 from protocols.identity import PeerId

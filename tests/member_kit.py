@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from toy_replica import RUN
 
-from gossip.certificate import check_certificate, genesis, outcome_hash
+from gossip.plans.certificate import check_certificate, genesis, outcome_hash
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 

@@ -9,10 +9,10 @@ import torch
 from blake3 import blake3
 from gossip_kit import leader, plan_of
 
-from gossip.bodies import as_bytes
-from gossip.buffers import Whole
-from gossip.merging import PartMerge, SliceDrain
-from gossip.slicing import SliceFeed, shares
+from gossip.exchange.bodies import as_bytes
+from gossip.exchange.buffers import Whole
+from gossip.exchange.merging import PartMerge, SliceDrain
+from gossip.exchange.slicing import SliceFeed, shares
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity
 from protocols.messages import Contributor

@@ -21,11 +21,11 @@ from toy_replica import RUN, ToyReplica
 from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest
 from diloco.lowrank import Plan
-from gossip.certificate import genesis
-from gossip.chain import Chain
-from gossip.lineage import Lineage
-from gossip.membership import Patience
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.chain.chain import Chain
+from gossip.membership.members import Patience
+from gossip.place import Place
+from gossip.plans.certificate import genesis
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.lowrank_state import LowRankReplica

@@ -16,19 +16,19 @@ from exchange_kit import until
 from bootstrap.manifest import Manifest
 from diloco.mixing import ALPHA, BETA
 from diloco.optimizers import Rates, named
-from gossip.certificate import genesis
 from gossip.hooks import Hooks
-from gossip.letter_times import Terms
-from gossip.letters import Letter
-from gossip.meeting import Habits
-from gossip.membership import Membership
-from gossip.pairs import Pairs
-from gossip.presence import Presence
-from gossip.roamer import Roamer
-from gossip.rounded import Acquaintance, Rounded
-from gossip.sketch import sketch
-from gossip.standing import first_announcement
-from gossip.validity import Place
+from gossip.membership.members import Membership
+from gossip.membership.presence import Presence
+from gossip.membership.sketch import sketch
+from gossip.membership.standing import first_announcement
+from gossip.pairs.letter_times import Terms
+from gossip.pairs.letters import Letter
+from gossip.pairs.meeting import Habits
+from gossip.pairs.roamer import Roamer
+from gossip.pairs.rounded import Acquaintance, Rounded
+from gossip.pairs.swarm import Pairs
+from gossip.place import Place
+from gossip.plans.certificate import genesis
 from gossip.wiring import Wiring
 from node.blending import Blend
 from node.choosing import Chooser

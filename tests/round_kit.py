@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 from gossip_kit import announce_of
 
-from gossip import round as rounds
-from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
-from gossip.instructions import Broadcast, CatchUp, Commit, Send, Work
-from gossip.membership import Membership, Patience
-from gossip.missed import Missed
-from gossip.round import Round
-from gossip.rules import Rules
-from gossip.validity import PartKey, Place, key_of
+from gossip.membership.members import Membership, Patience
+from gossip.place import Place
+from gossip.plans.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
+from gossip.plans.missed import Missed
+from gossip.plans.rules import Rules
+from gossip.plans.validity import PartKey, key_of
+from gossip.rounds import round as rounds
+from gossip.rounds.instructions import Broadcast, CatchUp, Commit, Send, Work
+from gossip.rounds.round import Round
 from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId

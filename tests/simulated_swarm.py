@@ -15,18 +15,18 @@ from zlib import crc32
 from exchange_kit import until
 from toy_replica import RUN, ToyReplica
 
-from gossip.catchup import Ending
-from gossip.chain import Chain
-from gossip.driver import Swarm
-from gossip.exchange import Exchange
-from gossip.grouping import UNGROUPED, Grouping
+from gossip.catchup.replay import Ending
+from gossip.chain.chain import Chain
+from gossip.chain.swarm import Swarm
+from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
-from gossip.membership import Membership, Patience
-from gossip.mixing import MEAN, Mix
-from gossip.presence import Presence
-from gossip.promises import Record
-from gossip.rules import Rules
-from gossip.standing import first_announcement
+from gossip.membership.members import Membership, Patience
+from gossip.membership.presence import Presence
+from gossip.membership.standing import first_announcement
+from gossip.plans.grouping import UNGROUPED, Grouping
+from gossip.plans.mix import MEAN, Mix
+from gossip.plans.rules import Rules
+from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId

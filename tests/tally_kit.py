@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from toy_replica import RUN
 
-from gossip.certificate import genesis, outcome_hash
+from gossip.plans.certificate import genesis, outcome_hash
 from protocols.identity import PeerId
 from protocols.messages import Outcome
 

@@ -18,13 +18,13 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreed import CastVote, Decided, DecidedElsewhere
-from gossip.certificate import (
+from gossip.plans.agreed import CastVote, Decided, DecidedElsewhere
+from gossip.plans.certificate import (
     outcome_hash,
     outcome_of,
     sign_vote,
 )
-from gossip.proposer import Proposer
+from gossip.rounds.proposer import Proposer
 from protocols.errors import Stale
 from protocols.identity import Identity, PeerId
 from protocols.messages import (

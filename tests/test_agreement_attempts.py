@@ -19,14 +19,14 @@ from gossip_kit import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossip.agreed import Adopted, CastVote, Decided, Remains
-from gossip.agreement import NONE, Agreement
-from gossip.certificate import (
+from gossip.plans.agreed import Adopted, CastVote, Decided, Remains
+from gossip.plans.certificate import (
     check_certificate,
     outcome_hash,
 )
-from gossip.planning import renewed_plan, repeated_plan
-from gossip.proposer import Proposer
+from gossip.plans.planning import renewed_plan, repeated_plan
+from gossip.rounds.agreement import NONE, Agreement
+from gossip.rounds.proposer import Proposer
 from protocols.identity import PeerId
 from protocols.messages import (
     Certificate,

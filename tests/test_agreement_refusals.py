@@ -22,16 +22,16 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreed import Adopted, CastVote, Decided, Equivocated
-from gossip.agreement import LEAP, NONE, VOTES_KEPT, Agreement
-from gossip.certificate import (
+from gossip.plans.agreed import Adopted, CastVote, Decided, Equivocated
+from gossip.plans.certificate import (
     outcome_hash,
     outcome_of,
     sign_result,
     sign_vote,
 )
-from gossip.proposer import Proposer
-from gossip.validity import MAX_ROSTER, MAX_TOKENS, key_of
+from gossip.plans.validity import MAX_ROSTER, MAX_TOKENS, key_of
+from gossip.rounds.agreement import LEAP, NONE, VOTES_KEPT, Agreement
+from gossip.rounds.proposer import Proposer
 from protocols.counts import Included
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import Identity, PeerId

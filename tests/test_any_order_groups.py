@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from trouble_kit import KINDS, Drawn, anything_happens
 
-from gossip.grouping import UNGROUPED, Grouping
+from gossip.plans.grouping import UNGROUPED, Grouping
 from node import mixing
 
 pytestmark = [
@@ -38,14 +38,18 @@ LINKS = ("kill", "freeze", "slow", "narrow", "narrow", "sever", "sever", "sever"
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small vectors in as many parts and chunks as large ones."""
     monkeypatch.setattr("protocols.codecs.base.CHUNK", 2048)
-    monkeypatch.setattr("gossip.lateness.CHUNK", 2048)
-    monkeypatch.setattr("gossip.partition.MIN_PART", 2048)
+    monkeypatch.setattr("gossip.plans.lateness.CHUNK", 2048)
+    monkeypatch.setattr("gossip.plans.partition.MIN_PART", 2048)
 
 
 @pytest.fixture
 def soon_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some members are as many as a large swarm has."""
-    for name in ("gossip.presence.EVERYBODY", "gossip.telling.SMALL", "gossip.spreading.SMALL"):
+    for name in (
+        "gossip.membership.presence.EVERYBODY",
+        "gossip.rounds.telling.SMALL",
+        "gossip.rounds.spreading.SMALL",
+    ):
         monkeypatch.setattr(name, 5)
 
 

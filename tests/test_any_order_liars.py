@@ -24,8 +24,8 @@ from toy_replica import RUN
 from trouble_kit import HEALED_S, befallen
 
 from bootstrap.manifest_rounds import Merge
-from gossip.grouping import UNGROUPED, Grouping
-from gossip.mixing import Mix
+from gossip.plans.grouping import UNGROUPED, Grouping
+from gossip.plans.mix import Mix
 from node.mixing import mix_of
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
@@ -157,7 +157,7 @@ def anything_happens(
                 await until(coming_together(honest), it.healed_s)
 
     with no_errors(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gossip.partition.MIN_PART", 1024)  # so short a vector is cut as well
+        patch.setattr("gossip.plans.partition.MIN_PART", 1024)  # so short a vector is cut as well
         played(story)
 
 

@@ -1,6 +1,7 @@
 """Whatever befalls members and whatever some say, where each one's share is several parts.
 
-As over long ways (`gossip.dividing`); here by a draw for each plan and member, of short vectors.
+As over long ways (`gossip.plans.dividing`); here by a draw for each plan and member, of short
+vectors.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from test_any_order_liars import anything_happens as with_liars
 from test_any_order_liars import scheming
 from trouble_kit import anything_happens
 
-from gossip.dividing import divided
-from gossip.grouping import Pieces
-from gossip.partition import Link
+from gossip.plans.dividing import divided
+from gossip.plans.grouping import Pieces
+from gossip.plans.partition import Link
 from protocols.identity import PeerId
 
 pytestmark = [
@@ -36,15 +37,15 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ) -> dict[PeerId, int]:
         return {link.peer: dice.choice([1, 2, 3, 4]) for link in links}
 
-    monkeypatch.setattr("gossip.planning.by_owner", counts)
+    monkeypatch.setattr("gossip.plans.planning.by_owner", counts)
 
     def noted(pieces: Pieces, counts: Mapping[PeerId, int]) -> Pieces:
         found = divided(pieces, counts)
         more.append(len(found) > len(pieces))
         return found
 
-    monkeypatch.setattr("gossip.dividing.LEAST", 1024)
-    monkeypatch.setattr("gossip.grouping.divided", noted)
+    monkeypatch.setattr("gossip.plans.dividing.LEAST", 1024)
+    monkeypatch.setattr("gossip.plans.grouping.divided", noted)
     yield
     assert any(more)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.approach import KEPT_OUT, WORTH, Approach
+from gossip.catchup.approach import KEPT_OUT, WORTH, Approach
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 

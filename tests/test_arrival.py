@@ -12,10 +12,10 @@ from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
 
 from bootstrap.state import Download, NoSourceError, Progress, download_state, state_digest
-from gossip import lineage
-from gossip.certificate import genesis, heavier
-from gossip.claims import PROOF_S
-from gossip.validity import Place
+from gossip.catchup.claims import PROOF_S
+from gossip.catchup.replay import lineage
+from gossip.place import Place
+from gossip.plans.certificate import genesis, heavier
 from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity

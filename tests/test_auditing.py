@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judging_kit import BY_PEER, ME, MEMBERS, OTHERS, PEERS, START, STOP, Owner
 
-from gossip.auditing import Case
-from gossip.certificate import basis_of, sign_result
-from gossip.commitments import packed, unpacked
-from gossip.judging import WeighedMerge
-from gossip.slicing import shares
-from gossip.weighing import gram_of, sign_gram
+from gossip.exchange.auditing import Case
+from gossip.exchange.judging import WeighedMerge
+from gossip.exchange.slicing import shares
+from gossip.plans.certificate import basis_of, sign_result
+from gossip.plans.commitments import packed, unpacked
+from gossip.plans.weighing import gram_of, sign_gram
 from protocols.codecs import CHUNK
 from protocols.counts import pack_counts
 from protocols.errors import Malformed

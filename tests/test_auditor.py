@@ -15,11 +15,11 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
 from diloco import robust
-from gossip.auditor import SUSPENDED, UNANSWERED, Auditor, _Weighed
-from gossip.chain import Chain
-from gossip.exchange import Exchange
-from gossip.judging import WeighedMerge
-from gossip.mixing import Mix
+from gossip.chain.auditor import SUSPENDED, UNANSWERED, Auditor, _Weighed
+from gossip.chain.chain import Chain
+from gossip.exchange.exchange import Exchange
+from gossip.exchange.judging import WeighedMerge
+from gossip.plans.mix import Mix
 from protocols import virtual_time
 from protocols.bodies import read_into
 from protocols.errors import RemoteRefused
@@ -35,7 +35,7 @@ MIX = Mix(weigh=robust.geometric_median)
 @pytest.fixture(autouse=True)
 def _all_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody looks at something in each round, however small the model is."""
-    monkeypatch.setattr("gossip.auditor.SHARE", 1000.0)
+    monkeypatch.setattr("gossip.chain.auditor.SHARE", 1000.0)
 
 
 def rounds(members: list[Member]) -> int:

@@ -17,12 +17,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gossip.instructions import Commit, Instruction
-from gossip.ledger import Ledger
-from gossip.merging import PartMerge
-from gossip.presence import Presence
-from gossip.relaying import GroupMerge
-from gossip.round import Round
+from gossip.exchange.ledger import Ledger
+from gossip.exchange.merging import PartMerge
+from gossip.exchange.relaying import GroupMerge
+from gossip.membership.presence import Presence
+from gossip.rounds.instructions import Commit, Instruction
+from gossip.rounds.round import Round
 from node.bench.command import Json, Text
 from node.bench.member import Member, Taken
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes

@@ -6,8 +6,8 @@ import gc
 
 import torch
 
-from gossip.bodies import as_bytes
-from gossip.buffers import SMALL, Buffers, Whole
+from gossip.exchange.bodies import as_bytes
+from gossip.exchange.buffers import SMALL, Buffers, Whole
 from node.bench.noise import joined
 from protocols.codecs import RangeCodec
 

@@ -8,7 +8,7 @@ import pytest
 from catching_up_kit import BYTES, NEWCOMERS, ROUND_S, coming_together, played, scene
 from exchange_kit import until
 
-from gossip.holding import FIRST_S, MARGIN_S, SHARE, SLACK
+from gossip.plans.holding import FIRST_S, MARGIN_S, SHARE, SLACK
 from protocols.asking import ask
 from protocols.identity import PeerId
 from protocols.messages import CertificateRequest, Certificates
@@ -269,7 +269,7 @@ def test_one_answer_has_no_more_certificates_than_fit(monkeypatch: pytest.Monkey
             transport = one.swarm.wiring.transport
             request = CertificateRequest(one.swarm.wiring.run, 0, 0, 5)
             for room, fit in ((sum(kept), 5), (sum(kept) - 1, 4), (sum(kept[:2]), 2), (1, 1)):
-                monkeypatch.setattr("gossip.service.CERTIFICATES_BYTES", room)
+                monkeypatch.setattr("gossip.chain.service.CERTIFICATES_BYTES", room)
                 shown = await ask(
                     transport, other.peer, "certificates", request, Certificates, timeout=2.0
                 )

@@ -19,7 +19,7 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.certificate import (
+from gossip.plans.certificate import (
     MAX_WORK,
     basis_of,
     check_certificate,

@@ -11,7 +11,7 @@ import pytest
 from gossip_kit import EVERYBODY, PLACE, announce_of
 
 from bootstrap.manifest import Manifest
-from gossip.membership import Membership
+from gossip.membership.members import Membership
 from node.choosing import Chooser
 from node.modes import clients_of
 from node.monitor.console import render

@@ -11,7 +11,7 @@ from gossip_kit import EVERYBODY, RUN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.commitments import (
+from gossip.plans.commitments import (
     SEAL_SIZE,
     Node,
     check_seal,

@@ -161,7 +161,7 @@ def test_every_test_named_exists(page: Path) -> None:
 
 
 def test_symbols_named_beside_their_file_are_in_it() -> None:
-    """``gossip/round.py``, ``Round._lead``: the second stands in the first."""
+    """``gossip/rounds/round.py``, ``Round._lead``: the second stands in the first."""
     text = (ROOT / "docs" / "experiments.md").read_text()
     pairs = re.findall(r"`([a-z_/]+\.py)`,\s`(?:(\w+)\.)?(\w+)`", text)
     assert pairs

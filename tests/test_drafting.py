@@ -10,13 +10,13 @@ import torch
 from gossip_kit import PLACE, RUN, SHAPE, announce_of, leader, plan_of, roster_of
 
 from diloco import robust
-from gossip.agreement import Agreement
-from gossip.commitments import packed
-from gossip.company import Company
-from gossip.drafting import Drafting
-from gossip.membership import Membership
-from gossip.mixing import Mix
-from gossip.weighing import draft_basis, sign_gram, triangle
+from gossip.membership.members import Membership
+from gossip.plans.commitments import packed
+from gossip.plans.mix import Mix
+from gossip.plans.weighing import draft_basis, sign_gram, triangle
+from gossip.rounds.agreement import Agreement
+from gossip.rounds.company import Company
+from gossip.rounds.drafting import Drafting
 from protocols.identity import Identity
 from protocols.messages import Contributor, Gram, Part, Plan
 

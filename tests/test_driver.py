@@ -15,8 +15,8 @@ import torch
 from exchange_kit import until
 from simulated_swarm import simulated_swarm
 
-from gossip import lineage
-from gossip.membership import Patience
+from gossip.catchup.replay import lineage
+from gossip.membership.members import Patience
 from protocols import virtual_time
 from protocols.codecs import CHUNK
 from protocols.identity import Identity, PeerId

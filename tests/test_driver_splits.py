@@ -10,7 +10,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, lengths, simulated_swarm
 
-from gossip.catchup import Ending
+from gossip.catchup.replay import Ending
 from node.errors import OperatorError, operator_error
 from protocols import virtual_time
 from protocols.identity import PeerId

@@ -12,7 +12,7 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Inner, Manifest
 from diloco import sparta
-from gossip.rules import Rules
+from gossip.plans.rules import Rules
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.replica import OuterReplica

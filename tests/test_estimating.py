@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from gossip_kit import announce_of, leader, plan_of
 
-from gossip.estimating import GUESSED, SLACK, bounded, links_of, prolonged, timing_of
-from gossip.rules import Rules
-from gossip.trips import MOST_S
+from gossip.membership.trips import MOST_S
+from gossip.plans.estimating import GUESSED, SLACK, bounded, links_of, prolonged, timing_of
+from gossip.plans.rules import Rules
 from protocols.identity import Identity
 from protocols.messages import Announce, Plan
 

@@ -23,10 +23,10 @@ from exchange_kit import (
 )
 from gossip_kit import plan_of
 
-from gossip.certificate import basis_of
-from gossip.merging import PartMerge
-from gossip.planned import PLAN_WAIT_S
-from gossip.retaining import keys_of
+from gossip.exchange.merging import PartMerge
+from gossip.exchange.part_states import PLAN_WAIT_S
+from gossip.plans.certificate import basis_of
+from gossip.plans.retaining import keys_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId

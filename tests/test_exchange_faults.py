@@ -12,10 +12,10 @@ import pytest
 import torch
 from exchange_kit import Peer, World, run, same_bytes, until, world
 
-from gossip.agreed import Remains
-from gossip.estimating import stillness_of
-from gossip.planning import renewed_plan
-from gossip.validity import Shape, key_of
+from gossip.plans.agreed import Remains
+from gossip.plans.estimating import stillness_of
+from gossip.plans.planning import renewed_plan
+from gossip.plans.validity import Shape, key_of
 from protocols.codecs import CHUNK
 from protocols.identity import PeerId
 from protocols.memory import Link

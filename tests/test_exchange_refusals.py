@@ -21,10 +21,10 @@ from exchange_kit import (
 )
 from gossip_kit import RUN, counts_of
 
-from gossip.bodies import as_bytes, trailer_of
-from gossip.certificate import basis_of, sign_result
-from gossip.planned import PLAN_WAIT_S
-from gossip.validity import key_of
+from gossip.exchange.bodies import as_bytes, trailer_of
+from gossip.exchange.part_states import PLAN_WAIT_S
+from gossip.plans.certificate import basis_of, sign_result
+from gossip.plans.validity import key_of
 from protocols.bodies import BufferFeed
 from protocols.counts import Included
 from protocols.errors import RemoteRefused

@@ -17,8 +17,8 @@ from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, lengths, simulated_swarm
 from toy_replica import RUN
 
-from gossip.certificate import leader_order, outcome_hash
-from gossip.rules import PATIENCE_S
+from gossip.plans.certificate import leader_order, outcome_hash
+from gossip.plans.rules import PATIENCE_S
 from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId

@@ -15,9 +15,9 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
-from gossip.certificate import leader_order
-from gossip.instructions import Instruction, Work
-from gossip.round import Round
+from gossip.plans.certificate import leader_order
+from gossip.rounds.instructions import Instruction, Work
+from gossip.rounds.round import Round
 from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId

@@ -8,10 +8,10 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, contributes, lengths, simulated_swarm
 
-from gossip.certificate import leader_order, sign_vote
-from gossip.instructions import Instruction, Send, Work
-from gossip.membership import Liveness
-from gossip.round import Round
+from gossip.membership.members import Liveness
+from gossip.plans.certificate import leader_order, sign_vote
+from gossip.rounds.instructions import Instruction, Send, Work
+from gossip.rounds.round import Round
 from protocols import virtual_time
 from protocols.messages import Vote
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from exchange_kit import Peer, World, run, until, world
 
-from gossip.bodies import as_bytes, trailer_of
-from gossip.certificate import basis_of
-from gossip.transfers import header_of
-from gossip.validity import Shape, key_of
+from gossip.exchange.bodies import as_bytes, trailer_of
+from gossip.exchange.transfers import header_of
+from gossip.plans.certificate import basis_of
+from gossip.plans.validity import Shape, key_of
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK
 from protocols.errors import RemoteRefused

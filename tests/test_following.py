@@ -11,12 +11,11 @@ from contextlib import asynccontextmanager
 from exchange_kit import run, until
 from toy_replica import RUN
 
-from gossip import claims, following
-from gossip.catchup import Ending
-from gossip.certificate import genesis
-from gossip.following import Following
-from gossip.standing import first_announcement
-from gossip.validity import Place
+from gossip.catchup.following import Following
+from gossip.catchup.replay import Ending, claims, following
+from gossip.membership.standing import first_announcement
+from gossip.place import Place
+from gossip.plans.certificate import genesis
 from gossip.wiring import Wiring
 from protocols.bounds import MAX_PEERS
 from protocols.errors import Stale, Unreachable, Why

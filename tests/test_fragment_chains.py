@@ -11,9 +11,9 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
-from gossip.round import Round
-from gossip.standing import changed, fragments, seen_from, with_places
-from gossip.validity import Place
+from gossip.membership.standing import changed, fragments, seen_from, with_places
+from gossip.place import Place
+from gossip.rounds.round import Round
 from protocols import virtual_time
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import Malformed, RemoteRefused

@@ -16,7 +16,7 @@ from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from gossip.lineage import Lineage
+from gossip.catchup.lineage import Lineage
 from node.conductor import Conductor
 from node.freezing import FrozenOuter, GivenUpError
 from node.own_state import OwnReplica

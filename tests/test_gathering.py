@@ -13,8 +13,8 @@ import pytest
 import torch
 from exchange_kit import Peer, World, run, until, world
 
-from gossip.gathering import FAR, JUDGED_S, Gathering, Paces
-from gossip.validity import Shape, key_of
+from gossip.exchange.gathering import FAR, JUDGED_S, Gathering, Paces
+from gossip.plans.validity import Shape, key_of
 from protocols.identity import PeerId
 from protocols.messages import PartResult
 

@@ -11,7 +11,7 @@ import torch
 from exchange_kit import Peer, World, run, same_bytes, until
 from grouped_kit import BIG, SIZE, counted, grouped, truthful
 
-from gossip.grouping import Grouping, renewed_groups
+from gossip.plans.grouping import Grouping, renewed_groups
 from protocols.identity import PeerId
 from protocols.messages import Contributor
 

@@ -8,7 +8,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
-from gossip.grouping import Grouping
+from gossip.plans.grouping import Grouping
 from protocols import virtual_time
 
 REGION, GRID = Grouping("region"), Grouping("grid", 16)

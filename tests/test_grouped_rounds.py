@@ -10,7 +10,7 @@ import torch
 from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 
-from gossip.grouping import Grouping
+from gossip.plans.grouping import Grouping
 from protocols import virtual_time
 from protocols.identity import PeerId
 

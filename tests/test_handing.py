@@ -11,9 +11,9 @@ from gossip_kit import plan_of
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
-from gossip.certificate import sign_vote
-from gossip.spreading import passed
-from gossip.validity import Place
+from gossip.place import Place
+from gossip.plans.certificate import sign_vote
+from gossip.rounds.spreading import passed
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId

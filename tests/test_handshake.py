@@ -19,7 +19,7 @@ from bootstrap.handshake import (
     greet,
     shared_token,
 )
-from gossip.standing import first_announcement
+from gossip.membership.standing import first_announcement
 from protocols.envelope import seal
 from protocols.errors import OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from round_kit import World
 
-from gossip.holding import (
+from gossip.plans.holding import (
     ENOUGH,
     FIRST_S,
     MARGIN_S,

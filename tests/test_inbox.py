@@ -19,11 +19,11 @@ from exchange_kit import (
 )
 from gossip_kit import RUN
 
-from gossip.bodies import as_bytes, trailer_of
-from gossip.buffers import Whole
-from gossip.certificate import basis_of, sign_result
-from gossip.receiving import Pieced
-from gossip.validity import key_of
+from gossip.exchange.bodies import as_bytes, trailer_of
+from gossip.exchange.buffers import Whole
+from gossip.exchange.receiving import Pieced
+from gossip.plans.certificate import basis_of, sign_result
+from gossip.plans.validity import key_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId

@@ -9,10 +9,10 @@ import torch
 from judging_kit import ME, OTHERS, PEERS, START, STOP, Owner, Values
 
 from diloco import robust
-from gossip.commitments import packed
-from gossip.judging import ColumnMerge, WeighedMerge
-from gossip.merging import AT_A_TIME, PartMerge
-from gossip.weighing import unpack
+from gossip.exchange.judging import ColumnMerge, WeighedMerge
+from gossip.exchange.merging import AT_A_TIME, PartMerge
+from gossip.plans.commitments import packed
+from gossip.plans.weighing import unpack
 from protocols.codecs import CHUNK
 from protocols.errors import Malformed, NonFinite
 

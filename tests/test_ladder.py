@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.ladder import FIRST_WAIT, LONGEST_WAIT, OVERRUN, RECENT, ROOM, Ladder, budget_s, choose
+from gossip.plans.ladder import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    OVERRUN,
+    RECENT,
+    ROOM,
+    Ladder,
+    budget_s,
+    choose,
+)
 from protocols.codecs import codec
 from protocols.errors import LocalProtocolError
 

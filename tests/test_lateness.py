@@ -10,8 +10,8 @@ import pytest
 from exchange_kit import World, run, until, world
 from simulated_swarm import simulated_swarm
 
-from gossip.lateness import Lateness, Overdue, step_s
-from gossip.validity import Shape
+from gossip.plans.lateness import Lateness, Overdue, step_s
+from gossip.plans.validity import Shape
 from protocols import virtual_time
 from protocols.codecs import CHUNK
 

@@ -11,7 +11,7 @@ import pytest
 from simulated_swarm import simulated_swarm
 
 from bootstrap.manifest import Manifest
-from gossip.membership import Liveness
+from gossip.membership.members import Liveness
 from node.leaving import leave
 from node.monitor.event_log import EventLog
 from node.monitor.state import NodeState

@@ -9,8 +9,8 @@ import pytest
 import torch
 from gossip_kit import PLACE, decided
 
-from gossip.ledger import Ledger, stored
-from gossip.validity import Place
+from gossip.exchange.ledger import Ledger, stored
+from gossip.place import Place
 from protocols import virtual_time
 from protocols.identity import Identity
 from protocols.messages import Certificate
@@ -81,7 +81,7 @@ def big(certificate: Certificate, number: int, size: int) -> dict[tuple[int, int
 def test_what_has_no_room_in_memory_is_served_from_files(
     identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
     ledger = Ledger(keep=5, size=1000, directory=tmp_path)  # 2000 bytes in memory, 8000 in all
     made = rounds(identities(2), 6)
     for number, certificate in enumerate(made[:3]):  # 1800 bytes each
@@ -105,7 +105,7 @@ def test_what_has_no_room_in_memory_is_served_from_files(
 def test_fp32_parts_leave_memory_at_once_and_without_space_altogether(
     identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
     ledger = Ledger(keep=5, size=1000, directory=tmp_path)
     (certificate,) = rounds(identities(2), 1)
     parts = big(certificate, 1, 2000)
@@ -125,7 +125,7 @@ def test_rounds_of_which_there_is_nothing_stay_where_they_are(
     identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state was downloaded, and what came before it was not."""
-    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
     ledger = Ledger(keep=5, size=1000, directory=tmp_path)
     before, after = rounds(identities(2), 2)
     ledger.add(before, {})
@@ -142,7 +142,7 @@ def test_rounds_of_which_there_is_nothing_stay_where_they_are(
 def test_without_a_directory_the_newest_round_is_always_kept(
     identities: Identities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
     ledger = Ledger(keep=5, size=1000)
     made = rounds(identities(2), 3)
     for number, certificate in enumerate(made):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gossip_kit import EVERYBODY, announce_of
 
-from gossip.letter_times import LetterTimes, Terms
+from gossip.pairs.letter_times import LetterTimes, Terms
 from protocols.messages import Announce
 
 BYTES = {"fp32": 4000, "bf16": 2000, "int8": 1000}

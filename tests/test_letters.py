@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gossip import letters
-from gossip.letters import PUSHES, Letter, Letters, Mail, receive
+from gossip.pairs.letters import PUSHES, Letter, Letters, Mail, receive
+from gossip.pairs.swarm import letters
 from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK, Encoded, RangeCodec

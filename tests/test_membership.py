@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gossip_kit import announce_of
 
-from gossip.membership import Liveness, Membership, Patience
+from gossip.membership.members import Liveness, Membership, Patience
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from merging_kit import DENSE, ERRORS, PEERS, START, STOP, Owner, Values, close, contributors
 
-from gossip.merging import AT_A_TIME, MergedFeed
-from gossip.slicing import NEGLIGIBLE, largest, shares, within
+from gossip.exchange.merging import AT_A_TIME, MergedFeed
+from gossip.exchange.slicing import NEGLIGIBLE, largest, shares, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging_kit import DENSE, PEERS, START, Owner, Values, close
 
-from gossip import merging
-from gossip.bodies import as_bytes
-from gossip.buffers import SMALL, Buffers, Whole, buffers
-from gossip.merging import MergedFeed, PartMerge, SliceDrain
+from gossip.exchange.bodies import as_bytes
+from gossip.exchange.buffers import SMALL, Buffers, Whole, buffers
+from gossip.exchange.exchange import merging
+from gossip.exchange.merging import MergedFeed, PartMerge, SliceDrain
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity
 

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Merge
 from diloco import merge, robust
-from gossip.certificate import outcome_of
-from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, ROUNDED_UP, ROUNDED_UP_ELSE, Mix
-from gossip.slicing import shares
-from gossip.validity import Known, check_outcome, check_plan
+from gossip.exchange.slicing import shares
+from gossip.plans.certificate import outcome_of
+from gossip.plans.mix import MAX_NORM, MAX_SCALE, MEAN, ROUNDED_UP, ROUNDED_UP_ELSE, Mix
+from gossip.plans.validity import Known, check_outcome, check_plan
 from node.mixing import BY_TRUST, RULES, mix_of
 from node.replica import OuterReplica
 from node.residual import Residual

@@ -10,8 +10,8 @@ import pytest
 from round_kit import RULES, Peer, World
 
 from bootstrap.manifest import Manifest
-from gossip.rules import Rules
-from gossip.validity import Place
+from gossip.place import Place
+from gossip.plans.rules import Rules
 from node.modes import at_will, clients_of, is_over, weight_of
 from protocols.identity import PeerId
 from protocols.messages import Outcome

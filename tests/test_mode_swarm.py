@@ -9,7 +9,7 @@ import pytest
 from exchange_kit import until
 from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
 
-from gossip.rules import NO_BOUND
+from gossip.plans.rules import NO_BOUND
 from node.sparse_state import SparseReplica
 from protocols import virtual_time
 from protocols.identity import Identity

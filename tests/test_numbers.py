@@ -16,8 +16,8 @@ from planning_kit import Identities
 from replica_kit import ME, OTHER
 
 from bootstrap.manifest import Manifest
-from gossip.certificate import work_after
-from gossip.validity import MAX_TOKENS, Known, check_plan
+from gossip.plans.certificate import work_after
+from gossip.plans.validity import MAX_TOKENS, Known, check_plan
 from node.allotment import Allotment
 from node.run_rules import CARRIED, most_tokens
 from node.trainer.numbers import MOST, Numbers, following

@@ -10,7 +10,7 @@ import pytest
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
-from gossip.origin import origin, origin_of
+from gossip.membership.origin import origin, origin_of
 from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import Crowded, TransportError

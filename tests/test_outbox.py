@@ -24,8 +24,8 @@ from exchange_kit import (
 )
 from gossip_kit import plan_of
 
-from gossip.certificate import basis_of
-from gossip.slicing import OwnContribution
+from gossip.exchange.slicing import OwnContribution
+from gossip.plans.certificate import basis_of
 
 
 def test_a_slice_may_come_before_the_plan() -> None:

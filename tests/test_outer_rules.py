@@ -16,7 +16,7 @@ from bootstrap.manifest_rounds import OF_GRADIENTS
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
-from gossip.certificate import genesis
+from gossip.plans.certificate import genesis
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_newest, write_outer
 from node.replica import OuterReplica

@@ -20,7 +20,7 @@ from saving_kit import keeper_at
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
-from gossip.standing import first_announcement, with_places
+from gossip.membership.standing import first_announcement, with_places
 from node.arrival import Arrived, Target
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.fetching import Fetcher

@@ -7,7 +7,7 @@ import dataclasses
 
 from exchange_kit import Peer, run, until, world
 
-from gossip.validity import Shape
+from gossip.plans.validity import Shape
 
 SIZE = 200_000
 

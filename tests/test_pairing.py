@@ -7,7 +7,7 @@ import collections
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.pairing import partner
+from gossip.pairs.pairing import partner
 from protocols.identity import Identity
 
 PEERS = sorted(Identity.from_seed(bytes([n + 1]) * 32).peer_id for n in range(12))

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from scipy.optimize import linprog
 
-from gossip.partition import ALIGN, MIN_PART, Link, cut, link_shares
+from gossip.plans.partition import ALIGN, MIN_PART, Link, cut, link_shares
 from protocols.identity import PeerId
 
 

@@ -11,7 +11,7 @@ from catching_up_kit import Stateful, at_one_place, merging, played, scene
 from exchange_kit import until
 from simulated_swarm import Member
 
-from gossip.own_status import STUCK_S
+from gossip.chain.own_status import STUCK_S
 from protocols.messages import Certificate
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -9,12 +9,11 @@ import pytest
 from gossip_kit import PLACE, SHAPE, announce_of, leader, plan_of, results_of, roster_of
 from planning_kit import RULES, Identities, fresh
 
-from gossip.agreement import Agreement
-from gossip.certificate import certify, outcome_of
-from gossip.ladder import Ladder
-from gossip.planning import next_roster_of, owners_among
-from gossip.rules import FRIENDS, PATIENCE_S, STRANGERS, Rules
-from gossip.validity import (
+from gossip.plans.certificate import certify, outcome_of
+from gossip.plans.ladder import Ladder
+from gossip.plans.planning import next_roster_of, owners_among
+from gossip.plans.rules import FRIENDS, PATIENCE_S, STRANGERS, Rules
+from gossip.plans.validity import (
     MAX_PATIENCE_S,
     MAX_ROSTER,
     MAX_TOKENS,
@@ -23,6 +22,7 @@ from gossip.validity import (
     check_plan,
     key_of,
 )
+from gossip.rounds.agreement import Agreement
 from protocols.counts import pack_counts
 from protocols.errors import LocalProtocolError, Malformed
 from protocols.identity import PeerId
@@ -217,7 +217,7 @@ def test_what_cannot_be_hashed_is_not_voted_for(
     plan = plan_of(members[0], members)
     agreement = Agreement(members[0], PLACE, SHAPE, plan.roster)
     agreement.on_plan(plan.leader, plan)
-    monkeypatch.setattr("gossip.certificate.outcome_hash", too_large)
+    monkeypatch.setattr("gossip.plans.certificate.outcome_hash", too_large)
     with pytest.raises(LocalProtocolError):
         agreement.on_held(results_of(plan, members)[0])
     assert agreement.voted is None

@@ -11,9 +11,8 @@ from exchange_kit import until
 from simulated_swarm import simulated_swarm
 from toy_replica import RUN
 
-from gossip import membership
-from gossip.membership import Patience
-from gossip.presence import AT_ONCE, Presence, open_announce
+from gossip.membership.members import Patience, members
+from gossip.membership.presence import AT_ONCE, Presence, open_announce
 from node.assembly import until_doubled
 from protocols import virtual_time
 from protocols.bounds import MAX_FRAGMENTS
@@ -99,7 +98,7 @@ def test_who_hears_its_own_key_from_a_later_start_tells(later: int, double: bool
 
 
 def test_nothing_is_kept_of_those_who_come_only_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "MAX_PEERS", 8)
+    monkeypatch.setattr(members, "MAX_PEERS", 8)
 
     async def main() -> None:
         patience = Patience(forget_s=20.0)

@@ -16,10 +16,10 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, simulated_swarm
 
-from gossip.agreement import Agreement
-from gossip.forgetting import Forgetting
-from gossip.promises import KEPT, At, Promised, Promises, Record
-from gossip.proposer import Proposer
+from gossip.rounds.agreement import Agreement
+from gossip.rounds.forgetting import Forgetting
+from gossip.rounds.promises import KEPT, At, Promised, Promises, Record
+from gossip.rounds.proposer import Proposer
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
@@ -243,7 +243,7 @@ async def test_what_waits_for_a_disk_that_does_not_answer_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is beyond that is as if it were lost on the way."""
-    monkeypatch.setattr("gossip.promises.MOST_HELD", 3)
+    monkeypatch.setattr("gossip.rounds.promises.MOST_HELD", 3)
     disk, said, nothing = Slow(tmp_path / "promised"), [], lambda error: None
     async with asyncio.TaskGroup() as group:
         wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)

@@ -8,7 +8,7 @@ import pytest
 from arrival_kit import LIAR, Scene, forged, played
 from lineage_kit import CREATOR, changing
 
-from gossip.claims import PROOF_S
+from gossip.catchup.claims import PROOF_S
 from node.arrival import CALL_TIMEOUT_S
 from node.proving import AT_ONCE
 from protocols.identity import Identity

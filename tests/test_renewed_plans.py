@@ -8,11 +8,11 @@ import pytest
 from gossip_kit import PLACE, SHAPE, counts_of, leader, plan_of, result_of, results_of
 from planning_kit import Identities, remains
 
-from gossip.certificate import outcome_of
-from gossip.opening import usable
-from gossip.partition import Link
-from gossip.planning import renewed_plan, repeated_plan
-from gossip.validity import Known, check_plan, key_of
+from gossip.plans.certificate import outcome_of
+from gossip.plans.partition import Link
+from gossip.plans.planning import renewed_plan, repeated_plan
+from gossip.plans.validity import Known, check_plan, key_of
+from gossip.rounds.opening import usable
 from protocols.counts import Included
 from protocols.errors import LocalProtocolError
 from protocols.messages import Part

@@ -13,8 +13,8 @@ from replica_kit import ME, OTHER, normal
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Outer, Rounds
 from diloco import sparta
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
 from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
 from node.sparse_state import SparseReplica

@@ -12,8 +12,8 @@ from gossip_kit import counts_of
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Rounds
 from bootstrap.signed_manifest import SignedManifest
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_newest, write_outer
 from node.replica import ChainStanding, OuterReplica

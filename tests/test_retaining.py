@@ -10,10 +10,10 @@ from gossip_kit import EVERYBODY, PLACE, adopt, plan_of, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.certificate import outcome_of
-from gossip.reports import Reports
-from gossip.retaining import Retention, keys_of
-from gossip.validity import PartKey, key_of
+from gossip.chain.reports import Reports
+from gossip.plans.certificate import outcome_of
+from gossip.plans.retaining import Retention, keys_of
+from gossip.plans.validity import PartKey, key_of
 from protocols.identity import PeerId
 
 SIZE = 100

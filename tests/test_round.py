@@ -1,6 +1,6 @@
 """The round's state machines against a hostile world: delays, kills, freezes, restarts.
 
-The world below delivers messages between real :class:`gossip.round.Round` objects under a
+The world below delivers messages between real :class:`gossip.rounds.round.Round` objects under a
 virtual clock and plays the tensors' part with random delays. Whatever it does, all commits of a
 round must agree, and as long as somebody lives the chain must grow.
 """
@@ -15,14 +15,14 @@ import pytest
 from gossip_kit import RUN, result_of
 from round_kit import SIZE, Peer, World
 
-from gossip import round as rounds
-from gossip.agreed import Remains
-from gossip.candidacies import AT_ONCE
-from gossip.certificate import basis_of, leader_order, outcome_of, sign_result
-from gossip.company import BELIEVED, PASSED_OVER
-from gossip.instructions import Send
-from gossip.round import Round
-from gossip.validity import key_of
+from gossip.plans.agreed import Remains
+from gossip.plans.certificate import basis_of, leader_order, outcome_of, sign_result
+from gossip.plans.validity import key_of
+from gossip.rounds import round as rounds
+from gossip.rounds.candidacies import AT_ONCE
+from gossip.rounds.company import BELIEVED, PASSED_OVER
+from gossip.rounds.instructions import Send
+from gossip.rounds.round import Round
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Outcome, Part, PartResult, Prepare, Promise, Suspect

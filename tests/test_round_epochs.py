@@ -10,8 +10,8 @@ from gossip_kit import plan_of
 from round_kit import Peer, World
 from simulated_swarm import simulated_swarm
 
-from gossip.agreement import NONE
-from gossip.round import Round
+from gossip.rounds.agreement import NONE
+from gossip.rounds.round import Round
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.messages import Prepare, Promise

@@ -9,8 +9,8 @@ from exchange_kit import until
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
-from gossip.certificate import sign_vote
-from gossip.spreading import check_passed, passed
+from gossip.plans.certificate import sign_vote
+from gossip.rounds.spreading import check_passed, passed
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId

@@ -8,7 +8,7 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import ToyReplica
 
 from bootstrap.manifest_rounds import COARSE, Merge
-from gossip.membership import Patience
+from gossip.membership.members import Patience
 from node.mixing import mix_of
 from node.residual import Residual
 from protocols import virtual_time

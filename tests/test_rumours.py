@@ -9,8 +9,8 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, simulated_swarm
 
-from gossip.membership import Liveness, Patience
-from gossip.rumours import BATCH_BYTES, EVERYBODY, FANOUT, MET, Rumours
+from gossip.membership.members import Liveness, Patience
+from gossip.membership.rumours import BATCH_BYTES, EVERYBODY, FANOUT, MET, Rumours
 from protocols import virtual_time
 from protocols.identity import PeerId
 

@@ -10,9 +10,9 @@ from exchange_kit import until
 from gossip_kit import announce_of
 from simulated_swarm import simulated_swarm
 
-from gossip.membership import Liveness, Membership
-from gossip.silence import MOST_LATE_S, Rhythm, Wakefulness, silence_s
-from gossip.trips import RoundTrip
+from gossip.membership.members import Liveness, Membership
+from gossip.membership.silence import MOST_LATE_S, Rhythm, Wakefulness, silence_s
+from gossip.membership.trips import RoundTrip
 from protocols import virtual_time
 from protocols.identity import PeerId
 from protocols.memory import Link

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from diloco import optimizers
-from gossip.rounded import Rounded
-from gossip.spread import Spread
+from gossip.membership.spread import Spread
+from gossip.pairs.rounded import Rounded
 from node.cli import app
 from node.commands.simulating import _noted
 from node.simulate.learner import Learner, initial, rate_factor, validation_loss

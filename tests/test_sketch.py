@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 
-from gossip.sketch import SIZE, distances, distances_to_mean, read, sketch
+from gossip.membership.sketch import SIZE, distances, distances_to_mean, read, sketch
 from protocols.codecs.kernels import SWITCH, add_signed, kernel
 
 RUN = b"r" * 32

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gossip.sketch import SIZE, sketch
-from gossip.spread import REMEMBERED, Published, Spread, WholeSketch, in_pairs, turn_of
+from gossip.membership.sketch import SIZE, sketch
+from gossip.membership.spread import REMEMBERED, Published, Spread, WholeSketch, in_pairs, turn_of
 from protocols.identity import PeerId
 
 RUN = b"r" * 32

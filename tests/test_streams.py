@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from planning_kit import fresh
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
-from gossip.dividing import ALL, LEAST, by_owner, divided, in_turn, parts_of
-from gossip.mixing import Mix
-from gossip.partition import ALIGN, Link
-from gossip.planning import MAX_PRODUCTS
-from gossip.rules import Rules
-from gossip.trips import LATE, RoundTrip
+from gossip.membership.trips import LATE, RoundTrip
+from gossip.plans.dividing import ALL, LEAST, by_owner, divided, in_turn, parts_of
+from gossip.plans.mix import Mix
+from gossip.plans.partition import ALIGN, Link
+from gossip.plans.planning import MAX_PRODUCTS
+from gossip.plans.rules import Rules
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link as SimulatedLink

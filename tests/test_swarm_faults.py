@@ -1,9 +1,10 @@
 """Four islands, and somebody is always dying: real kills at random moments of real rounds.
 
 Who leads a round and who merges parts of it follows from certificates, which any island hands out:
-the certificate of round r - 1 names the roster of round r, ``gossip.certificate.leader_order`` who
-of it leads first; the outcome of round r names the owner of every part. The victim is chosen by
-the former just before the kill; afterwards the chain tells what the victims really were.
+the certificate of round r - 1 names the roster of round r,
+``gossip.plans.certificate.leader_order`` who of it leads first; the outcome of round r names the
+owner of every part. The victim is chosen by the former just before the kill; afterwards the chain
+tells what the victims really were.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from swarm_kit import (
     until,
 )
 
-from gossip.certificate import check_certificate, genesis, leader_order, outcome_hash
+from gossip.plans.certificate import check_certificate, genesis, leader_order, outcome_hash
 from protocols.errors import TransportError
 from protocols.identity import PeerId
 from protocols.messages import Certificate

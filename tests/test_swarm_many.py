@@ -8,7 +8,7 @@ from fault_member import Setup, identity_of
 from member_kit import Crew, Process, forked, free_ports
 from swarm_kit import Record
 
-from gossip.membership import Patience
+from gossip.membership.members import Patience
 from protocols.messages import Certificate
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]

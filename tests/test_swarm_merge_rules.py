@@ -10,7 +10,7 @@ from robust_kit import cosine
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import merge, robust
-from gossip.mixing import MEAN, Mix
+from gossip.plans.mix import MEAN, Mix
 from protocols import virtual_time
 from protocols.identity import PeerId
 from protocols.messages import Certificate

@@ -10,9 +10,9 @@ from exchange_kit import until
 from gossip_kit import EVERYBODY, RUN, leader, plan_of
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
-from gossip.grouping import Grouping
-from gossip.membership import Patience
-from gossip.spreading import check_passed, legs, passed
+from gossip.membership.members import Patience
+from gossip.plans.grouping import Grouping
+from gossip.rounds.spreading import check_passed, legs, passed
 from protocols import virtual_time
 from protocols.errors import BadSignature
 from protocols.identity import PeerId

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gossip_kit import EVERYBODY, PLACE, RUN, SHAPE, decided, roster_of
 
-from gossip.catchup import Ending, Replay
+from gossip.catchup.replay import Ending, Replay
 from protocols.errors import TransportError
 from protocols.identity import PeerId
 from protocols.messages import Certificate

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from gossip_kit import RUN
 
-from gossip.slicing import SliceFeed
-from gossip.transfers import LAST_PAUSE_S, Transfers
+from gossip.exchange.slicing import SliceFeed
+from gossip.exchange.transfers import LAST_PAUSE_S, Transfers
 from gossip.wiring import Wiring
 from protocols import virtual_time
 from protocols.codecs import RangeCodec

@@ -12,9 +12,9 @@ from identity_kit import identity
 from simulated_swarm import Member, SimulatedSwarm, contributes, lengths, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
-from gossip.rules import Rules
-from gossip.trial import PATIENT, Trial
-from gossip.validity import MAX_ROSTER
+from gossip.plans.rules import Rules
+from gossip.plans.trial import PATIENT, Trial
+from gossip.plans.validity import MAX_ROSTER
 from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.identity import Identity, PeerId
@@ -145,7 +145,7 @@ def test_who_of_a_round_is_forgotten_first_is_the_same_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However each process happens to order its sets."""
-    monkeypatch.setattr("gossip.trial.MAX_FAILED", 5)
+    monkeypatch.setattr("gossip.plans.trial.MAX_FAILED", 5)
     trial, founders = Trial(), range(4)
     trial.note(certificate(0, founders, range(16), founders))
     trial.note(certificate(1, range(16), founders, founders))

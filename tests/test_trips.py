@@ -6,8 +6,8 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import simulated_swarm
 
-from gossip.rules import PATIENCE_S
-from gossip.trips import LEAST_S, MOST_S, RoundTrip, stillness_s
+from gossip.membership.trips import LEAST_S, MOST_S, RoundTrip, stillness_s
+from gossip.plans.rules import PATIENCE_S
 from protocols import virtual_time
 from protocols.memory import Link
 

@@ -13,15 +13,15 @@ from simulated_swarm import Member, lengths, simulated_swarm
 from toy_replica import RUN
 
 from bootstrap.manifest_rounds import Merge
-from gossip.agreed import Remains
-from gossip.agreement import Agreement
-from gossip.catchup import Ending
-from gossip.certificate import leader_order
-from gossip.company import Company
-from gossip.drafting import Drafting
-from gossip.instructions import Send
-from gossip.proposer import Proposer
-from gossip.round import Round
+from gossip.catchup.replay import Ending
+from gossip.plans.agreed import Remains
+from gossip.plans.certificate import leader_order
+from gossip.rounds.agreement import Agreement
+from gossip.rounds.company import Company
+from gossip.rounds.drafting import Drafting
+from gossip.rounds.instructions import Send
+from gossip.rounds.proposer import Proposer
+from gossip.rounds.round import Round
 from node.mixing import mix_of
 from protocols import virtual_time
 from protocols.envelope import seal

@@ -12,8 +12,8 @@ from exchange_kit import MEMBERS, run, until, world
 from gossip_kit import PLACE, RUN, certificate_of
 from simulated_swarm import lengths, simulated_swarm
 
-from gossip.certificate import outcome_of, sign_result
-from gossip.exchange import Exchange
+from gossip.exchange.exchange import Exchange
+from gossip.plans.certificate import outcome_of, sign_result
 from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.identity import PeerId

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gossip.membership import Membership
-from gossip.validity import MAX_ROSTER
+from gossip.membership.members import Membership
+from gossip.plans.validity import MAX_ROSTER
 from node.monitor.events import JoinProgress
 from node.waiting import Waiting
 from protocols import virtual_time

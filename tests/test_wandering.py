@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.meeting import Drop, Finish, Habits, Post, Stamp, Take
-from gossip.membership import Membership
-from gossip.pairing import order, successors
-from gossip.wandering import MOST_MORE, Wandering
+from gossip.membership.members import Membership
+from gossip.pairs.meeting import Drop, Finish, Habits, Post, Stamp, Take
+from gossip.pairs.pairing import order, successors
+from gossip.pairs.wandering import MOST_MORE, Wandering
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from planning_kit import fresh
 
 from diloco import merge, robust
-from gossip.agreed import Remains
-from gossip.certificate import basis_of, outcome_of
-from gossip.commitments import packed
-from gossip.mixing import MEAN, Mix
-from gossip.planning import renewed_plan, repeated_plan
-from gossip.rules import Rules
-from gossip.validity import Known, check_plan
-from gossip.weighing import (
+from gossip.plans.agreed import Remains
+from gossip.plans.certificate import basis_of, outcome_of
+from gossip.plans.commitments import packed
+from gossip.plans.mix import MEAN, Mix
+from gossip.plans.planning import renewed_plan, repeated_plan
+from gossip.plans.rules import Rules
+from gossip.plans.validity import Known, check_plan
+from gossip.plans.weighing import (
     Products,
     check_scales,
     draft_basis,

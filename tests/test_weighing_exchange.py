@@ -8,10 +8,10 @@ import pytest
 from exchange_kit import SHAPE, Peer, World, run, same_bytes, until, world
 
 from diloco import robust
-from gossip.certificate import basis_of, sign_result
-from gossip.commitments import root
-from gossip.mixing import Mix
-from gossip.weighing import final_plan
+from gossip.plans.certificate import basis_of, sign_result
+from gossip.plans.commitments import root
+from gossip.plans.mix import Mix
+from gossip.plans.weighing import final_plan
 from protocols.identity import Identity
 from protocols.messages import Gram, PartResult, Plan
 
@@ -106,7 +106,7 @@ def test_a_plan_that_comes_of_two_drafts_has_one_result(
         signed.append(unsigned)
         return sign_result(identity, run, unsigned)
 
-    monkeypatch.setattr("gossip.owning.sign_result", sign)
+    monkeypatch.setattr("gossip.exchange.owning.sign_result", sign)
 
     async def story() -> None:
         async with world(OPEN) as here:

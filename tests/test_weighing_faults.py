@@ -10,13 +10,13 @@ from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import robust
-from gossip.chain import Chain
-from gossip.commitments import packed
-from gossip.exchange import Exchange
-from gossip.instructions import Broadcast, Instruction
-from gossip.mixing import Mix
-from gossip.round import Round
-from gossip.weighing import sign_gram, triangle, unpack
+from gossip.chain.chain import Chain
+from gossip.exchange.exchange import Exchange
+from gossip.plans.commitments import packed
+from gossip.plans.mix import Mix
+from gossip.plans.weighing import sign_gram, triangle, unpack
+from gossip.rounds.instructions import Broadcast, Instruction
+from gossip.rounds.round import Round
 from protocols import virtual_time
 from protocols.identity import PeerId
 from protocols.memory import Link

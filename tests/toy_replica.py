@@ -9,9 +9,9 @@ from copy import copy, deepcopy
 import torch
 from blake3 import blake3
 
-from gossip.certificate import genesis, outcome_hash
-from gossip.lineage import Lineage
-from gossip.validity import Place
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
+from gossip.plans.certificate import genesis, outcome_hash
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate

@@ -14,8 +14,8 @@ from catching_up_kit import Scene, coming_together, played, scene
 from exchange_kit import until
 from simulated_swarm import Member
 
-from gossip.grouping import UNGROUPED, Grouping
-from gossip.mixing import MEAN, Mix
+from gossip.plans.grouping import UNGROUPED, Grouping
+from gossip.plans.mix import MEAN, Mix
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
 

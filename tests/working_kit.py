@@ -21,11 +21,11 @@ from torch import nn
 from toy_replica import RUN
 
 from bootstrap.manifest import Manifest
-from gossip.catchup import Ending
-from gossip.certificate import genesis
-from gossip.chain import Chain
-from gossip.lineage import Lineage
-from gossip.rules import Rules
+from gossip.catchup.lineage import Lineage
+from gossip.catchup.replay import Ending
+from gossip.chain.chain import Chain
+from gossip.plans.certificate import genesis
+from gossip.plans.rules import Rules
 from node.conductor import Conductor
 from node.downloading import kept_after
 from node.island import Island

@@ -15,15 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bootstrap.seeds import explain
-from gossip.catchup import Ending
-from gossip.driver import Swarm
-from gossip.grouping import Grouping
+from gossip.catchup.replay import Ending
+from gossip.chain.swarm import Swarm
 from gossip.hooks import Hooks
-from gossip.membership import Membership
-from gossip.presence import Presence
-from gossip.rules import Rules
-from gossip.standing import first_announcement
-from gossip.validity import Place
+from gossip.membership.members import Membership
+from gossip.membership.presence import Presence
+from gossip.membership.standing import first_announcement
+from gossip.place import Place
+from gossip.plans.grouping import Grouping
+from gossip.plans.rules import Rules
 from gossip.wiring import Wiring
 from node import __version__
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from blake3 import blake3
 
-from gossip.certificate import genesis, outcome_hash
-from gossip.validity import Place
+from gossip.place import Place
+from gossip.plans.certificate import genesis, outcome_hash
 from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch
 from protocols.codecs import RangeCodec

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gossip.chain import Chain
-from gossip.instructions import Instruction, Send, Work
-from gossip.round import Round
+from gossip.chain.chain import Chain
+from gossip.rounds.instructions import Instruction, Send, Work
+from gossip.rounds.round import Round
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
 from protocols.messages import PartResult, Vote

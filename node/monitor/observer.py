@@ -22,9 +22,9 @@ from bootstrap.handshake import Clocks, Greeting, admission, greet
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.seeds import Reached, explain, find_peers
 from bootstrap.state import fetch_manifest
-from gossip.membership import Liveness, Membership
-from gossip.presence import open_announce
-from gossip.spread import Published, Spread
+from gossip.membership.members import Liveness, Membership
+from gossip.membership.presence import open_announce
+from gossip.membership.spread import Published, Spread
 from node import __version__
 from node.errors import operator_error
 from node.links import LinkTable

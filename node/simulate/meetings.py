@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gossip.rounded import Rounded
+from gossip.pairs.rounded import Rounded
 
 
 @dataclass

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossip.membership import Membership, Patience
-from gossip.presence import Presence
-from gossip.standing import first_announcement
-from gossip.validity import Place
+from gossip.membership.members import Membership, Patience
+from gossip.membership.presence import Presence
+from gossip.membership.standing import first_announcement
+from gossip.place import Place
 from gossip.wiring import Wiring
 from node.simulate.world import Node
 from protocols.codecs import RangeCodec

@@ -1,9 +1,9 @@
 """A simulated swarm, by the code that runs on the wire.
 
 Each island is what ``node start`` makes of a run (:mod:`node.simulate.run`): certified rounds
-(:class:`gossip.chain.Chain`) or exchanges in pairs (:class:`gossip.roamer.Roamer`), the outer state
-(:mod:`node.replica`), and a conductor. Newcomers download the state from the others, as there. Only
-the inner steps are the simulation's (:mod:`node.simulate.trainer`).
+(:class:`gossip.chain.chain.Chain`) or exchanges in pairs (:class:`gossip.pairs.roamer.Roamer`), the
+outer state (:mod:`node.replica`), and a conductor. Newcomers download the state from the others, as
+there. Only the inner steps are the simulation's (:mod:`node.simulate.trainer`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 from bootstrap.state import StateServer
 from bootstrap.validation import bad_config
 from diloco.federated import merged_branches
-from gossip.catchup import Ending
-from gossip.chain import Chain
-from gossip.driver import Swarm
-from gossip.exchange import Exchange
+from gossip.catchup.lineage import Lineage
+from gossip.catchup.replay import Ending
+from gossip.chain.chain import Chain
+from gossip.chain.swarm import Swarm
+from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
-from gossip.lineage import Lineage
-from gossip.pairs import Pairs
+from gossip.pairs.swarm import Pairs
 from node.arrival import Arrival, OwnArrival
 from node.choosing import Codecs
 from node.conductor import Conductor

@@ -96,7 +96,7 @@ def kernel(name: str) -> Kernel | None:
 
 
 def add_signed(values: Tensor, signs: Tensor, totals: Tensor) -> bool:
-    """One pass of a sketch (:mod:`gossip.sketch`); False if it is not compiled and cannot be.
+    """One pass of a :mod:`gossip.membership.sketch`; False if it is not compiled and cannot be.
 
     ``values`` fp32 [32, words] are added up in ``totals`` fp64 [buckets], value [b, j] in bucket
     j modulo ``buckets``, with the sign that bit 31 - b of ``signs`` int32 [words] is. All

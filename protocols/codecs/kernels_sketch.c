@@ -1,4 +1,4 @@
-/* Sums with random signs, of which a sketch of a vector consists (gossip/sketch.py). */
+/* Sums with random signs, of which a sketch of a vector consists (gossip/membership/sketch.py). */
 
 #include "kernels.h"
 

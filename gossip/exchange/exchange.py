@@ -1,0 +1,231 @@
+"""Moving the tensors of one round: slices to the owners, merged parts to everybody.
+
+The driver side of a :class:`~protocols.messages.Plan`. A contributor streams its slice of every
+part to the part's owner (:mod:`gossip.exchange.outbox`); an owner merges chunk by chunk and streams
+what is merged to every member (:mod:`gossip.exchange.owning`); the others receive the part, or pull
+it from any member that holds it (:mod:`gossip.exchange.inbox`). So a chunk is on its way out while
+the next ones come in. A later plan of the same round changes only what it has to: transfers it
+still wants go on.
+
+Results are reported to a :class:`Listener`: a part is held, a peer did not deliver, nobody has a
+merged part any more, the slices of a draft are weighed (:mod:`gossip.plans.weighing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import InitVar, dataclass, field
+from typing import Protocol
+
+import torch
+
+from gossip.exchange.inbox import Inbox, Receiver
+from gossip.exchange.outbox import Outbox, Untaken
+from gossip.exchange.part_states import Planned, Route
+from gossip.exchange.routing import Routes
+from gossip.exchange.slicing import OwnContribution, Source, shares
+from gossip.exchange.transfers import Transfers, header_of
+from gossip.place import Place
+from gossip.plans.certificate import basis_of
+from gossip.plans.dividing import in_turn
+from gossip.plans.retaining import Retention, keys_of
+from gossip.plans.validity import PartKey, Shape, key_of
+from gossip.wiring import Wiring
+from protocols.identity import PeerId
+from protocols.messages import Certificate, PartResult, Plan
+
+
+class Listener(Receiver, Untaken, Protocol):
+    """Told of what happens in an exchange."""
+
+
+@dataclass
+class Exchange:
+    """The transfers of one round at one member."""
+
+    wiring: Wiring
+    place: Place
+    shape: Shape
+    source: Source
+    listener: Listener
+    withheld: InitVar[bool] = False  # my contribution is not ready before :meth:`prepare`
+    sent: bool = False  # a plan has asked for my contribution, and some of it may have come
+    inbox: Inbox = field(init=False)
+    outbox: Outbox = field(init=False)
+    _transfers: Transfers = field(init=False)
+    _planned: Planned = field(init=False)
+    _own: OwnContribution = field(init=False)
+    _retention: Retention = field(init=False)
+
+    def __post_init__(self, withheld: bool) -> None:
+        self._retention = Retention(self.shape.size)
+        self._transfers = moved = Transfers(self.wiring)
+        self._planned = planned = Planned(moved)
+        listener, me = self.listener, self.me  # not self: a cycle would keep parts in memory
+        self._own = own = OwnContribution(
+            self.wiring,
+            self.shape,
+            self.source,
+            lambda error: listener.refused(me, error),
+            withheld,
+        )
+        shunned: set[PeerId] = set()  # relays that took no slice
+        self.inbox = Inbox(
+            self.wiring, self.place, self.shape, moved, planned, own, listener, shunned
+        )
+        relaying, parts = self.inbox.relaying, self.inbox.parts
+        self.outbox = Outbox(self.place, moved, planned, own, relaying, listener, parts, shunned)
+
+    @property
+    def round(self) -> int:
+        """The number of the round."""
+        return self.place.round
+
+    @property
+    def me(self) -> PeerId:
+        return self.wiring.identity.peer_id
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan that is worked on."""
+        return self.inbox.plan
+
+    @property
+    def parts(self) -> dict[PartKey, tuple[PartResult, torch.Tensor]]:
+        """The merged parts that are here, with their bytes as they were encoded."""
+        return self.inbox.parts
+
+    def certified(self, certificate: Certificate) -> dict[tuple[int, int], torch.Tensor] | None:
+        """The parts that a certificate names, by start and stop; None where one is not here."""
+        named = {(key_of(r), r.digest) for r in certificate.outcome.parts if r.digest}
+        found = {
+            (result.start, result.stop): data
+            for result, data in self.inbox.kept()
+            if (key_of(result), result.digest) in named
+        }
+        return found if len(found) == len(named) else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of slices and merged parts given to the transport."""
+        return self._transfers.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of slices and merged parts that came."""
+        return self._transfers.bytes_received
+
+    @property
+    def offered(self) -> bool:
+        """My contribution was said to be ready: any plan of the round may ask for it."""
+        return not self._own.withheld
+
+    @property
+    def closed(self) -> bool:
+        """The round is over here."""
+        return self._transfers.closed
+
+    def prepare(self, norm: float = 0.0) -> None:
+        """My contribution is ready: check it now, so that no plan has to wait for that.
+
+        ``norm`` is its L2 norm, where that is known.
+        """
+        self._own.withheld = False
+        self._own.known(norm)
+        self._transfers.start(self._prepare())
+
+    async def _prepare(self) -> None:
+        await self._own.is_sound()
+
+    def work(self, plan: Plan) -> None:
+        """Start what this plan asks of me and is not under way; nothing once the round is over.
+
+        Of what earlier plans have asked for, only as much as one plan moves is kept.
+        """
+        if self.closed:
+            return
+        self.inbox.plan, basis = plan, basis_of(plan.codec, plan.contributors)
+        active = any(c.peer == self.me and c.active for c in plan.contributors)
+        contributes = active and self.me in shares(plan.contributors)
+        self.sent = self.sent or (contributes and not self._own.withheld)
+        holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # have all slices
+        self.inbox.watches.stop()
+        self.inbox.owning.answer_for(plan.grams)  # first: below, parts are merged or dropped
+        wanted: set[PartKey] = set()
+        routes = Routes(plan)
+        for number in in_turn([part.owner for part in plan.parts], self.me):
+            part = plan.parts[number]
+            if part.result is not None:
+                self.inbox.want(part.result, plan)
+                continue
+            key = (part.start, part.stop, part.owner, basis)
+            wanted.add(key)
+            again = key in self._planned  # the owner may have some of my slice
+            route = self._planned.add(key, plan)
+            if part.owner == self.me:
+                header = header_of(self.place, key, plan)
+                self.inbox.relaying.drop(key)
+                self.inbox.owning.work(key, header, plan, routes.paths(number))
+            elif key not in self.parts:
+                mine = contributes and key[:3] not in holders
+                self._follow(route, routes, number, contributes=mine, again=again)
+        self.outbox.stop_but(wanted)  # taken over by another owner, or merged already
+        self._let_go(plan)
+        self._transfers.start(self._planned.announce())
+
+    def _let_go(self, plan: Plan) -> None:
+        """Free parts that the plan does not ask for, except those that may be needed again."""
+        keys = keys_of(plan)
+        self._retention.ask(keys)
+        for key in self._retention.excess(set(keys), self.listener.needed(), self.inbox.copies):
+            self.inbox.drop(key)
+
+    def _follow(
+        self, route: Route, routes: Routes, number: int, *, contributes: bool, again: bool
+    ) -> None:
+        """Handle a part that another member merges: send it my slice, expect the merged part."""
+        plan = route.plan
+        relay = routes.relay_of(self.me, number) if plan.groups else None
+        via = self._relay(route, relay, routes) if relay else None
+        if route.via not in (None, via):  # it is not my relay any more
+            self.outbox.detach(route)
+        with_sum = self.inbox.relaying.collects(route.key)
+        running = route.sending
+        # the owner may have dropped what came for a draft, or merged it by another plan; and in a
+        # later epoch it may have restarted since, and have lost what it was sent
+        asks = plan.draft or plan.epoch > 0
+        idle = running is None or (asks and running.done())
+        if contributes and not with_sum and idle:
+            self.outbox.send(route, via, ask=again)
+        if not plan.draft:  # else its owner has nothing to give yet
+            self.inbox.watches.watch(route, plan, None if relay == self.me else relay)
+
+    def _relay(self, route: Route, relay: PeerId, routes: Routes) -> PeerId | None:
+        """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
+        brought, passed_on = routes.through(relay)
+        self._planned.stand_in(relay, route)
+        if relay == self.me:
+            route.passed_on = passed_on
+            if brought:
+                header = header_of(self.place, route.key, route.plan)
+                self.inbox.relaying.collect(route.key, header, route.plan, brought)
+            return None
+        return relay if self.me in brought else None
+
+    async def stop(self) -> None:
+        """The round is over here: wait for nothing more, and do not read the source any more.
+
+        Transfers to others that are under way go on.
+        """
+        self._transfers.closed = True
+        inbox = self.inbox
+        ended = [*self.outbox.stop_but(()), *inbox.watches.stop(), *inbox.fetching.stop()]
+        inbox.owning.stop()
+        inbox.relaying.stop()
+        await self._planned.announce()
+        if ended:
+            await asyncio.wait(ended)
+        self._planned.clear()
+        await inbox.owning.stopped()
+        await inbox.relaying.stopped()
+        await self._own.stop()

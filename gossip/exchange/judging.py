@@ -1,0 +1,241 @@
+"""Merging by rules that must see all slices of a chunk, or of a part, before any of them counts.
+
+Slices are kept encoded as they arrive. Where members merge equal parts that is about one encoded
+vector for all contributors together; who merges more keeps more, and a lone server an encoded
+vector of each. :class:`ColumnMerge` lets go of a chunk as soon as it is merged, and streams it on
+like any other; :class:`WeighedMerge` looks at every chunk twice: once for the inner products, and
+once with the scales that came of them, so nothing leaves it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gossip.exchange.auditing import Shown
+from gossip.exchange.bodies import as_bytes
+from gossip.exchange.merging import AT_A_TIME, PartMerge, SliceDrain
+from gossip.plans.commitments import SEAL_SIZE, Node, check_seal, leaf, leaf_of, root, root_of
+from gossip.plans.mix import Column
+from gossip.plans.weighing import inner_products, triangle
+from protocols.errors import BadSignature, Malformed
+from protocols.identity import PeerId
+from protocols.messages import Transfer
+
+
+class KeptMerge(PartMerge):
+    """A part whose slices are kept; what is made of them is up to the subclasses."""
+
+    def __init__(self, *args: Any, order: Sequence[PeerId], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._order = [peer for peer in order if peer in self._shares]
+        self._kept: list[dict[PeerId, torch.Tensor]] = [{} for _ in self.chunks]
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.done else 1 + len(self._order)
+
+    def _take(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
+        scratch = self._scratch()
+        self._decoded(peer, index, data, scratch)  # it must be fit to be merged later
+        self._spare.append(scratch)
+        self._kept[index][peer] = data.clone()
+        self._counts[index] += 1
+        self._weights[index] += self._shares[peer]
+
+    def _values(self, index: int) -> tuple[list[PeerId], torch.Tensor]:
+        """Who is in a chunk, in order, and their values: fp32 [K, n]."""
+        chunk, kept = self.chunks[index], self._kept[index]
+        peers = [p for p in self._order if p in kept or (p == self._me and self._source)]
+        values = torch.empty(len(peers), chunk.stop - chunk.start)
+        for peer, row in zip(peers, values, strict=True):
+            if peer != self._me:
+                self.codec.decode_chunk(chunk, kept[peer], row)
+            elif peer in kept:
+                row.copy_(kept[peer].view(torch.float32))
+            else:
+                assert self._source is not None
+                row.copy_(self._source.delta(chunk.start, chunk.stop, row))
+        return peers, values
+
+    def _note_lost(self, index: int, mean: torch.Tensor, data: torch.Tensor) -> None:
+        """Nothing: where values are sorted or weighed, being louder makes up for no loss."""
+
+
+class ColumnMerge(KeptMerge):
+    """A part merged element by element: ``column`` makes fp32 [n] of [K, n] and weights."""
+
+    def __init__(self, *args: Any, column: Column, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._column = column
+
+    def _sum_of_all(self, index: int) -> torch.Tensor:
+        total = self._sum(index)
+        peers, values = self._values(index)
+        self._kept[index].clear()
+        if not peers:
+            return total.zero_()
+        return total.copy_(self._column(values, [self._shares[peer] for peer in peers]))
+
+
+class WeighedMerge(KeptMerge):
+    """A part merged with scales that follow from its own slices, and from those of other parts.
+
+    ``judged`` is called once, when all slices are in that will come: then :attr:`seals` and
+    :attr:`products` are known. Nothing is merged before :meth:`deal`. ``header`` is what slices are
+    sealed under; all of them are kept, to answer for the part (:meth:`shown`).
+    """
+
+    def __init__(
+        self, *args: Any, judged: Callable[[], None], header: Transfer, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._judged, self._header = judged, header
+        self._leaves: dict[PeerId, list[Node]] = {peer: [] for peer in self._order}
+        self._seals: dict[PeerId, bytes] = {}
+        self._products: list[tuple[list[PeerId], torch.Tensor]] = []  # float64 [K, K] of each chunk
+        self._tree: list[Node] = []  # of the slices that came whole, once all are in
+        self._dealt: Mapping[PeerId, float] | None = None
+
+    @property
+    def copies(self) -> int:
+        return 1 + len(self._order)
+
+    @property
+    def seals(self) -> dict[PeerId, bytes]:
+        """Of those whose slices came whole, in order; of mine the root alone."""
+        return {peer: self._seals[peer] for peer in self._order if peer in self._seals}
+
+    @property
+    def products(self) -> Node:
+        """The inner products of those slices: the lower triangle of float64 [K, K]."""
+        return root(self._tree)
+
+    def shown(self) -> Shown:
+        """What is kept as evidence once the part is merged."""
+        return Shown(self._kept, {peer: self._leaves[peer] for peer in self.seals}, self._tree)
+
+    def deal(self, coefficients: Mapping[PeerId, float]) -> None:
+        """Merge: the sum of these slices, all of them present, each times its coefficient."""
+        if self._dealt is None:
+            self._dealt = coefficients
+            self._advance()
+
+    def drain(self, peer: PeerId, first: int) -> SliceDrain:
+        return SealedDrain(self, peer, first)
+
+    def add_last(self, peer: PeerId, index: int, data: torch.Tensor, seal: bytes) -> None:
+        """A contributor's last chunk, and the seal. Raises as :meth:`add`, and BadSignature."""
+        if peer in self._expected and index == self._reached[peer]:
+            whole = root([*self._leaves[peer], leaf(as_bytes(data))]).hash
+            try:
+                check_seal(peer, self._header, seal)
+                if root_of(seal) != whole:
+                    raise Malformed("the seal of another slice")
+            except (BadSignature, Malformed):
+                self.give_up(peer)
+                raise
+            self._seals[peer] = seal
+        self.add(peer, index, data)
+
+    def close(self) -> None:
+        """As :meth:`PartMerge.close`."""
+        super().close()
+        self._judged = lambda: None  # breaks the cycle with whoever holds this
+
+    def counted(self, peer: PeerId) -> int:
+        return self.stop - self.start if self._dealt and peer in self._dealt else 0
+
+    def _take(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
+        super()._take(peer, index, data)
+        self._leaves[peer].append(leaf(as_bytes(data)))
+
+    def _advance(self) -> None:
+        if self._dealt is not None:
+            super()._advance()
+            return
+        if self._busy:
+            return
+        for _ in range(AT_A_TIME):
+            if not self._next_is_complete():
+                return
+            self._multiply(len(self._products))
+            if len(self._products) == len(self.chunks):
+                if self._source is not None:
+                    self._seals[self._me] = root(self._leaves[self._me]).hash
+                self._tree = self._by_chunk()
+                self._judged()
+                return
+        self._busy = True
+        self._post(self._go_on)
+
+    def _next_is_complete(self) -> bool:
+        if self._dealt is not None:
+            return super()._next_is_complete()
+        looked = len(self._products)
+        open_ = self._settled and not self._closed and looked < len(self.chunks)
+        return open_ and not self._missing[looked]
+
+    def _multiply(self, index: int) -> None:
+        chunk = self.chunks[index]
+        if self._source is not None:  # as it is, never encoded
+            scratch = self._scratch()
+            mine = self._source.delta(chunk.start, chunk.stop, scratch[: chunk.stop - chunk.start])
+            self._kept[index][self._me] = data = mine.clone().view(torch.uint8)
+            self._leaves[self._me].append(leaf(as_bytes(data)))
+            self._spare.append(scratch)
+        peers, values = self._values(index)
+        self._products.append((peers, inner_products(values)))
+
+    def _by_chunk(self) -> list[Node]:
+        """The products of those who are present, chunk by chunk."""
+        present = list(self.seals)
+        found = []
+        for peers, products in self._products:
+            rows = [peers.index(peer) for peer in present]
+            found.append(leaf_of(triangle(products[rows][:, rows])))
+        return found
+
+    def _sum_of_all(self, index: int) -> torch.Tensor:
+        assert self._dealt is not None
+        total = self._sum(index).zero_()
+        for peer, row in zip(*self._values(index), strict=True):
+            if peer in self._dealt:
+                total.add_(row.mul_(self._dealt[peer]))
+        return total
+
+
+class SealedDrain(SliceDrain):
+    """A slice with its seal behind it; the last chunk counts once that is in."""
+
+    _merge: WeighedMerge
+
+    def __init__(self, merge: WeighedMerge, peer: PeerId, first: int) -> None:
+        super().__init__(merge, peer, first)
+        self._buffer = torch.empty(len(self._buffer) + SEAL_SIZE, dtype=torch.uint8)
+        self._view = as_bytes(self._buffer)
+        self.length += SEAL_SIZE
+
+    def room(self) -> memoryview:
+        """The rest of the chunk that is on its way, or of the last one and the seal."""
+        return self._view[self._at : self._size()]
+
+    def took(self, count: int) -> None:
+        """Raises as :meth:`WeighedMerge.add_last` does."""
+        self._at += count
+        self._merge.moved(self._peer, count)
+        if self._at < self._size():
+            return
+        size = self._merge.chunks[self._index].size
+        data, behind = self._buffer[:size], bytes(self._view[size : self._size()])
+        if behind:
+            self._merge.add_last(self._peer, self._index, data, behind)
+        else:
+            self._merge.add(self._peer, self._index, data)
+        self._index, self._at = self._index + 1, 0
+
+    def _size(self) -> int:
+        last = self._index == len(self._merge.chunks) - 1
+        return self._merge.chunks[self._index].size + (SEAL_SIZE if last else 0)

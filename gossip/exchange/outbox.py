@@ -1,0 +1,130 @@
+"""What this member sends of its own in one round: its slice of every part, to whoever merges it.
+
+That is the part's owner or, where the plan has groups, its relay. If the relay takes nothing, or
+the owner no longer waits for it, what has not come through the relay goes straight to the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from gossip.exchange.part_states import Planned, Route
+from gossip.exchange.relaying import Relaying
+from gossip.exchange.slicing import OwnContribution, SealedFeed, SliceFeed
+from gossip.exchange.transfers import Transfers, header_of
+from gossip.place import Place
+from gossip.plans.commitments import seal
+from gossip.plans.validity import PartKey
+from protocols.errors import NonFinite, RemoteProtocolError, RemoteRefused, TransportError
+from protocols.identity import PeerId
+from protocols.messages import Plan, Transfer
+
+UNBLAMED = ("early", "late", "unfit")  # refusals of a slice that do not speak against the owner
+
+
+class Untaken(Protocol):
+    """Told of slices that are not accepted."""
+
+    def fault(self, peer: PeerId, why: str) -> None: ...
+    def declined(self, peer: PeerId, why: str) -> None: ...
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
+
+
+@dataclass
+class Outbox:
+    """My slices in one exchange. ``held`` are the parts that are here merged, ``shunned`` the
+    relays that took no slice."""
+
+    place: Place
+    transfers: Transfers
+    planned: Planned
+    own: OwnContribution
+    relaying: Relaying
+    listener: Untaken
+    held: Collection[PartKey]
+    shunned: set[PeerId]
+
+    @property
+    def me(self) -> PeerId:
+        return self.transfers.wiring.identity.peer_id
+
+    def send(self, route: Route, via: PeerId | None = None, *, ask: bool = False) -> None:
+        """Send my slice to the part's owner, or to the relay ``via``; ``ask`` how much it has."""
+        route.via = via
+        route.sending = self.transfers.start(self._send(route, route.plan, via, ask=ask))
+
+    def detach(self, route: Route) -> None:
+        """Stop sending through the relay: the rest of my slice is to go to the owner."""
+        running, route.via, route.sending = route.sending, None, None
+        if running is not None:
+            running.cancel()
+
+    def stop_but(self, wanted: Collection[PartKey]) -> list[asyncio.Task[None]]:
+        """Stop sending slices of all parts but these; returns the tasks of the others."""
+        ended = []
+        for route in self.planned.routes():
+            if route.sending is None or route.key in wanted:
+                continue
+            ended.append(route.sending)
+            if route.sending.cancel():
+                route.via = route.sending = None  # the rest goes out if a later plan asks again
+        return ended
+
+    async def bring(self, sender: PeerId, header: Transfer) -> bytes:
+        """The owner of a part waits for my relay no more, and asks for my slice itself."""
+        route = await self.planned.until((header.start, header.stop, sender, header.basis))
+        plan, key = route.plan, route.key
+        counts = any(c.peer == self.me and c.active for c in plan.contributors)
+        known = route.sending is not None and route.via is None  # it is on its way there already
+        if counts and plan.groups and key not in self.held and not known:
+            if route.via is not None and route.sending is not None and not route.sending.done():
+                self.shunned.add(route.via)  # it takes no slice, so it will pass on no part either
+            self.relaying.drop(key)
+            self.detach(route)
+            self.send(route, ask=True)
+        return b""
+
+    async def _send(self, route: Route, plan: Plan, via: PeerId | None, *, ask: bool) -> None:
+        try:
+            await self._push(route.key, plan, via or route.key[2], ask=ask)
+        except (TransportError, RemoteProtocolError) as error:
+            harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
+            if harmless or route.key in self.held or self.transfers.closed:
+                return
+            owner = route.key[2]
+            if via is not None:
+                # maybe only the link failed, and the owner can get it from me: blame nobody
+                why = RemoteProtocolError.of("took no slice for its group", error)
+                self.listener.refused(via, why)
+                self.shunned.add(via)
+                route.via = None
+                await self._send(route, plan, None, ask=True)
+            elif isinstance(error, RemoteRefused):
+                self.listener.declined(owner, f"wants no slice: {error}")
+            else:
+                route.sending = None  # to be sent again by a later plan
+                self.listener.fault(owner, f"took no slice: {error}")
+
+    async def _push(self, key: PartKey, plan: Plan, to: PeerId, *, ask: bool) -> None:
+        """Push my slice, or an empty one in its place. Raises what :meth:`Transfers.push` does."""
+        wiring = self.transfers.wiring
+        codec, identity = wiring.codec.named(plan.codec), wiring.identity
+        header, source = header_of(self.place, key, plan), self.own.source
+
+        async def push(*, everything: bool) -> None:
+            def feed(first: int) -> SliceFeed:
+                at = (codec, source, key[0], key[1], first if everything else None)
+                if plan.draft:
+                    return SealedFeed(*at, lambda leaves: seal(identity, header, leaves))
+                return SliceFeed(*at)
+
+            await self.transfers.push(to, "slice", header, feed, plan.patience_s, ask=ask)
+
+        try:
+            await push(everything=await self.own.is_sound())
+        except ValueError as error:  # the values have changed since they were checked
+            self.listener.refused(self.me, NonFinite(f"own pseudo-gradient: {error}"))
+            await push(everything=False)

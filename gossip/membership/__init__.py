@@ -1,0 +1,1 @@
+"""Who is there: announcements, how they spread, silence, and how far islands are apart."""

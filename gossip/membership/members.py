@@ -1,0 +1,254 @@
+"""Who is there: what islands have said about themselves, and whether they still answer.
+
+Pure bookkeeping: verified announcements, contacts and failures go in with ``now``; liveness comes
+out. The patience with a silent peer follows from how regularly it has been heard before and how
+long its link takes (:mod:`gossip.membership.silence`), so a loaded machine is given more time than
+a quiet one, and a satellite more than a cable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gossip.membership.silence import Rhythm, silence_s
+from gossip.membership.standing import seen_from
+from gossip.membership.trips import ENOUGH, RoundTrip, answer_s, stillness_s
+from protocols.bounds import MAX_PEERS
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+MEMBERS = ("island", "server")  # roles of those who decide and merge; servers do not train
+
+
+class Liveness(StrEnum):
+    """What this node believes about a peer."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # silent for longer than usual, or a connection to it failed
+    DEAD = "dead"  # silent for so long that nobody plans with it any more
+    LEFT = "left"  # said farewell
+
+
+THERE = (Liveness.ALIVE, Liveness.SUSPECT)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How much silence is forgiven."""
+
+    heartbeat_s: float = 1.0  # how often islands announce themselves
+    unknown_beats: float = 4.0  # until a peer's rhythm and link are measured
+    dead_floor_s: float = 10.0
+    dead_factor: float = 4.0  # times what makes a peer suspect
+    refused_dead_s: float = 3.0  # connections fail outright for this long: the process is gone
+    forget_s: float = 600.0
+
+
+@dataclass
+class Island:
+    """One peer as seen from here."""
+
+    announce: Announce
+    envelope: bytes  # the signed announcement, to be passed on
+    sequence: int
+    heard: float  # last announcement, or other sign of life
+    said: float  # when the announcement came
+    forgiven_s: float  # seconds of silence before it is suspect
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    failing_since: float | None = None  # connections have been failing since
+    trip: RoundTrip | None = None  # how long it takes to answer
+    met: bool = False  # it has answered once: a connection stands
+    expelled: bool = False  # it lied: nobody counts on it until it is forgotten
+    origin: str = ""  # where it comes from (:mod:`gossip.membership.origin`), empty: not known
+    observed: bool = False  # from its connection, not by its own word
+    _views: dict[int, tuple[Announce, Announce]] = field(default_factory=dict)  # by fragment
+
+    def seen_from(self, fragment: int) -> Announce:
+        """What it announced, as if ``fragment`` were the only one."""
+        whole, view = self._views.get(fragment, (None, self.announce))
+        if whole is not self.announce:
+            view = seen_from(self.announce, fragment)
+            self._views[fragment] = (self.announce, view)
+        return view
+
+    def liveness(self, now: float, patience: Patience) -> Liveness:
+        """Alive, suspect, dead or left, at ``now``."""
+        if self.announce.status == "leaving":
+            return Liveness.LEFT
+        silence = now - self.heard
+        if self.expelled or silence > max(
+            patience.dead_floor_s, patience.dead_factor * self.forgiven_s
+        ):
+            return Liveness.DEAD
+        if self.failing_since is not None:
+            refused = now - self.failing_since > patience.refused_dead_s
+            return Liveness.DEAD if refused else Liveness.SUSPECT
+        return Liveness.SUSPECT if silence > self.forgiven_s else Liveness.ALIVE
+
+    def measured(self, patience: Patience) -> None:
+        """Its rhythm or link was measured anew: update how long it may be silent."""
+        beat = patience.heartbeat_s
+        self.forgiven_s = silence_s(beat, self.rhythm, self.trip, patience.unknown_beats * beat)
+
+
+@dataclass
+class Membership:
+    """All peers this node has heard of in the run, itself excluded.
+
+    Their places and contributions are those that they announced for one ``fragment``.
+    """
+
+    me: PeerId
+    patience: Patience = field(default_factory=Patience)
+    islands: dict[PeerId, Island] = field(default_factory=dict)
+    fragment: int = 0
+    most_from_one_place: int = 0  # 0: any number
+
+    def seen_from(self, fragment: int) -> Membership:
+        """The same peers, seen from another fragment."""
+        return Membership(self.me, self.patience, self.islands, fragment)
+
+    def on_announce(self, announce: Announce, envelope: bytes, sequence: int, now: float) -> bool:
+        """Take a verified announcement; returns whether it was news.
+
+        The newest incarnation wins, and within it the highest sequence number. When the table
+        is full, the longest-silent peer that is dead or has left makes room; if there is none, the
+        newcomer is not kept. Nobody loses its place by being silent for a moment: an attacker with
+        any number of names may be waiting for that.
+        """
+        peer = announce.peer
+        if peer == self.me:
+            return False
+        known = self.islands.get(peer)
+        if known is None:
+            if len(self.islands) >= MAX_PEERS and not self._evict(now):
+                return False
+            silence = self.patience.unknown_beats * self.patience.heartbeat_s
+            self.islands[peer] = Island(announce, envelope, sequence, now, now, silence)
+            return True
+        if (announce.incarnation, sequence) <= (known.announce.incarnation, known.sequence):
+            return False
+        known.rhythm.add(now - known.said, self.patience.heartbeat_s)
+        known.measured(self.patience)
+        known.announce, known.envelope, known.sequence = announce, envelope, sequence
+        known.heard, known.said, known.failing_since = now, now, None
+        return True
+
+    def crowded(self, peer: PeerId, origin: str, observed: bool, now: float) -> bool:
+        """Whether as many others are here from ``origin`` as may come from one place.
+
+        Peers that are dead or have left do not count: a machine may come back under another name.
+        Nor, for a peer ``observed`` there, do mere claims of others: they could be from anywhere.
+        """
+        known, most = self.islands.get(peer), self.most_from_one_place
+        if not (origin and most) or (known is not None and known.origin == origin):
+            return False
+        others = (
+            island
+            for other, island in self.islands.items()
+            if island.origin == origin and other != peer and island.observed >= observed
+        )
+        return sum(i.liveness(now, self.patience) in THERE for i in others) >= most
+
+    def on_contact(self, peer: PeerId, now: float) -> None:
+        """The peer did something over an authenticated link: it is alive."""
+        if (island := self.islands.get(peer)) is not None:
+            island.heard, island.failing_since = now, None
+
+    def on_answer(self, peer: PeerId, seconds: float) -> None:
+        """The peer has answered a short call; the first one mostly took the time to connect."""
+        island = self.islands.get(peer)
+        if island is None:
+            return
+        if island.trip is not None:
+            island.trip.add(seconds)
+        elif island.met:
+            island.trip = RoundTrip.first(seconds)
+        island.met = True
+        island.measured(self.patience)
+
+    def answer_s(self, peer: PeerId, unknown: float) -> float:
+        """How long a peer may take to answer a short call, by what was measured."""
+        island = self.islands.get(peer)
+        return answer_s(island.trip if island else None, unknown)
+
+    def trips(self, peers: Iterable[PeerId]) -> dict[PeerId, float]:
+        """Seconds of the shortest round trip of late to each of these, where it is known."""
+        islands = {peer: self.islands.get(peer) for peer in peers}
+        known = {peer: island.trip for peer, island in islands.items() if island and island.trip}
+        return {peer: trip.shortest for peer, trip in known.items() if trip.count >= ENOUGH}
+
+    def stillness_s(self, peers: Iterable[PeerId], unknown: float) -> float:
+        """For how long a transfer between any of these may stand still, by what was measured."""
+        islands = (self.islands.get(peer) for peer in peers)
+        return stillness_s((i.trip for i in islands if i is not None and i.trip), unknown)
+
+    def on_unreachable(self, peer: PeerId, now: float) -> None:
+        """A connection to the peer failed or broke."""
+        island = self.islands.get(peer)
+        if island is not None and island.failing_since is None:
+            island.failing_since = now
+
+    def expel(self, peer: PeerId) -> None:
+        """The peer is known to lie: take it for dead from now on."""
+        if (island := self.islands.get(peer)) is not None:
+            island.expelled = True
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """This process itself stood still for ``seconds``: nobody's silence in them counts."""
+        for island in self.islands.values():
+            island.heard = min(island.heard + seconds, now)
+            if island.failing_since is not None:
+                island.failing_since = min(island.failing_since + seconds, now)
+
+    def forget_old(self, now: float) -> None:
+        """Drop peers not heard of for a long time."""
+        gone = [p for p, i in self.islands.items() if now - i.heard > self.patience.forget_s]
+        for peer in gone:
+            del self.islands[peer]
+
+    def liveness(self, peer: PeerId, now: float) -> Liveness:
+        """Liveness of any peer; one never heard of is dead, this node itself is alive."""
+        if peer == self.me:
+            return Liveness.ALIVE
+        island = self.islands.get(peer)
+        return Liveness.DEAD if island is None else island.liveness(now, self.patience)
+
+    def alive(self, now: float) -> list[PeerId]:
+        """Peers that are alive, in no particular order."""
+        return [peer for peer in self.islands if self.liveness(peer, now) is Liveness.ALIVE]
+
+    def announcement(self, peer: PeerId) -> Announce | None:
+        """The newest announcement of a peer."""
+        island = self.islands.get(peer)
+        return island.seen_from(self.fragment) if island else None
+
+    def eta(self, peer: PeerId, now: float) -> float:
+        """Seconds until a peer is ready, by its last announcement and the time since."""
+        return self.remaining_s(peer, self.islands[peer].seen_from(self.fragment).eta, now)
+
+    def remaining_s(self, peer: PeerId, seconds: float, now: float) -> float:
+        """What is left by now of the ``seconds`` in a peer's last announcement."""
+        return max(0.0, seconds - (now - self.islands[peer].said))
+
+    def islands_alive(self, now: float) -> list[Announce]:
+        """Announcements of the live peers that take part in rounds (no seeds, no observers)."""
+        return [
+            island.seen_from(self.fragment)
+            for island in self.islands.values()
+            if island.announce.role in MEMBERS
+            and island.liveness(now, self.patience) is Liveness.ALIVE
+        ]
+
+    def _evict(self, now: float) -> bool:
+        idle = [
+            (island.heard, peer)
+            for peer, island in self.islands.items()
+            if island.liveness(now, self.patience) in (Liveness.DEAD, Liveness.LEFT)
+        ]
+        if not idle:
+            return False
+        del self.islands[min(idle)[1]]
+        return True

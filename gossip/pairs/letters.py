@@ -1,0 +1,396 @@
+"""Sending parameters from island to island: bounded, and resumed if a connection breaks.
+
+A letter is the encoded vector and a trailer of twenty bytes (which exchange of its round it is of,
+which letter it answers, and its push-sum weight), pushed over a lane as slices are
+(:mod:`gossip.exchange.transfers`). Its header names its codec, one of those that the run allows:
+each side of an exchange chooses its own. What arrives is checked before it counts: codec and length
+before there is memory for it, that the sender takes part, and that every value is finite. Up to
+``room`` letters are kept; then the oldest makes way, or, where none may be lost (``keep_all``), the
+newest is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gossip.exchange.bodies import as_bytes, chunk_at
+from gossip.exchange.transfers import AT_ONCE, Transfers
+from gossip.pairs.meeting import Key, Stamp
+from gossip.wiring import Wiring
+from protocols.bodies import BufferFeed
+from protocols.bounds import MAX_PEERS
+from protocols.codecs import Encoded, RangeCodec
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
+from protocols.identity import PeerId
+from protocols.messages import Transfer
+from protocols.transport import CHUNK_BYTES, Incoming
+
+VERB = "letter"
+_TRAILER = struct.Struct(">HqHd")  # exchange, round and exchange it answers, weight
+_OPENS = (-1, 0)  # it answers nothing
+PUSHES = 2 * AT_ONCE  # by one peer: a letter and the one before it, which may have broken
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One that is here, whole and checked."""
+
+    stamp: Stamp
+    weight: float  # of push-sum; 1 elsewhere
+    body: Encoded
+
+
+@dataclass
+class Mail:
+    """Whom a box of letters tells."""
+
+    welcome: Callable[[PeerId], bool]  # whether a peer may send letters
+    coming: Callable[[PeerId], None]
+    broken: Callable[[PeerId], None]
+    arrived: Callable[[Letter], None]
+    dropped: Callable[[Stamp], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
+
+
+class _Feed(BufferFeed):
+    """A letter in pieces, counted as they are handed out (:class:`~gossip.exchange.transfers`)."""
+
+    def __init__(self, *buffers: memoryview) -> None:
+        pieces = [b[at : at + CHUNK_BYTES] for b in buffers for at in range(0, len(b), CHUNK_BYTES)]
+        super().__init__(*pieces)
+        self.given = 0
+
+    def next(self) -> memoryview:
+        """The next piece."""
+        piece = memoryview(super().next())
+        self.given += len(piece)
+        return piece
+
+
+@dataclass
+class _Receipt:
+    """A letter that is arriving; another try goes on in the same memory."""
+
+    header: Transfer
+    data: bytearray
+    until: float  # from then on it makes way for another one
+    filled: int = 0  # bytes from the first one on
+    at_work: int = 0  # transfers that fill it now
+    newest: object = None  # of these: only the newest may go on
+    ended: bool = False  # it is not to come any more
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here, and nothing more may be written."""
+        return self.filled == len(self.data)
+
+    def cut(self) -> None:
+        """Stop what fills it, or is about to: a sender that asks is told that it has not come."""
+        self.ended = True
+
+
+class _Drain:
+    """Fills a receipt from byte ``at`` on, until a newer transfer does, or all of it is filled.
+
+    Nothing is written into a whole letter, so what it was checked for stays true.
+    """
+
+    def __init__(self, receipt: _Receipt, at: int) -> None:
+        self._receipt, self._at = receipt, at
+        self.length = len(receipt.data) - at
+        self._begun = False
+        self._mark = object()  # not self: both would live until the garbage collector comes
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is room for all of it from the start."""
+
+    def room(self) -> memoryview:
+        """What is not filled yet; raises RemoteRefused ``again`` or ``late`` where nothing is."""
+        receipt = self._receipt
+        if receipt.whole:
+            raise RemoteRefused("again", "all of it came with another try")
+        if receipt.ended:
+            raise RemoteRefused("late", "it made way, or its receiver leaves")
+        if not self._begun:
+            self._begun, receipt.newest = True, self._mark
+        elif receipt.newest is not self._mark:
+            raise RemoteRefused("late", "another transfer of it has begun")
+        return memoryview(receipt.data)[self._at :]
+
+    def took(self, count: int) -> None:
+        """``count`` bytes more are in place."""
+        self._at += count
+        self._receipt.filled = max(self._receipt.filled, self._at)
+
+
+@dataclass
+class Letters:
+    """One node's letters of vectors fp32 [size], in ``codecs``; none: as ``wiring.codec``."""
+
+    wiring: Wiring
+    size: int
+    mail: Mail
+    room: int = 8
+    keep_all: bool = False
+    fragment: int = 0
+    codecs: Sequence[str] = ()
+    longest: Callable[[], float] = lambda: math.inf  # seconds that a letter may take to arrive
+    heaviest: Callable[[], float] = lambda: 1.0  # weight that a letter may have
+    held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
+    transfers: Transfers = field(init=False)
+    _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
+    _pushes: Counter[PeerId] = field(default_factory=Counter)  # going on, of any letter
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
+    # the name of each peer's newest whole letter; the peer that sent its longest ago comes first
+    _newest: dict[PeerId, bytes] = field(default_factory=dict)
+    _closing: bool = False  # no other letter begins to arrive
+    _closed: bool = False  # none comes any more
+    _quieter: asyncio.Event = field(default_factory=asyncio.Event)  # a transfer has ended
+
+    def __post_init__(self) -> None:
+        self.transfers = Transfers(self.wiring)
+        names = self.codecs or (self.wiring.codec.name,)
+        self._codecs = {name: self.wiring.codec.named(name) for name in names}
+        self._sizes = {
+            name: codec.encoded_size(0, self.size) for name, codec in self._codecs.items()
+        }
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a letter at most."""
+        return max(self._sizes.values()) + _TRAILER.size
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        to: PeerId,
+        round_: int,
+        exchange: int,
+        letter: Encoded,
+        *,
+        answers: Key | None,
+        timeout: float,
+        weight: float = 1.0,
+        name: bytes = b"",
+        again: bool = False,
+    ) -> None:
+        """Send an encoded vector; ``timeout`` s without progress end it.
+
+        Under one ``name`` (:meth:`name`) it arrives once, however often it is sent ``again`` before
+        the next one to the same peer. Raises TransportError, and RemoteProtocolError for an answer
+        that makes no sense.
+        """
+        body, codec = as_bytes(letter.data), letter.codec
+        trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
+        name = name or self.name()
+        run = self.wiring.run
+        header = Transfer(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
+        chunks = codec.chunks(0, self.size)
+
+        def feed_from(chunk: int) -> _Feed:
+            at = chunks[chunk].offset if chunk < len(chunks) else len(body)
+            return _Feed(body[at:], trailer)
+
+        await self.transfers.push(to, VERB, header, feed_from, timeout, ask=again)
+
+    def name(self) -> bytes:
+        """A name that no other letter has."""
+        return self._series + next(self._numbers).to_bytes(8, "big")
+
+    def keep(self, round_: int, body: Encoded, weight: float) -> None:
+        """Keep a letter that nobody accepted as one to this node, whatever room there is."""
+        me, number = self.wiring.identity.peer_id, next(self._numbers)
+        letter = Letter(Stamp(me, round_, 0, None, number), weight, body)
+        self.held[letter.stamp] = letter
+        self.mail.arrived(letter)
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    async def last(self) -> None:
+        """Refuse all other letters, and wait until those are here that are arriving."""
+        self._closing = True
+        while self._pushes:
+            self._quieter.clear()
+            await self._quieter.wait()
+
+    def close(self) -> None:
+        """Let no letter come any more: what is here now is all that ever will be."""
+        self._closing = self._closed = True
+        for receipt in self._arriving.values():
+            receipt.cut()
+        self._arriving.clear()
+
+    def take(self, stamp: Stamp) -> Letter | None:
+        """A letter out of the box; None where it had to make way."""
+        return self.held.pop(stamp, None)
+
+    async def receive(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+        """Take a letter in; raises RemoteProtocolError for one that is not to be had."""
+        codec = self._check(sender, header)
+        chunk, chunks = chunk_at(codec, header), codec.chunks(0, self.size)
+        at = chunks[chunk].offset if chunk < len(chunks) else self._sizes[codec.name]
+        if incoming.length != self._length(header) - at:
+            raise Malformed(f"{incoming.length} bytes of a letter in {codec.name}")
+        receipt = self._receipt(sender, header, at)
+        self.mail.coming(sender)
+        receipt.at_work += 1
+        self._pushes[sender] += 1
+        whole = False  # by this transfer
+        try:
+            await self.transfers.receive(sender, header, incoming, _Drain(receipt, at))
+            whole = True
+            letter = await self._checked(sender, receipt)
+        except BaseException:  # also cancellation: nobody is to wait for the rest of it
+            if self._pushes[sender] == 1:  # else the next try of it is coming
+                self.mail.broken(sender)
+            raise
+        finally:
+            receipt.at_work -= 1
+            self._pushes[sender] -= 1
+            if not self._pushes[sender]:
+                del self._pushes[sender]
+            self._quieter.set()
+            over = whole or (receipt.whole and not receipt.at_work)
+            if over and self._arriving.get(sender) is receipt:
+                del self._arriving[sender]
+        if self._newest.get(sender) != header.basis:  # else two tries have both come through
+            self._newest.pop(sender, None)
+            self._newest[sender] = header.basis
+            if len(self._newest) > MAX_PEERS:
+                del self._newest[next(iter(self._newest))]
+            self._put(letter)
+
+    async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:
+        codec = self._codecs[receipt.header.codec]
+        data, size = torch.frombuffer(receipt.data, dtype=torch.uint8), self._sizes[codec.name]
+        body = data[:size]
+        exchange, *named, weight = _TRAILER.unpack(bytes(receipt.data[size:]))
+        answers = None if named[0] < 0 else (named[0], named[1])
+        if not 0 < weight <= self.heaviest():  # NaN as well
+            raise Malformed(f"a letter of weight {weight}")
+
+        def check() -> None:
+            for chunk in codec.chunks(0, self.size):
+                codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
+
+        await self.wiring.offload(check)
+        if receipt.ended or self._closed:  # its sender may have been told that it has not come
+            raise RemoteRefused("late", "it made way, or its receiver leaves")
+        stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))
+        return Letter(stamp, weight, Encoded(codec, body))
+
+    def _put(self, letter: Letter) -> None:
+        if not self.keep_all:
+            for old in [s for s in self.held if s.makes_way(letter.stamp)]:
+                del self.held[old]
+            while len(self.held) >= self.room:
+                oldest = next(iter(self.held))
+                del self.held[oldest]
+                self.mail.dropped(oldest)
+        self.held[letter.stamp] = letter
+        self.mail.arrived(letter)
+
+    def reached(self, sender: PeerId, header: Transfer) -> bytes:
+        """How much of a letter is here, for the sender of the rest."""
+        codec = self._check(sender, header)
+        receipt, done = self._arriving.get(sender), 0
+        if self._newest.get(sender) == header.basis:
+            done = self.size
+        elif receipt is not None and _same(receipt.header, header):
+            # never all of it: the trailer has yet to come
+            filled = min(receipt.filled, self._sizes[codec.name] - 1)
+            done = codec.complete(0, self.size, filled)
+        return replace(header, done=done).encode()
+
+    def _check(self, sender: PeerId, header: Transfer) -> RangeCodec:
+        """The codec of a letter that may come."""
+        if header.run != self.wiring.run:
+            raise Stale("another run")
+        if not self.mail.welcome(sender):
+            raise RemoteRefused("stranger", "announce yourself first")
+        if (header.start, header.stop) != (0, self.size):
+            raise Malformed("a letter is about a whole fragment")
+        codec = self._codecs.get(header.codec)
+        if codec is None or len(header.basis) != 16:
+            raise Malformed(f"a letter in {header.codec}, not in {' or '.join(self._codecs)}")
+        return codec
+
+    def _length(self, header: Transfer) -> int:
+        return self._sizes[header.codec] + _TRAILER.size
+
+    def _receipt(self, sender: PeerId, header: Transfer, at: int) -> _Receipt:
+        """The receipt for a letter from byte ``at`` on; only a peer's newest letter goes on.
+
+        Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
+        ``busy`` where tries of it are on their way, and ``full`` where there is no room, or this
+        node leaves: it has not come then, for certain.
+        """
+        if self._newest.get(sender) == header.basis:
+            raise RemoteRefused("again", "all of it came with the try before")
+        if self._pushes[sender] >= PUSHES:
+            raise RemoteRefused("busy", "too many of its letters are on their way")
+        receipt = self._arriving.get(sender)
+        if receipt is not None and not _same(receipt.header, header):
+            receipt = None
+        if self._closing and receipt is None:
+            raise RemoteRefused("full", "it leaves, and takes no letter along")
+        if at > (receipt.filled if receipt is not None else 0):
+            raise RemoteRefused("again", "it stands elsewhere by now")
+        if receipt is not None:
+            return receipt
+        now = self.wiring.now()
+        for peer, one in list(self._arriving.items()):
+            # it broke, and nobody has gone on with it, or it comes so slowly that others could not
+            if len(self._arriving) >= self.room and (not one.at_work or now > one.until):
+                one.cut()
+                del self._arriving[peer]
+        others = len(self._arriving) - (sender in self._arriving)
+        if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
+            raise RemoteRefused("full", "no room for another letter")
+        receipt = _Receipt(header, bytearray(self._length(header)), now + self.longest())
+        self._arriving[sender] = receipt
+        return receipt
+
+
+def _same(one: Transfer, other: Transfer) -> bool:
+    """Whether both are tries of one letter."""
+    return (one.basis, one.codec) == (other.basis, other.codec)
+
+
+def receive(boxes: Sequence[Letters]) -> None:
+    """Have letters that come put into the boxes of their fragments, 0, 1, …"""
+    wiring = boxes[0].wiring
+
+    def header_of(data: bytes) -> tuple[Transfer, Letters]:
+        header: Transfer = Transfer.decode(data)
+        if not 0 <= header.fragment < len(boxes):
+            raise Malformed(f"a letter about fragment {header.fragment} of {len(boxes)}")
+        return header, boxes[header.fragment]
+
+    async def on_letter(sender: PeerId, data: bytes, incoming: Incoming) -> bytes:
+        try:
+            header, box = header_of(data)
+            await box.receive(sender, header, incoming)
+        except RemoteProtocolError as error:
+            boxes[0].mail.rejected(sender, error)
+            raise
+        return b""
+
+    async def on_reached(sender: PeerId, data: bytes) -> bytes:
+        header, box = header_of(data)
+        return box.reached(sender, header)
+
+    largest = max(box.largest for box in boxes)
+    wiring.transport.on_push(VERB, on_letter, max_length=largest)
+    wiring.transport.on_call(VERB, on_reached)

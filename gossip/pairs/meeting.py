@@ -1,0 +1,108 @@
+"""The values that pass between deciding and acting where islands meet in pairs.
+
+:mod:`gossip.pairs.wandering` decides, :mod:`gossip.pairs.roamer` acts; here is what is known of
+letters, the instructions, and what was done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocols.identity import PeerId
+
+Key = tuple[int, int]  # round and exchange of a letter of this island's
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How an island gossips."""
+
+    seed: bytes  # the run's
+    max_staleness: int = 4  # own rounds that an answer may be late
+    one_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What is known of a letter that is here."""
+
+    sender: PeerId
+    round: int  # by the sender's count
+    exchange: int
+    answers: Key | None  # which of our letters; None: it opens an exchange
+    number: int  # of all letters that came
+
+    def makes_way(self, newer: Stamp) -> bool:
+        """Whether ``newer`` replaces this one: both open an exchange, or both answer one.
+
+        An opening does not replace an answer, since the answer's sender has moved by it already.
+        """
+        return self.sender == newer.sender and (self.answers is None) == (newer.answers is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Send the parameters as they are now; ``awaited``: tell of the end."""
+
+    to: PeerId
+    round: int
+    exchange: int
+    answers: Key | None  # which of the other's letters; None: it opens an exchange
+    awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A letter to move towards, from ``mine``, this island's letter of that exchange."""
+
+    stamp: Stamp
+    mine: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Mix these letters in; then tell."""
+
+    letters: tuple[Taken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Throw these letters away: they are too old."""
+
+    letters: tuple[Stamp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All exchanges are through: take the outer step, as round ``round``."""
+
+    round: int
+
+
+Instruction = Post | Take | Drop | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """One exchange as it ended.
+
+    ``outcome``: "mixed" with the partner's answer, "answered" openings of others, "open" (the
+    answer has yet to come), "lost" (the partner is gone), "alone", or "sent" one way.
+    """
+
+    round: int
+    exchange: int
+    partner: PeerId | None
+    outcome: str
+    seconds: float
+    # of these, while a letter of the two was on its way, or for the longest time that it may be;
+    # None: it went to somebody who is gone
+    moving_s: float | None = 0.0
+    others: tuple[PeerId, ...] = ()  # whose letters were mixed in, beside the partner's
+
+    @property
+    def mixed(self) -> tuple[PeerId, ...]:
+        """All whose letters were mixed in."""
+        own = (self.partner,) if self.partner and self.outcome == "mixed" else ()
+        return own + self.others

@@ -1,0 +1,455 @@
+"""The exchanges of one fragment in pairs: carries out what :mod:`gossip.pairs.wandering` instructs.
+
+What :class:`gossip.chain.chain.Chain` is for certified rounds, but there is no chain and nothing to
+agree on. After a snapshot the parameters are encoded once for each exchange, sent as a letter
+(:mod:`gossip.pairs.letters`), mixed with those that came, and at the end the replica takes its
+outer step. The trainer goes on with its inner steps meanwhile. What the fragments share is in
+:mod:`gossip.pairs.swarm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from gossip.catchup.lineage import Lineage
+from gossip.common import OfFragment
+from gossip.membership.members import Membership
+from gossip.membership.presence import Presence
+from gossip.pairs.letter_times import Choice, LetterTimes, Terms
+from gossip.pairs.letters import Letter, Letters, Mail
+from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Key, Met, Post, Take, Taken
+from gossip.pairs.postman import Postman
+from gossip.pairs.rounded import Acquaintance, Exchanged, Rounded
+from gossip.pairs.wandering import Wandering
+from gossip.place import Place
+from gossip.plans.ladder import Chosen
+from gossip.wiring import Wiring
+from protocols.codecs import Encoded
+from protocols.errors import RemoteProtocolError
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+SPENT = (
+    "nearly all push-sum weight of this island is given away, and nothing has come back: it gives "
+    "no more until something does. Can others reach it? (`node doctor`)"
+)
+LEAST_HEAVIEST = 8.0  # weight of a share that is taken, however few islands are known
+SPARE = 6  # letters that have room beside those of one round's exchanges
+RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
+
+
+def ramp(merged: int) -> float:
+    """What a newcomer's work counts for, in pairs and in rounds, after ``merged`` merges."""
+    return RAMP[min(merged, len(RAMP) - 1)]
+
+
+class Mixing(Protocol):
+    """The state of one island, as far as exchanges are concerned."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def lost(self) -> float:
+        """Mean square of an element of what the codec of the newest letter lost."""
+        ...
+
+    @property
+    def gives(self) -> bool:
+        """Whether letters may be sent: without weight there is no share to give."""
+        ...
+
+    async def start(self) -> None:
+        """What the trainer has learnt becomes what is exchanged."""
+        ...
+
+    async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
+        """What is exchanged, as a letter to ``receivers`` peers, and the letter's weight."""
+        ...
+
+    async def take_back(self, letter: Encoded, weight: float) -> None:
+        """A letter that did not arrive."""
+        ...
+
+    async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
+        """Move by each letter's difference to an own one; returns the RMS of the first."""
+        ...
+
+    async def finish(self, round_: int, *, ours: bool) -> None:
+        """Take the outer step; then ``place`` is the one after round ``round_``.
+
+        ``ours``: the trainer's snapshot is still the one that was exchanged.
+        """
+        ...
+
+
+class Own(NamedTuple):
+    """This island's letter of the exchange under way."""
+
+    key: Key
+    body: Encoded
+    weight: float
+    choice: Choice
+    budget: float  # seconds that it may take
+
+
+@dataclass
+class Roamer(OfFragment):
+    """This node's exchanges of one fragment. :meth:`run` runs until cancelled.
+
+    ``more(distance, progress, lost)`` says how many exchanges to add to a round, from mean squares
+    of an element. ``applied`` is told of every round that is through.
+    """
+
+    wiring: Wiring
+    replica: Mixing
+    presence: Presence
+    habits: Habits
+    size: int  # elements of the fragment
+    acquaintance: Acquaintance
+    terms: Terms
+    neighbours: int = 1
+    more: Callable[[float, float, float], int] = lambda distance, progress, lost: 0
+    applied: Callable[[Rounded], None] = lambda rounded: None
+    rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
+    notice: Callable[[str], None] = lambda text: None
+    newcomer: bool = False  # its state is an older one of somebody else's
+    fragment: int = field(init=False)
+    membership: Membership = field(init=False)  # who else is there, seen from this fragment
+    core: Wandering = field(init=False)
+    letters: Letters = field(init=False)
+    postman: Postman = field(init=False)
+    times: LetterTimes = field(init=False)
+    _own: Own | None = None  # of the exchange under way
+    _bodies: dict[Key, Encoded] = field(default_factory=dict)  # that answers may come to
+    _codecs: dict[int, str] = field(default_factory=dict)  # of own letters of the round
+    _timed: list[float] = field(default_factory=list)  # seconds of exchanges not told of yet
+    _exchanged: list[Exchanged] = field(default_factory=list)
+    _began: float = 0.0
+    _norm: float = 0.0
+    _rounds: int = 0  # that are through
+    _extra: int = 0
+    _taking: float = 0.0  # weights of letters that are being mixed in
+    _ours: bool = True
+    _spent: bool = False  # it has been told that there is no weight left to give away
+    _still: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _kick: asyncio.Event = field(default_factory=asyncio.Event)
+    _beginning: bool = False  # takes the snapshot over
+    _leaving: bool = False  # begins no round any more
+    _sending: int = 0  # letters on their way for the first time
+    _sent: asyncio.Event = field(default_factory=asyncio.Event)  # something has become of one
+    _counted: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        place = self.replica.place
+        self.fragment = place.fragment
+        self.membership = self.presence.membership.seen_from(self.fragment)
+        self.core = Wandering(self.me, self.habits, self.membership, place.round)
+        mail = Mail(
+            welcome=self._welcome,
+            coming=lambda peer: self.core.on_coming(peer, self.now()),
+            broken=lambda peer: self._carry_soon(self.core.on_broken(peer, self.now())),
+            arrived=self._arrived,
+            dropped=self.core.on_dropped,
+            rejected=self.rejected,
+        )
+        room = 2 * self.neighbours + SPARE
+        self.letters = Letters(
+            self.wiring,
+            self.size,
+            mail,
+            room,
+            keep_all=self.habits.one_way,
+            fragment=self.fragment,
+            codecs=self.terms.codecs,
+            longest=lambda: self.core.longest_s,
+            heaviest=self._heaviest,
+        )
+        self.postman = Postman(
+            self.wiring,
+            self.presence,
+            self.membership,
+            self.core,
+            self.letters,
+            self.replica.take_back,
+            self._carry_soon,
+        )
+        size_as, size = self.wiring.codec.size_as, self.size
+        self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
+
+    # --- for whoever owns this -------------------------------------------------------------------
+
+    @property
+    def lineage(self) -> Lineage:
+        """Nobody has handed office to anybody."""
+        return Lineage(self.wiring.run, (self.me,))
+
+    @property
+    def _standing(self) -> float:
+        """What a letter of this island's counts, beside a share's own weight."""
+        ramped = self.newcomer and not self.habits.one_way
+        return ramp(self._rounds) if ramped else 1.0
+
+    @property
+    def planned(self) -> bool:
+        """Whether an exchange is under way."""
+        return not self.core.resting
+
+    @property
+    def contributes(self) -> bool:
+        """Never: copies are sent, so the snapshot may be overwritten, by another trainer too."""
+        return False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an outer step is to come that goes towards the snapshot, whoever trains by then.
+
+        It was copied, or is being copied, when the round began.
+        """
+        return self._beginning or self.planned
+
+    @property
+    def _meetings(self) -> int:
+        """Exchanges of a round, or those who get a share in it."""
+        return self.neighbours + self._extra
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges of a round, one after the other; 1 for push-sum, whose shares leave at once."""
+        return 1 if self.habits.one_way else self._meetings
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """How the codec of the newest letter was chosen; None where the run has only one."""
+        return self.times.chosen
+
+    def timed(self) -> list[float]:
+        """Seconds of letters on their way in a round, by each exchange since it was last asked."""
+        timed, self._timed = self._timed, []
+        return [self.exchanges * seconds for seconds in timed]
+
+    def waiting_weight(self) -> float:
+        """Push-sum weight of shares that are here and not mixed in yet."""
+        return self._taking + sum(letter.weight for letter in self.letters.held.values())
+
+    def update(self, **changes: Any) -> None:
+        """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
+        if changes.get("ready") is False:
+            self._ours = False  # the trainer is another one now
+        if changes.get("ready") and not (self._beginning or self.planned or self._leaving):
+            self._beginning = True
+            if self.status.status != "leaving":
+                changes["status"] = "active"
+            self._norm = changes.get("norm", 0.0)
+            self.wiring.spawn(self._begin())
+        self.note(**changes)
+        self.presence.tell()
+
+    async def settle(self) -> None:
+        """Give and take no more shares, and wait until it is known of each whether it has come.
+
+        For a node about to save its weight and leave. Nothing to do where letters are answered.
+        After a cancellation, too, no share is taken in: the weight to be saved would lack it.
+        """
+        self._leaving = self.habits.one_way
+        try:
+            if self._leaving:
+                await self.letters.last()
+            while self._leaving and (self._beginning or self._sending or self.core.owed):
+                self._sent.clear()
+                await self._sent.wait()
+        finally:
+            if self._leaving:
+                self.letters.close()
+
+    def announced_place(self) -> Place:
+        """Where this island stands, with the number of the round that is under way."""
+        place = self.replica.place
+        return place if self.core.resting else replace(place, round=self.core.round)
+
+    def roster(self) -> tuple[PeerId, ...]:
+        """Everybody who trains, this island included, in one order for all."""
+        return tuple(sorted({self.me, *(a.peer for a in self.core.others(self.now()))}))
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """No outer step is taken while this is held: the replica can be read as a whole."""
+        async with self._still:
+            yield
+
+    def on_news(self, announce: Announce) -> None:
+        """A peer announced something: perhaps it is not to be waited for any more."""
+        self._kick.set()
+
+    def kick(self) -> None:
+        """Something has changed: check what is due."""
+        self._kick.set()
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+        while True:
+            now = self.now()
+            await self._carry(self.core.tick(now))
+            wake = self.core.wake_at(now)
+            self._kick.clear()
+            try:
+                async with asyncio.timeout(max(0.01, wake - now)):
+                    await self._kick.wait()
+            except TimeoutError:
+                self.presence.woke_late(wake)
+
+    # --- instructions ----------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        self._ours = True
+        await self.replica.start()
+        self._beginning, self._began = False, self.now()
+        self._sent.set()  # if any
+        self._exchanged, self._codecs = [], {}
+        meetings = self._meetings if self.replica.gives else 0
+        if not (meetings or self._spent):
+            self._spent = True
+            self.notice(SPENT)
+        await self._carry(self.core.begin(self.replica.place.round, meetings, self._began))
+        self.presence.tell()  # the round may have another number now
+
+    def _carry_soon(self, instructions: list[Instruction]) -> None:
+        if instructions:
+            self.wiring.spawn(self._carry(instructions))
+        self._kick.set()
+        self._sent.set()
+
+    async def _carry(self, instructions: list[Instruction]) -> None:
+        while instructions:
+            following: list[Instruction] = []
+            posts = [one for one in instructions if isinstance(one, Post)]
+            if posts:
+                key = posts[0].round, posts[0].exchange
+                self._sending += 1
+                if self._own is None or self._own.key != key:  # the last brought nothing to mix in
+                    self._own = await self._write(key, posts)
+                self.wiring.spawn(self._send_all(posts, self._own))
+            for instruction in instructions:
+                match instruction:
+                    case Take(letters):
+                        following += await self._take(letters)
+                    case Drop(letters):
+                        for stamp in letters:
+                            self.letters.take(stamp)
+                    case Finish(round_):
+                        await self._finish(round_)
+            instructions = following
+
+    async def _write(self, key: Key, posts: Sequence[Post]) -> Own:
+        """This island's letter of an exchange."""
+        me, said = self.status, [self.membership.announcement(post.to) for post in posts]
+        budget = self.times.budget(self.core.cycle_s, me, self.exchanges)
+        choice = self.times.choose(budget, me, [one for one in said if one is not None])
+        own = Own(key, *await self.replica.encode(len(posts), choice.codec), choice, budget)
+        self._bodies[key] = own.body
+        self._codecs[key[1]] = choice.codec
+        return own
+
+    async def _send_all(self, posts: Sequence[Post], own: Own) -> None:
+        """Send one letter to all of them at once; what that took says what the next may take."""
+        began = self.now()
+        sent = await self.postman.send_all(posts, own.body, own.weight * self._standing)
+        took = self.now() - began
+        if sent.arrived or sent.overdue:  # which says that it takes longer still
+            to = [post.to for post in posts]
+            alive = {one.peer for one in self.membership.islands_alive(self.now())}
+            nobody_else = alive <= {self.me, *to}
+            self.times.note(own.choice, took, to, own.budget, nobody_else=nobody_else)
+            if not any(post.awaited for post in posts):
+                self._timed.append(took)
+        self._sending -= 1
+        self._sent.set()
+
+    async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
+        letters = [
+            (letter, self._bodies.get(one.mine))
+            for one in taken
+            if (letter := self.letters.take(one.stamp))
+        ]
+        letters.sort(key=lambda one: one[0].stamp.sender == self.me)  # the first tells how far
+        self._taking = sum(letter.weight for letter, _ in letters)
+        difference = await self.replica.mix(letters) if letters else None
+        self._taking = 0.0
+        self._end_exchange()
+        self._ended(self.core.met[-1], difference)
+        return self.core.on_taken(self.now())
+
+    def _end_exchange(self) -> None:
+        self._own, needed = None, self.core.needed
+        self._bodies = {key: body for key, body in self._bodies.items() if key in needed}
+
+    def _ended(self, met: Met, difference: float | None) -> None:
+        """An exchange is over."""
+        codec = self._codecs.get(met.exchange, "")
+        self._exchanged.append(Exchanged(met, *self._count(), difference, codec))
+        if met.moving_s:
+            self._timed.append(met.moving_s)
+
+    async def _finish(self, round_: int) -> None:
+        told = {one.met.exchange for one in self._exchanged}
+        for met in self.core.met:
+            if met.exchange not in told:
+                self._ended(met, None)
+        self._exchanged.sort(key=lambda one: one.met.exchange)
+        said = [*self.core.others(self.now()), self.status]
+        mixed = [peer for one in self._exchanged for peer in one.met.mixed]
+        spread, after = self.acquaintance.left(said, self.me, self.fragment, mixed)
+        async with self._still:
+            await self.replica.finish(round_, ours=self._ours)
+        self._end_exchange()
+        self.core.on_finished()
+        progress = self._norm**2 / self.size
+        lost = self.replica.lost
+        self._extra = self.more(spread.square / self.acquaintance.elements, progress, lost)
+        ended = self.now()
+        self._rounds += 1
+        self.note(ready=False)
+        self.applied(
+            Rounded(
+                self.fragment,
+                round_,
+                self._began,
+                ended,
+                tuple(self._exchanged),
+                spread,
+                after,
+                self._meetings,
+                progress,
+                lost,
+            )
+        )
+        self.presence.tell()
+
+    def _count(self) -> tuple[int, int]:
+        """Bytes of letters sent and received since the last time."""
+        before, transfers = self._counted, self.letters.transfers
+        self._counted = transfers.bytes_sent, transfers.bytes_received
+        return self._counted[0] - before[0], self._counted[1] - before[1]
+
+    # --- news ------------------------------------------------------------------------------------
+
+    def _heaviest(self) -> float:
+        """What a letter may weigh: a share is half of what all weigh together at most.
+
+        That is about as much as there are islands; there is room for twice that, since some may not
+        be known yet, or have gone and left their weight here. Letters that are answered weigh 1.
+        """
+        known = 1 + len(self.membership.islands)
+        return max(LEAST_HEAVIEST, float(known)) if self.habits.one_way else 1.0
+
+    def _welcome(self, peer: PeerId) -> bool:
+        self.presence.contact(peer)
+        said = self.membership.announcement(peer)
+        return said is not None and said.role == "island"
+
+    def _arrived(self, letter: Letter) -> None:
+        self._carry_soon(self.core.on_letter(letter.stamp, self.now()))

@@ -1,0 +1,1 @@
+"""What a round is to do, and how it ends: plans, certificates, the rules for both. Pure."""

@@ -1,0 +1,59 @@
+"""The answers of an agreement to its round (:mod:`gossip.rounds.agreement`), as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossip.plans.validity import PartKey
+from protocols.identity import PeerId
+from protocols.messages import Certificate, Outcome, PartResult, Plan, Vote
+
+Ballot = tuple[int, int]  # epoch, number
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """Work by this plan from now on: send slices, merge, fetch what is known already."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class CastVote:
+    """Send this vote to the whole roster."""
+
+    vote: Vote
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The round is committed, and every part of it is held here."""
+
+    certificate: Certificate
+
+
+@dataclass(frozen=True)
+class DecidedElsewhere:
+    """A majority decided on something that is not held here: fetch it from these."""
+
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Equivocated:
+    """This member has signed two outcomes under one ballot: its votes count no more."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a new leader learnt from the promises it got."""
+
+    ballot: Ballot
+    roster: tuple[PeerId, ...]
+    voted: Outcome | None  # has to be proposed again
+    held: dict[PartKey, PartResult]
+
+
+Event = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated

@@ -1,0 +1,202 @@
+"""Who is there in one round, as one member sees it: alive, able to vote, on the way.
+
+The membership knows which nodes answer. A round needs more: that a node stands at the same place in
+the chain, and that it is still the process that was there when the round began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from gossip.membership.members import THERE, Liveness, Membership
+from gossip.place import Place
+from gossip.plans.certificate import majority
+from gossip.plans.holding import NO_MORE
+from gossip.plans.rules import Clients
+from gossip.plans.trial import Trial
+from gossip.rounds.agreement import Agreement
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+
+@dataclass
+class Attendance:
+    """The members of one round, by what they say of themselves and whether they answer."""
+
+    agreement: Agreement
+    membership: Membership
+    myself: Callable[[], Announce]  # this node's own announcement as of now
+    forgot: bool  # this node restarted: it may have voted in this round before
+    clients: Clients | None = None  # None: all of them
+    trial: Trial | None = field(default=None, kw_only=True)  # None: whoever comes is in office
+    _incarnations: dict[PeerId, int] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def me(self) -> PeerId:
+        return self.agreement.me
+
+    @property
+    def place(self) -> Place:
+        return self.agreement.place
+
+    def announcement(self, peer: PeerId) -> Announce | None:
+        """The newest announcement of a peer, or of this node itself."""
+        return self.myself() if peer == self.me else self.membership.announcement(peer)
+
+    def liveness(self, peer: PeerId, now: float) -> Liveness:
+        """As the membership sees it, but a peer that restarted during this round is dead in it.
+
+        A restarted process has forgotten what it promised, so it must not be counted on: unless it
+        is active again, since it has on record that it promised nothing
+        (:mod:`gossip.rounds.promises`).
+        """
+        island = self.membership.islands.get(peer)
+        if island is None:
+            return self.membership.liveness(peer, now)
+        incarnation = island.announce.incarnation
+        if island.announce.status == "active":
+            self._incarnations[peer] = incarnation
+        elif island.announce.status != "leaving":
+            known = self._incarnations.setdefault(peer, incarnation)
+            if incarnation != known:
+                return Liveness.DEAD
+        return island.liveness(now, self.membership.patience)
+
+    def alive(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer answers, and has done so since the round began."""
+        return self.liveness(peer, now) is Liveness.ALIVE
+
+    def able(self, now: float) -> tuple[PeerId, ...]:
+        """Those in office who are alive and vote.
+
+        A joining member abstains in epoch 0; whoever is in a later epoch's roster has promised.
+        """
+        return tuple(self._able(now))
+
+    def _able(self, now: float) -> Iterator[PeerId]:
+        for peer in self.agreement.office:
+            if self.takes_part(peer) and self.alive(peer, now):
+                yield peer
+
+    def takes_part(self, peer: PeerId) -> bool:
+        """Whether it votes and follows plans, by its own word: a restarted peer may not."""
+        return self.agreement.promised[0] > 0 or peer == self.me or self.active(peer)
+
+    def here(self, now: float) -> tuple[PeerId, ...]:
+        """Those in office who are alive, whether they abstain or not."""
+        return tuple(peer for peer in self.agreement.office if self.alive(peer, now))
+
+    def majority_alive(self, now: float) -> bool:
+        """Whether those in office can decide without a new epoch."""
+        mute = self.forgot and self.agreement.promised[0] == 0
+        needed, out = majority(self.agreement.office), self.agreement.beyond
+        if mute:
+            out.add(self.me)
+        voting = (peer for peer in self._able(now) if peer not in out)
+        return sum(1 for _ in islice(voting, needed)) == needed
+
+    def intact(self, now: float) -> bool:
+        """Whether those in office can go on, so that a new epoch would be out of place.
+
+        Standing for leader needs a majority in epoch 0, and everybody in a later one.
+        """
+        if self.agreement.promised[0] == 0:
+            return self.majority_alive(now)
+        return len(self.here(now)) == len(self.agreement.office) and not self.agreement.beyond
+
+    def left(self, now: float) -> list[PeerId]:
+        """Members of the newest roster known to have formed that have said farewell."""
+        return [p for p in self.agreement.formed if self.liveness(p, now) is Liveness.LEFT]
+
+    def training(self, now: float) -> set[PeerId]:
+        """Live islands in office that train in this round (``clients``): it is to have their work.
+
+        Not members that abstain: they follow no plan, and would be waited for in vain.
+        """
+        islands = [peer for peer in self._able(now) if self._role(peer) == "island"]
+        return set(islands if self.clients is None else self.clients(self.place, islands))
+
+    def waiting(self, now: float) -> set[PeerId]:
+        """Islands that wait for the next round to take part: new ones, or ones that came back."""
+        here = (self.place.previous, self.place.state)
+        return {
+            announce.peer
+            for announce in self.membership.islands_alive(now)
+            if announce.status == "joining" and (announce.head, announce.state) == here
+        }
+
+    def asking(
+        self, awaited: Container[PeerId], now: float
+    ) -> tuple[dict[PeerId, float], set[PeerId]]:
+        """Peers that cannot catch up alone, with the seconds each needs; and who is here by now.
+
+        If a majority is alive, a member that trains is waited for until its work is ready; without
+        a majority only until it is here, for its vote.
+        """
+        asks: dict[PeerId, float] = {}
+        here: set[PeerId] = set()
+        concerned = [
+            announce
+            for announce in self.membership.islands_alive(now)
+            if announce.behind_s > 0 or announce.peer in awaited
+        ]
+        if not concerned:
+            return asks, here
+        working = self.training(now) if self.majority_alive(now) else set[PeerId]()
+        place = (self.place.previous, self.place.state)
+        for announce in concerned:
+            peer = announce.peer
+            eta = self.eta(announce, now) if peer in working and not announce.ready else 0.0
+            if (announce.head, announce.state) == place:
+                here.add(peer)
+                if peer in awaited and eta:
+                    asks[peer] = eta
+            elif announce.behind_s > 0 and announce.round <= self.place.round:
+                asks[peer] = eta + self.membership.remaining_s(peer, announce.behind_s, now)
+            elif peer in awaited and announce.round < self.place.round:
+                asks[peer] = NO_MORE  # it has come to where it knew the others to be
+        return asks, here
+
+    def behind(self, peer: PeerId) -> bool:
+        """Whether a peer has yet to come to this round, as far as it has said."""
+        announce = self.membership.announcement(peer)
+        return announce is not None and announce.round < self.place.round
+
+    def eta(self, announce: Announce, now: float) -> float:
+        """Seconds until this member is ready."""
+        mine = announce.peer == self.me
+        return announce.eta if mine else self.membership.eta(announce.peer, now)
+
+    def next_roster(self, roster: tuple[PeerId, ...], reformed: bool, now: float) -> set[PeerId]:
+        """Who decides the next round: the old members except the dead, and those who joined.
+
+        Among strangers only a few of these (:mod:`gossip.plans.trial`), those known longest first.
+        Where the roster was ``reformed``, silent members do not stay in it either.
+        """
+        staying = (Liveness.ALIVE,) if reformed else THERE
+        stay = {peer for peer in roster if self.liveness(peer, now) in staying}
+        newcomers = [
+            announce.peer
+            for announce in self.membership.islands_alive(now)
+            if announce.peer not in stay
+            and announce.head == self.place.previous
+            and announce.state == self.place.state
+        ]
+        if self.myself().status == "leaving":
+            stay.discard(self.me)
+        if self.trial is not None:
+            stay |= set(newcomers).intersection(self.agreement.roster)  # come back
+            come = [peer for peer in newcomers if peer not in stay]
+            return self.trial.seated(stay, come, self.place.round) or {self.me}
+        return stay.union(newcomers) or {self.me}
+
+    def active(self, peer: PeerId) -> bool:
+        """Whether a peer takes part in deciding, by its own word."""
+        announce = self.announcement(peer)
+        return announce is not None and announce.status == "active"
+
+    def _role(self, peer: PeerId) -> str:
+        announce = self.announcement(peer)
+        return "island" if announce is None else announce.role

@@ -1,0 +1,406 @@
+"""One round at one member, from the first "ready" to the certificate. Sans-IO.
+
+Events and ``now`` go in, instructions come out; :mod:`gossip.chain.chain` carries them out. What is
+decided and why it cannot be decided twice is :mod:`gossip.rounds.agreement`; what a plan contains
+is :mod:`gossip.plans.planning`; this file is about *when*: when a leader proposes, when a silent
+one is passed over. When the survivors stop waiting for a majority is
+:mod:`gossip.rounds.reforming`.
+
+Somebody always stands up (:mod:`gossip.rounds.turns`): the live members of the roster, in the
+round's leading order, each a little later than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from gossip.membership.members import Membership
+from gossip.place import Place
+from gossip.plans.agreed import (
+    Adopted,
+    Ballot,
+    CastVote,
+    Decided,
+    DecidedElsewhere,
+    Equivocated,
+    Event,
+    Remains,
+)
+from gossip.plans.certificate import check_certificate
+from gossip.plans.holding import Holding
+from gossip.plans.ladder import Ladder
+from gossip.plans.rules import PATIENCE_S, Rules
+from gossip.plans.trial import Trial
+from gossip.plans.validity import check_outcome, key_of
+from gossip.rounds.agreement import NONE, Agreement
+from gossip.rounds.candidacies import Candidacies
+from gossip.rounds.company import BELIEVED, Company
+from gossip.rounds.drafting import Drafting
+from gossip.rounds.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
+from gossip.rounds.opening import Opening
+from gossip.rounds.proposer import Proposer
+from gossip.rounds.prospects import Prospects
+from gossip.rounds.reforming import Reforming
+from gossip.rounds.succession import Succession
+from gossip.rounds.telling import Telling
+from gossip.rounds.turns import Turns
+from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
+from protocols.identity import Identity, PeerId
+from protocols.messages import (
+    Announce,
+    Certificate,
+    Gram,
+    Outcome,
+    PartResult,
+    Plan,
+    Prepare,
+    Promise,
+    Suspect,
+    Vote,
+    Votes,
+)
+
+
+@dataclass
+class Round:
+    """The state of one round. Call :meth:`tick` at :meth:`wake_at`, or after any event."""
+
+    identity: Identity
+    place: Place
+    roster: tuple[PeerId, ...]
+    membership: Membership
+    rules: Rules
+    opened: float
+    round_s: float  # usual seconds from round to round
+    myself: Callable[[], Announce]  # this node's own announcement as of now
+    abstain_until: float = 0.0  # just started: until then only listen
+    forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
+    ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
+    missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
+    holding: Holding = field(default_factory=Holding)  # how long earlier rounds were held back
+    leaving: Callable[[], bool] = lambda: False  # moving to a fork's other side: decide nothing
+    unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
+    trial: Trial | None = None  # limits who comes into office; None: no limit
+    agreement: Agreement = field(init=False)
+    proposer: Proposer = field(init=False)
+    company: Company = field(init=False)
+    telling: Telling = field(init=False)
+    opening: Opening = field(init=False)
+    candidacies: Candidacies = field(init=False)
+    succession: Succession = field(init=False)
+    finished: bool = field(init=False, default=False)  # committed here
+    _drafting: Drafting = field(init=False)
+    _prospects: Prospects = field(init=False)
+    _reforming: Reforming = field(init=False)
+    _turns: Turns = field(default_factory=Turns)
+    _stands_back: bool = False  # decided nothing so far, as ``leaving`` was true
+    _voted_at: float = 0.0
+    _referred_at: float | None = None  # when a certificate was last pointed out to us
+    _usual_patience: float = 0.0  # seconds, from the round trips when the round began
+
+    def __post_init__(self) -> None:
+        self._usual_patience = self.membership.stillness_s(self.roster, PATIENCE_S)
+        self.agreement = Agreement(
+            self.identity, self.place, self.rules.shape, self.roster,
+            lambda: self.leaving() or self.succession.withheld,
+        )  # fmt: skip
+        self.proposer = Proposer(self.agreement)
+        self.company = Company(
+            self.agreement, self.membership, self.myself, self.forgot, self.rules.clients,
+            trial=self.trial,
+        )  # fmt: skip
+        self.candidacies = Candidacies(self.agreement, self.company)
+        self.succession = Succession(self.agreement, self.company)
+        self.telling = Telling(self.agreement, self.company)
+        self.opening = Opening(
+            self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
+            self.ladder, self.holding, self.unreliable,
+        )  # fmt: skip
+        self._drafting = Drafting(self.agreement, self.rules.mix)
+        self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)
+        self._reforming = Reforming(self.company, self.opening, self.rules, self._turns)
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def on_news(self, announce: Announce) -> None:
+        """A peer has announced its place in the chain."""
+        if (announce.round, announce.head) == (self.place.round, self.place.previous):
+            self.agreement.heard(announce.peer, announce.epoch)
+
+    def on_message(
+        self,
+        sender: PeerId,
+        message: Plan | Promise | Vote | Votes | Suspect | Gram | Certificate,
+        now: float,
+    ) -> list[Instruction]:
+        """A control message, or the reply to one. Raises RemoteProtocolError for bad ones."""
+        if self.finished:
+            return []
+        match message:
+            case Plan():
+                if now < self.abstain_until or (self.forgot and message.epoch == 0):
+                    return []
+                out = self._carry_out(self._judged_plan(sender, message, now), now)
+            case Vote():  # a vote makes nothing else due
+                return self._carry_out(self.agreement.on_vote(message), now)
+            case Votes():
+                return self._carry_out(self.agreement.on_votes(message), now)
+            case Promise(voted=Outcome() as voted) if not self.succession.bears(
+                message.voted_epoch, voted.next_roster, now, self._patience()
+            ):
+                return []  # I would have to propose that roster: the others' promises may suffice
+            case Promise(voted=Outcome() as voted) if self.opening.doubts(sender, voted, now):
+                return []
+            case Promise():
+                remains = self.proposer.on_promise(sender, message)
+                self.opening.shown(sender, message)
+                out = [] if remains is None else self._lead(remains, now)
+            case Suspect():
+                self.company.told(sender, message, now)
+                return []  # a report makes nothing due at once
+            case Gram():
+                out = self._on_gram(sender, message, now)
+            case Certificate():
+                return self._on_certificate(sender, message, now)
+        return out + self.tick(now)
+
+    def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Event]:
+        """Adopt a plan. The sender of one that breaks the rules is faulty: it leads no more."""
+        before, ballot = self.agreement.promised, (plan.epoch, plan.ballot)
+        if ballot > before:
+            self.candidacies.check(sender, ballot, now, self._patience())
+        try:
+            events = self.agreement.on_plan(sender, plan)
+        except (Malformed, BadSignature):
+            if sender in self.roster:
+                self.company.faulty.add(sender)
+            raise
+        self.candidacies.followed(sender, before, now)
+        if self.succession.judge(now, self._patience()):
+            events += self.agreement.vote_if_complete()
+        return [self._bounded(e, now) if isinstance(e, Adopted) else e for e in events]
+
+    def _bounded(self, adopted: Adopted, now: float) -> Adopted:
+        """Limit the plan's waits to what I find reasonable: nobody votes on them."""
+        self.agreement.plan = self.opening.bounded(adopted.plan, now)
+        return Adopted(self.agreement.plan)
+
+    def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:
+        """Answer a candidate. Raises RemoteProtocolError, or RemoteRefused to decline."""
+        if now < self.abstain_until or (self.forgot and prepare.epoch == 0):
+            raise RemoteRefused("abstaining", "restarted during this round")
+        self.agreement.heard(sender, prepare.epoch)
+        before, ballot = self.agreement.promised, (prepare.epoch, prepare.ballot)
+        self.candidacies.check(sender, ballot, now, self._patience())
+        answer = self.agreement.on_prepare(sender, prepare)
+        self.candidacies.followed(sender, before, now)
+        if isinstance(answer, Certificate):
+            self._turns.not_due()
+        elif self.agreement.promised > before:  # a repeated request delays nobody any further
+            self._turns.put_off(now)
+        return answer
+
+    def _on_certificate(
+        self, sender: PeerId, certificate: Certificate, now: float
+    ) -> list[Instruction]:
+        """A peer shows a certificate of the round: verify it, then catch up with its voters."""
+        if self._referred_at is not None and now < self._referred_at + self._patience():
+            return []  # one is enough, and verifying is not for free
+        place = self.place
+        check_certificate(certificate, run=place.run, previous=place.previous, roster=self.roster)
+        check_outcome(certificate.outcome, place, self.rules.shape, self.roster)
+        self._referred_at = now
+        return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
+
+    def on_products(self, gram: Gram, now: float) -> list[Instruction]:
+        """All slices of a draft's part that I own are in; ``gram`` has their inner products."""
+        plan = self.agreement.plan
+        if self.finished or plan is None or not plan.draft:
+            return []
+        if plan.leader != self.me:
+            return [Send(plan.leader, gram)]
+        return self._on_gram(self.me, gram, now)
+
+    def _on_gram(self, sender: PeerId, gram: Gram, now: float) -> list[Instruction]:
+        """An owner sends the leader of a draft the inner products of its part."""
+        final = self._drafting.add(sender, gram)
+        if final is None:
+            return []
+        at_fault = self._drafting.at_fault(self.company, now)
+        self.company.faulty |= at_fault
+        return [] if at_fault else self._propose(final, now)
+
+    def on_held(self, result: PartResult, now: float) -> list[Instruction]:
+        """The bytes of a merged part have arrived and match its digest."""
+        return [] if self.finished else self._carry_out(self.agreement.on_held(result), now)
+
+    def on_lost(self, result: PartResult, now: float) -> list[Instruction]:
+        """Nobody can supply a part that the plan takes as merged."""
+        if self.finished:
+            return []
+        self._prospects.lost.add(key_of(result))
+        self.opening.lost.add(key_of(result))
+        return self.tick(now)
+
+    def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:
+        """A peer did not deliver what the plan asked of it."""
+        if self.finished or peer == self.me:
+            return []
+        self.company.doubt(peer, now)
+        return self.tick(now)
+
+    def on_declined(self, peer: PeerId, now: float) -> list[Instruction]:
+        """An owner refuses the slice that the plan asks me to send it."""
+        if self.finished:
+            return []
+        self.company.declined(peer, now)
+        return self.tick(now)
+
+    def on_refused(self, peer: PeerId) -> None:
+        """What a peer sent me came late or is useless; it may still serve others well."""
+        self.company.refused(peer)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Do what is due at ``now``."""
+        if self.finished or now < self.abstain_until or self.me not in self.roster:
+            return []
+        if self.myself().status == "leaving":
+            return []  # it still answers and votes while others count on it, but starts nothing
+        if self.leaving():
+            self._turns.not_lost()
+            self.opening.quorum_since, self._stands_back = None, True
+            return []
+        if self._stands_back:  # the move came to nothing: vote for what has arrived meanwhile
+            self._stands_back = False
+            return self._carry_out(self.agreement.vote_if_complete(), now)
+        self.company.judge(now, self._patience())
+        if self.succession.judge(now, self._patience()):
+            return self._carry_out(self.agreement.vote_if_complete(), now)
+        if not self.company.majority_alive(now):
+            return [] if self._reforming.awaits_votes(now) else self._reform(now)
+        self._turns.not_lost()
+        if self.forgot and self._epoch() == 0:
+            return []
+        accused, overdue = self.company.accused(now, self._patience()), self._drafting.overdue(now)
+        told = self.telling.suspects(accused, lambda: self.opening.leaders(now, overdue))
+        if not self._leader_is_due(now):
+            self._turns.not_due()
+            return told
+        self._turns.due(now)
+        return told + self._stand_if_my_turn(now)
+
+    @property
+    def doubt_s(self) -> float:
+        """Seconds to wait before anybody is blamed for what has not come."""
+        return BELIEVED * self._patience()
+
+    def knows(self, ballot: Ballot) -> bool:
+        """Whether my plan is at least as new as ``ballot``."""
+        plan = self.agreement.plan
+        return plan is not None and (plan.epoch, plan.ballot) >= ballot
+
+    def awaits(self, head: bytes, now: float) -> bool:
+        """Whether a peer at ``head`` is ahead only by votes that are still on their way to me."""
+        return self.telling.awaited(head, self._voted_at, now, self._patience())
+
+    def wake_at(self, now: float) -> float:
+        """When :meth:`tick` should run next if nothing happens before."""
+        step = self._patience() / (8 if self.company.failures else 4)
+        if self.opening.quorum_since is not None and self.agreement.plan is None:
+            step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
+        return now + min(step, 0.25)
+
+    # --- standing and leading --------------------------------------------------------------------
+
+    def _leader_is_due(self, now: float) -> bool:
+        plan = self.agreement.plan
+        if plan is None:
+            return self.agreement.promised > NONE or self.opening.due(now)
+        return self._prospects.failed(plan, self._voted_at, self._patience(), now)
+
+    def _stand_if_my_turn(self, now: float) -> list[Instruction]:
+        office = self.agreement.office
+        order = self.opening.leaders(now, self._drafting.overdue(now))
+        turn = order.index(self.me) if self.me in order else len(order)
+        if not self._turns.repair(turn, now, self._patience()):
+            return []
+        self._prospects.doubt_candidate(now)
+        if (
+            self.agreement.plan is None
+            and self.agreement.promised == NONE
+            and self.agreement.owner_of((0, 0), self.roster) == self.me
+        ):
+            return self._lead(Remains((0, 0), self.roster, None, {}), now)
+        if not self.company.intact(now):
+            return self._stand(self._epoch() + 1, self.company.able(now), now)
+        return self._stand(self._epoch(), office, now)
+
+    def _stand(self, epoch: int, roster: tuple[PeerId, ...], now: float) -> list[Instruction]:
+        prepare = self.proposer.prepare(epoch, roster)
+        out: list[Instruction] = [Send(peer, prepare) for peer in roster if peer != self.me]
+        mine = self.agreement.on_prepare(self.me, prepare)
+        if isinstance(mine, Promise):
+            remains = self.proposer.on_promise(self.me, mine)
+            if remains is not None:  # a roster of one
+                out += self._lead(remains, now)
+        return out
+
+    def _reform(self, now: float) -> list[Instruction]:
+        survivors = self._reforming.survivors(now, self._patience())
+        return [] if survivors is None else self._stand(self._epoch() + 1, survivors, now)
+
+    def _lead(self, remains: Remains, now: float) -> list[Instruction]:
+        plan = self.opening.compose(remains, now, self._patience())
+        if plan is None:
+            return []
+        self._drafting.lead(plan)
+        return self._propose(plan, now)
+
+    def _propose(self, plan: Plan, now: float) -> list[Instruction]:
+        self._turns.lead()
+        self.succession.approve(plan.next_roster)
+        return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
+
+    # --- small questions -------------------------------------------------------------------------
+
+    def _carry_out(self, events: Sequence[Event], now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for event in events:
+            match event:
+                case Adopted(plan):
+                    self._turns.not_due()
+                    self._prospects.lost.clear()
+                    self.opening.begun(now)
+                    self.company.adopted(plan)
+                    self.telling.replanned()
+                    self.succession.replanned()
+                    self._drafting.adopted(plan, now)
+                    out.append(Work(plan))
+                case CastVote(vote):
+                    self._voted_at = now
+                    out += self.telling.vote(vote)
+                case Decided(certificate):
+                    self.finished = True
+                    out += self.telling.decided(now)
+                    out.append(Commit(certificate))
+                case DecidedElsewhere(peers):
+                    out.append(CatchUp(peers))
+                case Equivocated(peer):
+                    self.membership.expel(peer)
+                    why = "voted for two outcomes under one ballot: expelled"
+                    out.append(Accuse(peer, Contradiction(why)))
+        return out
+
+    def _epoch(self) -> int:
+        return self.agreement.promised[0]
+
+    def _patience(self) -> float:
+        plan = self.agreement.plan
+        return self._usual_patience if plan is None else plan.patience_s
