@@ -33,11 +33,10 @@ from gossip.plans.grouping import Grouping, lay_out, traffic
 from gossip.plans.partition import MIN_PART, Link
 from gossip.plans.validity import PartKey, Shape
 from gossip.wiring import Wiring
-from protocols import virtual_time
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link as Wire
-from protocols.memory import MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link as Wire
+from protocols.memory.transport import MemoryNetwork, MemoryTransport, virtual_time
 from protocols.messages import Contributor, Gram, Part, PartResult, Plan, Transfer
 from protocols.transport import Incoming
 

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.output import write
 from gossip.membership.members import Patience
 from gossip.plans.grouping import Grouping
-from protocols import virtual_time
 from protocols.identity import PeerId
+from protocols.memory.transport import virtual_time
 
 # the swarm of whole members with toy parameters is that of the tests
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

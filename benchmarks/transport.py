@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.netns import Network, available
 from protocols.bodies import BufferFeed, read_into
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.transport import Incoming
 

@@ -23,9 +23,9 @@ from protocols.addresses import (
     relay_of,
     source_of,
 )
+from protocols.connections.names import Names
 from protocols.errors import OperatorError, RemoteRefused, TransportError
 from protocols.identity import PeerId
-from protocols.names import Names
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 

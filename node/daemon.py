@@ -30,7 +30,7 @@ from node.setting_values import host_port, is_loopback
 from node.statedir import StateDir
 from protocols.addresses import hostport
 from protocols.errors import OperatorError
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 from protocols.limits import Limits
 from protocols.tasks import Tasks, offload_to

@@ -19,9 +19,9 @@ from typing import Protocol
 from node.monitor.views import LinkView
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, TransportError
-from protocols.http_stats import PeerStats, TransportStats
 from protocols.identity import PeerId
 from protocols.messages import Link, Links
+from protocols.stats import PeerStats, TransportStats
 from protocols.transport import Transport
 
 ASKED = 4  # peers at a time

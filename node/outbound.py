@@ -1,7 +1,7 @@
 """Taking part without being dialled: a relay is found, kept, and replaced when it goes away.
 
 Any node that can be dialled tells those behind a NAT who calls them, and carries between two of
-them as much as its ``--relay`` says (:mod:`protocols.relay_server`).
+them as much as its ``--relay`` says (:mod:`protocols.relay.server`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
 from protocols.addresses import PeerAddress, relay_address
 from protocols.errors import OperatorError, RemoteRefused, TransportError
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 
 logger = logging.getLogger(__name__)

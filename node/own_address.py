@@ -13,7 +13,7 @@ from protocols.addresses import address_towards, hostport
 
 if TYPE_CHECKING:
     from node.outbound import Outbound
-    from protocols.http import HttpTransport
+    from protocols.http.transport import HttpTransport
     from protocols.whereabouts import Whereabouts
 
 INTERNET = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody's, and routed as all that is far away

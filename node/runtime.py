@@ -36,7 +36,7 @@ from node.outbound import Outbound
 from node.own_address import OwnPlace, outward_address
 from node.setting_values import host_port
 from protocols.addresses import hostport
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.tasks import Offload, Tasks
 from protocols.whereabouts import Whereabouts

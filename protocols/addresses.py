@@ -1,7 +1,7 @@
 """Where a peer lives, as text: reading ``HOST:PORT[/PEERID]``, lists of them and ``@file``.
 
 A peer that nobody can dial is called at ``relay/HOST:PORT/PEERID``, the address of its relay
-(:mod:`protocols.relay_client`); announcements and :mod:`protocols.address_book` hold such
+(:mod:`protocols.relay.client`); announcements and :mod:`protocols.address_book` hold such
 addresses as well. Commands read addresses before they know whether they need a key at all, so
 :mod:`protocols.identity` is imported where a peer id is there to be read.
 """

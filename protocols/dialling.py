@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from protocols import tls
 from protocols.address_book import AddressBook
+from protocols.connections.accepted import tls
 from protocols.errors import IdentityMismatch, TransportError, Unreachable, Why
 from protocols.identity import PeerId
 

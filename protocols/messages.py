@@ -1,7 +1,7 @@
 """The messages that travel between peers: the wire specification.
 
-Messages with relays (kinds 45 to 47) are in :mod:`protocols.relay_wire`, the headers of lanes in
-:mod:`protocols.lane_wire`.
+Messages with relays (kinds 45 to 47) are in :mod:`protocols.relay.wire`, the headers of lanes in
+:mod:`protocols.lanes.wire`.
 
 Encoding, bounds and versions: :mod:`protocols.wire`. Messages that are forwarded or stored
 (:class:`PeerRecord`, :class:`Announce`, the manifest) travel inside a signed

@@ -15,11 +15,11 @@ from bootstrap.state import StateServer, state_digest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
 from node.arrival import Arrival, Arrived
-from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory import MemoryNetwork
+from protocols.memory.transport import MemoryNetwork, virtual_time
+from protocols.memory.virtual_time import inline as offload
 from protocols.messages import (
     Announce,
     CertificateRequest,
@@ -28,7 +28,6 @@ from protocols.messages import (
     Known,
 )
 from protocols.tasks import Offload
-from protocols.virtual_time import inline as offload
 
 SIZE = 3000
 HONEST = [CREATOR, OTHERS[0], OTHERS[1]]

@@ -15,7 +15,7 @@ from bootstrap.handshake import Gate
 from bootstrap.manifest import Evaluation, Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 from protocols.whereabouts import Whereabouts
 

@@ -20,9 +20,9 @@ from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
 from node.arrival import Arrival, beyond
 from node.replica import ChainStanding
-from protocols import virtual_time
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Certificate
 
 SIZE = 70_000

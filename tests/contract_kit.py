@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
-from protocols.memory import MemoryNetwork
-from protocols.memory_network import Link
+from protocols.memory.network import Link
+from protocols.memory.transport import MemoryNetwork
 from protocols.transport import (
     Buffer,
     Incoming,

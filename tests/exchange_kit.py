@@ -17,12 +17,11 @@ from gossip.exchange.exchange import Exchange
 from gossip.plans.certificate import basis_of
 from gossip.plans.validity import PartKey, Shape
 from gossip.wiring import Wiring
-from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork, virtual_time
 from protocols.messages import Gram, Part, PartRequest, PartResult, Plan, Transfer
 from protocols.transport import Feed, Incoming
 

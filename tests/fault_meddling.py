@@ -9,7 +9,7 @@ from typing import Any
 
 from protocols.bodies import BufferFeed
 from protocols.errors import TransportError
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.transport import Buffer, Feed
 

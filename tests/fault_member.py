@@ -38,7 +38,7 @@ from gossip.wiring import Wiring
 from node.bench.watching import Stage as Passed
 from node.bench.watching import Watch, WatchedChain
 from protocols.codecs import RangeCodec
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Plan
 from protocols.tasks import Tasks

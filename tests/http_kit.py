@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from protocols import tls
 from protocols.bodies import read_into
-from protocols.http import HttpTransport
+from protocols.connections.accepted import tls
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.transport import Buffer, Incoming

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 
 from http_kit import C
 
-from protocols import tls
 from protocols.bodies import BufferFeed, read_into
-from protocols.http import HttpTransport
+from protocols.connections.accepted import tls
+from protocols.connections.sealing import MAX_FRAME_BYTES
+from protocols.connections.tls import PeerSSLSocket
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
-from protocols.lane_socket import WOULD_BLOCK, throw_away_unsent
-from protocols.lane_wire import PREAMBLE, PUSH, Reply, Request
+from protocols.lanes.socket import WOULD_BLOCK, throw_away_unsent
+from protocols.lanes.wire import PREAMBLE, PUSH, Reply, Request
 from protocols.limits import Limits
-from protocols.sealing import MAX_FRAME_BYTES
-from protocols.tls import PeerSSLSocket
 from protocols.transport import Feed, Incoming
 
 STRICT = Limits(grace=0.1, handshake=1.0, stall=0.5, min_rate=2000.0, per_ip=20, linger=0.5)

@@ -16,7 +16,7 @@ from gossip.plans.certificate import sign_result
 from protocols.bodies import BufferFeed
 from protocols.errors import ProtocolError, RemoteRefused, TransferStalled, TransportError
 from protocols.identity import PeerId
-from protocols.memory import MemoryTransport
+from protocols.memory.transport import MemoryTransport
 from protocols.messages import Transfer
 from protocols.transport import MAX_CALL_BYTES, Buffer, Feed, Incoming, Outgoing
 

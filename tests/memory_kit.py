@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from protocols.errors import Unreachable, Why
 from protocols.identity import Identity, PeerId
-from protocols.memory import MemoryNetwork, MemoryTransport
+from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.transport import CHUNK_BYTES, Buffer, Incoming, Outgoing
 
 MB = 1_000_000

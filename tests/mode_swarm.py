@@ -33,7 +33,7 @@ from node.replica import ChainStanding, OuterReplica
 from node.run_rules import REPLICAS, rules_of
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
 
 SHAPES = [(0, (96, 20)), (1920, (20, 60)), (3120, (80,))]
 DENSE, SIZE = 3120, 3200  # of a fragment

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from bootstrap.state import Moments, MomentsServer, download_moments, offered_moments
-from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory.virtual_time import inline
 from protocols.messages import MomentsChunk, MomentsOffer
-from protocols.virtual_time import inline
 
 RUN = bytes(range(32))
 N = 300_000

@@ -6,7 +6,7 @@ from typing import Any
 
 from identity_kit import identity
 
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
 from protocols.p2p import P2P, bindings
 from protocols.whereabouts import Whereabouts
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from protocols.pacing import Pacer
+from protocols.lanes.pacing import Pacer
 
 STEP_S = 0.005
 QUEUE_S = 0.05  # of the link's speed, then packets are dropped

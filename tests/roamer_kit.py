@@ -37,9 +37,9 @@ from node.pace import Pace
 from node.run_rules import hidden_steps
 from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.virtual_time import inline
 from protocols.tasks import Tasks
-from protocols.virtual_time import inline
 
 RUN = b"r" * 32
 

@@ -30,10 +30,10 @@ from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.virtual_time import inline
 from protocols.messages import Certificate
 from protocols.tasks import Tasks
-from protocols.virtual_time import inline
 
 
 def seed_of(peer: PeerId, fragment: int, round_: int) -> int:

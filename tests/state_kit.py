@@ -15,10 +15,9 @@ from bootstrap.state import (
     download_state,
     state_digest,
 )
-from protocols import virtual_time
 from protocols.identity import Identity
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
-from protocols.virtual_time import inline
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory.virtual_time import inline
 
 RUN = bytes(range(32))
 N = 500_003  # elements; 4 MB of state in 62 chunks, one of which spans both vectors

@@ -26,7 +26,7 @@ from node.demo import IslandProcess
 from node.interrupts import EXIT_INTERRUPTED
 from node.status import fetch
 from protocols.asking import ask
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, CertificateRequest, Certificates
 

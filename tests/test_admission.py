@@ -7,8 +7,8 @@ from simulated_swarm import simulated_swarm
 from toy_replica import RUN
 
 from bootstrap.handshake import admission
-from protocols import virtual_time
 from protocols.errors import BadSignature
+from protocols.memory.transport import virtual_time
 
 
 def test_announcements_without_the_invitation_are_refused() -> None:

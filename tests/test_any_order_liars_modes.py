@@ -33,8 +33,8 @@ from working_kit import SIZE, WIDE, WorkingSwarm
 from bootstrap.manifest import Manifest
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import MemoryTransport
-from protocols.virtual_time import run
+from protocols.memory.transport import MemoryTransport
+from protocols.memory.virtual_time import run
 
 pytestmark = [
     pytest.mark.usefixtures("remembered_signatures"),

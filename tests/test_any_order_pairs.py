@@ -18,8 +18,8 @@ from roamer_kit import Islander, Islands, ToyState, islands
 from trouble_kit import Troubles
 
 from protocols.identity import PeerId
-from protocols.memory import Link
-from protocols.virtual_time import run
+from protocols.memory.transport import Link
+from protocols.memory.virtual_time import run
 
 pytestmark = [
     pytest.mark.usefixtures("remembered_signatures"),

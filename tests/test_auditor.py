@@ -20,10 +20,10 @@ from gossip.chain.chain import Chain
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.judging import WeighedMerge
 from gossip.plans.mix import Mix
-from protocols import virtual_time
 from protocols.bodies import read_into
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Accusation, Certificate, EvidenceRequest, Plan
 from protocols.transport import Feed
 

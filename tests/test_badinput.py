@@ -15,7 +15,7 @@ from bootstrap.handshake import Gate, shared_token
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from protocols.errors import RemoteRefused
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.messages import PROTOCOL_VERSION
 from protocols.whereabouts import Whereabouts
 

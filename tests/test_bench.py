@@ -33,7 +33,7 @@ from node.cli import app
 from node.outermost import first_known
 from protocols.codecs import CHUNK, Codec
 from protocols.errors import OperatorError
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 from protocols.messages import PartResult
 

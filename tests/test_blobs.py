@@ -16,7 +16,6 @@ from bootstrap.state import (
     fetch_blob,
     fetch_manifest,
 )
-from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.errors import (
     BadSignature,
@@ -26,7 +25,7 @@ from protocols.errors import (
     Unreachable,
 )
 from protocols.identity import PeerId
-from protocols.memory import MemoryNetwork
+from protocols.memory.transport import MemoryNetwork, virtual_time
 from protocols.messages import ManifestRequest
 
 

@@ -13,7 +13,7 @@ from bootstrap.handshake import Clocks, Gate
 from node.clock import SteadyClock, wall
 from node.config import resolve
 from node.entrance import Entrance
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
 from protocols.whereabouts import Whereabouts
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from protocols.connections import Connection, Connections
-from protocols.http_stats import TransportStats
+from protocols.connections.accepted import Connection, Connections
 from protocols.identity import PeerId
 from protocols.limits import Limits
+from protocols.stats import TransportStats
 
 
 class Table:

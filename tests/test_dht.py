@@ -23,9 +23,9 @@ from bootstrap.seeds import find_peers
 from protocols.addresses import PeerAddress
 from protocols.envelope import seal
 from protocols.errors import Malformed
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import PeerRecord
 from protocols.p2p import BURST, bindings
 from protocols.tasks import Background, beside
@@ -375,7 +375,7 @@ def test_hivemind_is_imported_beside_the_event_loop() -> None:
 import asyncio, sys, threading
 from identity_kit import identity
 from bootstrap.dht import Dht
-from protocols.memory import MemoryNetwork
+from protocols.memory.transport.transport import MemoryNetwork
 from protocols.whereabouts import Whereabouts
 
 class Witness:

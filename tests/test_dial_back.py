@@ -14,7 +14,7 @@ from bootstrap import dial_back
 from bootstrap.dial_back import Allowance, Reach, dialled_back, reach
 from bootstrap.handshake import Gate, greet
 from protocols.errors import RemoteRefused
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.whereabouts import Whereabouts
 

@@ -14,10 +14,10 @@ from bootstrap.state import BlobServer
 from node.doctor import machine, nat
 from node.doctor.network import network
 from protocols.errors import RemoteRefused
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
-from protocols.memory_network import Link, MemoryNetwork
-from protocols.virtual_time import run as run_virtually
+from protocols.memory.network import Link, MemoryNetwork
+from protocols.memory.virtual_time import run as run_virtually
 from protocols.whereabouts import Whereabouts
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -118,7 +118,7 @@ async def test_peers_that_would_not_relay(tmp_path, seed, monkeypatch):
         return Reach.NO
 
     monkeypatch.setattr("node.doctor.network.reach", nobody)
-    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 0)
+    monkeypatch.setattr("protocols.relay.server.MAX_WAITING", 0)
     found = by_name(await network(config(tmp_path, peers=[await seed()])))
     assert found["reach"].status == "fail"
     assert "none of them would relay" in found["reach"].found

@@ -19,10 +19,10 @@ from node.trainer.channel import ChannelClosedError, Donate, Donated
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, mapped
 from node.trainer_files import TrainerFiles
-from protocols import virtual_time
 from protocols.errors import Malformed, RemoteRefused, Unreachable
 from protocols.identity import PeerId
-from protocols.virtual_time import inline
+from protocols.memory.transport import virtual_time
+from protocols.memory.virtual_time import inline
 
 # --- what a newcomer makes of it -----------------------------------------------------------------
 

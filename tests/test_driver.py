@@ -17,10 +17,9 @@ from simulated_swarm import simulated_swarm
 
 from gossip.catchup.replay import lineage
 from gossip.membership.members import Patience
-from protocols import virtual_time
 from protocols.codecs import CHUNK
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
 from protocols.messages import Certificate, Handover
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -6,8 +6,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import simulated_swarm
 
-from protocols import virtual_time
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -17,7 +16,7 @@ def test_links_that_became_fast_get_the_finer_codec_though_nobody_has_measured_i
 ) -> None:
     """All that is sent may be too short to show it, but not how long the exchange takes."""
     slow, fast = 2e4, 4e6  # bytes a second: int2 takes 0.7 s of rounds of 4 s
-    monkeypatch.setattr("protocols.http_stats.Meter.read", lambda self: slow)
+    monkeypatch.setattr("protocols.stats.Meter.read", lambda self: slow)
 
     async def main() -> None:
         async with simulated_swarm(
@@ -56,7 +55,7 @@ def test_rounds_go_on_over_links_that_carry_a_thousandth_at_once(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything was planned with speeds that are a thousand times too high."""
-    monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 4096)
+    monkeypatch.setattr("protocols.stats.LONG_BYTES", 4096)
     fast, slow = 25e6, 25e3  # bytes a second: bf16 takes 8 s at the latter, int2 about 1 s
 
     async def main() -> None:
@@ -85,7 +84,7 @@ def test_rounds_go_on_over_links_that_carry_a_thousandth_at_once(
 
 
 def test_the_codec_follows_the_links_down_and_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 4096)
+    monkeypatch.setattr("protocols.stats.LONG_BYTES", 4096)
     fast, slow = 4e6, 4e5  # bytes a second: int4 takes 0.08 s and 0.8 s of rounds of 4 s
 
     async def main() -> None:

@@ -20,8 +20,8 @@ from node.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
+from protocols.memory.virtual_time import inline
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
-from protocols.virtual_time import inline
 
 SIZE, DENSE = 3000, 2500
 VECTORS: list[SharedVectors] = []

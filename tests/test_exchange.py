@@ -30,7 +30,7 @@ from gossip.plans.retaining import keys_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link
 from protocols.messages import Plan
 
 

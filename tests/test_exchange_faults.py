@@ -18,7 +18,7 @@ from gossip.plans.planning import renewed_plan
 from gossip.plans.validity import Shape, key_of
 from protocols.codecs import CHUNK
 from protocols.identity import PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link
 from protocols.messages import Part, PartRequest, PartResult, Plan
 from protocols.transport import CHUNK_BYTES, Outgoing
 

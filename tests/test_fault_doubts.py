@@ -19,9 +19,9 @@ from toy_replica import RUN
 
 from gossip.plans.certificate import leader_order, outcome_hash
 from gossip.plans.rules import PATIENCE_S
-from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Transfer
 from protocols.transport import Feed, Outgoing
 

@@ -18,10 +18,9 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from gossip.plans.certificate import leader_order
 from gossip.rounds.instructions import Instruction, Work
 from gossip.rounds.round import Round
-from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
 from protocols.messages import Plan
 
 UPLOAD = 40e6 / 8  # bytes a second, both ways

@@ -9,7 +9,7 @@ from exchange_kit import run, until
 from grouped_kit import BIG, grouped, truthful
 
 from gossip.plans.lateness import owner_patience_s
-from protocols.memory import Link
+from protocols.memory.transport import Link
 
 DARK = Link(latency=1e6)
 

@@ -20,7 +20,7 @@ from gossip.plans.validity import Shape, key_of
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK
 from protocols.errors import RemoteRefused
-from protocols.memory import Link
+from protocols.memory.transport import Link
 from protocols.messages import PartRequest, PartResult, Plan, Transfer
 
 CHUNKS = 30  # of a part

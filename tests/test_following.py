@@ -20,10 +20,10 @@ from gossip.wiring import Wiring
 from protocols.bounds import MAX_PEERS
 from protocols.errors import Stale, Unreachable, Why
 from protocols.identity import Identity, PeerId
-from protocols.memory import MemoryNetwork
+from protocols.memory.transport import MemoryNetwork
+from protocols.memory.virtual_time import inline
 from protocols.messages import Announce
 from protocols.tasks import Tasks
-from protocols.virtual_time import inline
 
 ME = Identity.from_seed(b"m" * 32)
 HONEST, *LIARS = (Identity.from_seed(bytes([i, 7]) * 16).peer_id for i in range(30))

@@ -14,10 +14,10 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from gossip.membership.standing import changed, fragments, seen_from, with_places
 from gossip.place import Place
 from gossip.rounds.round import Round
-from protocols import virtual_time
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import Identity
+from protocols.memory.transport import virtual_time
 from protocols.messages import CertificateRequest, Standing
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

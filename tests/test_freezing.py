@@ -23,10 +23,10 @@ from node.own_state import OwnReplica
 from node.replica import ChainStanding, OuterReplica
 from node.tensor_files import PIECE, read_tensors
 from node.trainer.shared import SharedVectors
-from protocols import virtual_time
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity
-from protocols.virtual_time import inline
+from protocols.memory.transport import virtual_time
+from protocols.memory.virtual_time import inline
 
 PIECES = 3
 ONE = PIECE // 4  # elements of a piece

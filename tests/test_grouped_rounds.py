@@ -11,8 +11,8 @@ from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 
 from gossip.plans.grouping import Grouping
-from protocols import virtual_time
 from protocols.identity import PeerId
+from protocols.memory.transport import virtual_time
 
 REGION = Grouping("region")
 

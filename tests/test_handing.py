@@ -14,9 +14,9 @@ from toy_replica import RUN
 from gossip.place import Place
 from gossip.plans.certificate import sign_vote
 from gossip.rounds.spreading import passed
-from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Part, Passed, Plan, Votes
 
 

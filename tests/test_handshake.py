@@ -23,7 +23,7 @@ from gossip.membership.standing import first_announcement
 from protocols.envelope import seal
 from protocols.errors import OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
 from protocols.messages import PROTOCOL_VERSION, Hello, Welcome
 from protocols.whereabouts import Whereabouts
 

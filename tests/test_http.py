@@ -28,7 +28,7 @@ from http_kit import (
     wait_for,
 )
 
-from protocols import tls
+from protocols.connections.accepted import tls
 from protocols.errors import (
     IdentityMismatch,
     LocalProtocolError,
@@ -37,7 +37,7 @@ from protocols.errors import (
     Unreachable,
     Why,
 )
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.limits import Limits
 from protocols.transport import Buffer, Outgoing

@@ -28,10 +28,10 @@ from http_kit import (
     wait_for,
 )
 
-from protocols import tls
 from protocols.addresses import source_of
+from protocols.connections.accepted import tls
 from protocols.errors import IdentityMismatch, RemoteRefused, TransferStalled, Unreachable, Why
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.tasks import beside

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from protocols import lane_moves
-from protocols.lane_moves import Progress, Sending
+from protocols.lanes import moves as lane_moves
+from protocols.lanes.moves import Progress, Sending
 
 STALL, MIN_RATE = 10.0, 100.0
 HELD = 10_000  # bytes in the kernel at first

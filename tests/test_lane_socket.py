@@ -9,8 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from protocols.lane_moves import load
-from protocols.lane_socket import (
+from protocols.lanes.losses import SETTLED, Losses
+from protocols.lanes.moves import load
+from protocols.lanes.socket import (
     _ANY_RATE,
     _FAR_UNSENT_BYTES,
     _MAX_PACING_RATE,
@@ -20,7 +21,6 @@ from protocols.lane_socket import (
     told,
     unacknowledged,
 )
-from protocols.losses import SETTLED, Losses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 

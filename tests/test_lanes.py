@@ -18,7 +18,7 @@ from http_kit import QUICK, A, B, address, chunks_of, echo, take, two, wait_for
 from protocols.bodies import BufferDrain, BufferFeed
 from protocols.bucket import Bucket
 from protocols.errors import RemoteRefused, TransferStalled
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.limits import Limits
 from protocols.transport import Buffer, Incoming, Outgoing

@@ -11,10 +11,10 @@ from http_kit import A, two
 from lane_kit import STRICT, Takes, push
 
 from protocols.bodies import BufferFeed
+from protocols.connections.sealing import KEY_BYTES, OVERHEAD, Sealer
 from protocols.errors import TransportError, Unreachable
-from protocols.http import HttpTransport
-from protocols.lane_wire import PREAMBLE, Reply
-from protocols.sealing import KEY_BYTES, OVERHEAD, Sealer
+from protocols.http.transport import HttpTransport
+from protocols.lanes.wire import PREAMBLE, Reply
 from protocols.tasks import beside
 
 _RECORD = 5  # bytes of a TLS record's header

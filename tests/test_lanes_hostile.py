@@ -15,11 +15,11 @@ from lane_kit import STRICT, Takes, bare, lane, push, reply
 
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused, TransferStalled, Unreachable
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
-from protocols.lane import Lane
-from protocols.lane_socket import Filled, fill
-from protocols.lane_wire import PREAMBLE, PULL, PUSH, Request, claim
+from protocols.lanes.lane import Lane
+from protocols.lanes.socket import Filled, fill
+from protocols.lanes.wire import PREAMBLE, PULL, PUSH, Request, claim
 from protocols.limits import Limits
 from protocols.tasks import beside
 from protocols.transport import Buffer, Incoming, Outgoing
@@ -278,7 +278,7 @@ async def test_who_takes_what_he_pulled_byte_by_byte_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = count(1 << 20, -1)
-    monkeypatch.setattr("protocols.lane_moves.unacknowledged", lambda sock: next(left))
+    monkeypatch.setattr("protocols.lanes.moves.unacknowledged", lambda sock: next(left))
     async with two(STRICT) as (a, b):
         Takes(a)
         async with lane(a) as (_, writer):
@@ -353,7 +353,7 @@ async def test_room_that_was_taken_back_is_not_written_to(monkeypatch: pytest.Mo
 
     async with two() as (a, b):
         a.on_push("take", take, max_length=len(data))
-        monkeypatch.setattr("protocols.lane.fill", for_nothing)
+        monkeypatch.setattr("protocols.lanes.lane.fill", for_nothing)
         body = Outgoing(len(data), in_halves())
         with pytest.raises(RemoteRefused, match="late"):
             await b.push(A.peer_id, "take", b"", body, timeout=5)

@@ -11,11 +11,11 @@ import pytest
 from http_kit import A, B, address, echo, fake, two
 from lane_kit import STRICT, Takes
 
-from protocols import tls
 from protocols.bodies import BufferFeed, read_into
+from protocols.connections.accepted import tls
 from protocols.errors import RemoteRefused, TransferStalled, TransportError, Unreachable, Why
-from protocols.http import HttpTransport
-from protocols.lane_wire import PREAMBLE, Reply, claim
+from protocols.http.transport import HttpTransport
+from protocols.lanes.wire import PREAMBLE, Reply, claim
 from protocols.limits import Limits
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

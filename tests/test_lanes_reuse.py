@@ -26,9 +26,9 @@ from http_kit import (
 
 from protocols.bodies import BufferFeed, read_into
 from protocols.errors import IdentityMismatch, RemoteRefused, Unreachable, Why
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
-from protocols.lane_link import Link, Transfer
+from protocols.lanes.link import Link, Transfer
 from protocols.limits import Limits
 from protocols.transport import Buffer, Feed, Incoming
 

@@ -12,8 +12,8 @@ from simulated_swarm import simulated_swarm
 
 from gossip.plans.lateness import Lateness, Overdue, step_s
 from gossip.plans.validity import Shape
-from protocols import virtual_time
 from protocols.codecs import CHUNK
+from protocols.memory.transport import virtual_time
 
 SIZE = 40 * CHUNK  # ten chunks a part
 UPLOAD = 4e6  # bytes a second

@@ -18,9 +18,9 @@ from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK, Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteRefused, TransportError
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
+from protocols.memory.virtual_time import inline, run
 from protocols.messages import Transfer
-from protocols.virtual_time import inline, run
 
 RUN = b"r" * 32
 SIZE = 700_000

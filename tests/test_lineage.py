@@ -16,6 +16,7 @@ from gossip.catchup.replay import lineage as lineages
 from gossip.plans.certificate import handover_hash, handover_of, outcome_hash
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import PeerId
+from protocols.memory.virtual_time import inline
 from protocols.messages import (
     Certificate,
     CertificateRequest,
@@ -24,7 +25,6 @@ from protocols.messages import (
     HandoverRequest,
     Handovers,
 )
-from protocols.virtual_time import inline
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 

@@ -14,22 +14,22 @@ from node.config import NodeConfig, resolve
 from node.participation import Participation
 from protocols.bodies import BufferDrain, BufferFeed
 from protocols.errors import OperatorError
-from protocols.http import HttpTransport
-from protocols.http_stats import Meter, TransportStats
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
+from protocols.stats import Meter, TransportStats
 from protocols.transport import Incoming
 
 
 @pytest.fixture
 def linked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes of this machine as if there were a link between them."""
-    monkeypatch.setattr("protocols.lane.same_machine", lambda sock: False)
+    monkeypatch.setattr("protocols.lanes.lane.same_machine", lambda sock: False)
 
 
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     """To which bodies of 50 bytes are long ones."""
-    monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 50)
+    monkeypatch.setattr("protocols.stats.LONG_BYTES", 50)
     return Meter()
 
 
@@ -74,7 +74,7 @@ def test_what_windows_say_counts_while_there_are_new_ones(meter: Meter) -> None:
     assert meter.read() == pytest.approx(400.0)  # it may have been paced at what was known before
     windows += 1
     assert meter.read() == 100.0
-    speed = 500.0  # by what short bodies have shown: see protocols.pacing
+    speed = 500.0  # by what short bodies have shown: see protocols.lanes.pacing
     assert meter.read() == 500.0
 
 
@@ -84,7 +84,7 @@ async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link(
     """It is in the kernel while the handler does other things, here for 100 s, and read at once."""
     size, busy = 20_000, [0.0]
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + busy[0])
-    monkeypatch.setattr("protocols.lane_server.time", clock)
+    monkeypatch.setattr("protocols.lanes.server.time", clock)
     async with (
         HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
         HttpTransport(B, limits=QUICK) as b,

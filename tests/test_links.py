@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from node.links import ASKED, FORGOTTEN_S, FRESH_S, WATCHED_S, LinkTable, tell_links
-from protocols import virtual_time
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
 from protocols.messages import Link as Told
 from protocols.messages import Links
 

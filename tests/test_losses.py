@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from protocols.lane_socket import Told
-from protocols.losses import HOSTS, OFTEN, QUEUE_S, SETTLED, SHORT_S, Losses
-from protocols.streams import FAR_S
+from protocols.lanes.losses import HOSTS, OFTEN, QUEUE_S, SETTLED, SHORT_S, Losses
+from protocols.lanes.socket import Told
+from protocols.lanes.streams import FAR_S
 
 FAR, HERE = 0.08, SHORT_S / 2  # seconds, of round trips
 

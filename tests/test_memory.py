@@ -16,9 +16,9 @@ from protocols.errors import (
     Why,
 )
 from protocols.identity import PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
+from protocols.memory.virtual_time import run
 from protocols.transport import Incoming, Outgoing, Transport
-from protocols.virtual_time import run
 
 NEVER = PeerId("nobody")
 

@@ -10,9 +10,9 @@ import pytest
 from memory_kit import MB, PEERS, body, count, echo, join, now, pull, zeros
 
 from protocols.identity import PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.virtual_time import run
 from protocols.transport import CHUNK_BYTES, Buffer, Incoming, Outgoing
-from protocols.virtual_time import run
 
 
 def test_a_body_takes_the_time_of_the_slower_end() -> None:

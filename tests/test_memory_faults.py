@@ -9,9 +9,9 @@ from memory_kit import MB, PEERS, count, echo, now, pull_zeros, serving, why, ze
 
 from protocols.errors import LocalProtocolError, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.identity import PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.virtual_time import run
 from protocols.transport import Incoming
-from protocols.virtual_time import run
 
 # --- partitions and freezes -----------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from memory_kit import MB, PEERS, now, pull_zeros, serving, why, zeros
 
 from protocols.errors import TransferStalled, Unreachable, Why
 from protocols.identity import PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport, TraceEvent
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, TraceEvent
+from protocols.memory.virtual_time import run
 from protocols.transport import Buffer, Incoming, Outgoing
-from protocols.virtual_time import run
 
 # --- chance ---------------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, NAMES, RangeCodec, codec
 from protocols.errors import Malformed
 from protocols.identity import Identity
+from protocols.memory.virtual_time import inline
 from protocols.messages import Contributor
-from protocols.virtual_time import inline
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 PEERS = sorted(member.peer_id for member in MEMBERS)

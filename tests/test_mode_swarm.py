@@ -11,8 +11,8 @@ from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
 
 from gossip.plans.rules import NO_BOUND
 from node.sparse_state import SparseReplica
-from protocols import virtual_time
 from protocols.identity import Identity
+from protocols.memory.transport import virtual_time
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 

@@ -15,10 +15,10 @@ from test_relay import place
 
 from protocols.addresses import relay_address
 from protocols.bodies import BufferFeed
+from protocols.connections.names import MOST, MOST_OF_ONE, Names
 from protocols.errors import Unreachable, Why
 from protocols.identity import Identity
-from protocols.names import MOST, MOST_OF_ONE, Names
-from protocols.relay_wire import RelayDial
+from protocols.relay.wire import RelayDial
 
 MANY = 40  # more than threads of the event loop's own pool
 LIMITS = replace(QUICK, connect=0.5)
@@ -56,7 +56,9 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 async def test_names_that_are_not_answered_hold_up_nothing_else(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protocols.same_machine._AVAILABLE", False)  # lanes are dialled, too
+    monkeypatch.setattr(
+        "protocols.connections.same_machine._AVAILABLE", False
+    )  # lanes are dialled, too
     async with two() as (a, b):
         a.on_push("take", take, max_length=100)
 

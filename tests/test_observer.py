@@ -15,7 +15,7 @@ from node.monitor.observer import Observer
 from protocols.addresses import parse_address
 from protocols.envelope import seal
 from protocols.errors import OperatorError, Unreachable, Why
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 from protocols.messages import Announce, Known
 from protocols.whereabouts import Whereabouts

@@ -11,10 +11,10 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
 from gossip.membership.origin import origin, origin_of
-from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import Crowded, TransportError
 from protocols.identity import Identity, PeerId
+from protocols.memory.transport import virtual_time
 
 MOST = 8
 

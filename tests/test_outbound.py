@@ -13,7 +13,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import Event, Notice, Problem, Record
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_address, relay_address
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 
 D, E = (Identity.from_seed(bytes([n]) * 32) for n in (4, 5))

@@ -26,8 +26,8 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import pack_counts
 from protocols.identity import Identity, PeerId
+from protocols.memory.virtual_time import inline
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
-from protocols.virtual_time import inline
 
 N = 70_003
 NAMES = sorted(RULES)

@@ -32,9 +32,9 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError
 from protocols.identity import Identity
+from protocols.memory.virtual_time import inline
 from protocols.messages import Announce
 from protocols.tasks import offload_to
-from protocols.virtual_time import inline
 
 SIZE = 4000
 ME, DONOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

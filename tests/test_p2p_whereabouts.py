@@ -13,7 +13,7 @@ from p2p_kit import DHTID, DHTNode, dht_pb2, double, fast_network
 from protocols import envelope
 from protocols.address_book import AddressBook
 from protocols.errors import Malformed, RemoteRefused, TransferStalled, Unreachable, Why
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.messages import PeerRecord
 from protocols.p2p import P2P, bindings

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocols.arrivals import KEPT, WINDOW_S, Burst, Speeds, Windows
 from protocols.bucket import Bucket
-from protocols.pacing import MOST, Pacer
+from protocols.lanes.arrivals import KEPT, WINDOW_S, Burst, Speeds, Windows
+from protocols.lanes.pacing import MOST, Pacer
 from tests.pacing_kit import QUEUE_S, Wire
 
 

@@ -15,10 +15,9 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
 from node.past import ask_past, tell_past
-from protocols import virtual_time
 from protocols.bounds import MAX_PEERS
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
 from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
 from protocols.wire import MAX_INT
 

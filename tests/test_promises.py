@@ -20,9 +20,9 @@ from gossip.rounds.agreement import Agreement
 from gossip.rounds.forgetting import Forgetting
 from gossip.rounds.promises import KEPT, At, Promised, Promises, Record
 from gossip.rounds.proposer import Proposer
-from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
+from protocols.memory.transport import virtual_time
 from protocols.messages import Promise, Vote
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -13,9 +13,9 @@ import pytest
 from http_kit import wait_for
 
 from protocols.bodies import BufferDrain
-from protocols.lane import Lane
-from protocols.lane_moves import Receiving
-from protocols.reactor import Load, Reactor
+from protocols.lanes.lane import Lane
+from protocols.lanes.moves import Receiving
+from protocols.lanes.reactor import Load, Reactor
 
 PACKET, PACKETS = 1400, 400
 

@@ -15,14 +15,14 @@ from protocols.address_book import AddressBook
 from protocols.addresses import is_relayed, relay_address, relay_of
 from protocols.bodies import BufferFeed
 from protocols.bucket import Bucket
+from protocols.connections.names import Names
 from protocols.errors import OperatorError, RemoteRefused, TransportError, Unreachable, Why
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
-from protocols.names import Names
-from protocols.relay_server import BRIEF_S, MAX_CIRCUITS_OF_ONE
-from protocols.relay_splice import splice
-from protocols.relay_wire import (
+from protocols.relay.server import BRIEF_S, MAX_CIRCUITS_OF_ONE
+from protocols.relay.splice import splice
+from protocols.relay.wire import (
     PREAMBLE,
     RelayDial,
 )
@@ -177,7 +177,7 @@ async def test_the_relay_cannot_answer_in_the_place_of_a_hidden_node() -> None:
 async def test_who_says_it_can_be_dialled_and_cannot_is_carried_after_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("protocols.relay_client.BACK_S", 0.2)
+    monkeypatch.setattr("protocols.relay.client.BACK_S", 0.2)
     async with place() as here:
         here.closed.relays.mine = lambda: ["127.0.0.1:1"]  # nothing listens there
         assert await here.closed.call(here.hidden.peer_id, "echo", b"x", timeout=5) == b"x"
@@ -198,9 +198,9 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
         raise AssertionError
 
     async with place() as here:
-        monkeypatch.setattr("protocols.relay_client.MAX_CALLS_OF_ONE", 2)
+        monkeypatch.setattr("protocols.relay.client.MAX_CALLS_OF_ONE", 2)
         with monkeypatch.context() as patched:
-            patched.setattr("protocols.names.Names.connected", never)
+            patched.setattr("protocols.connections.names.Names.connected", never)
             here.closed.book.add(here.relay.peer_id, address(here.relay))
             for number in range(8):
                 asked = RelayDial(here.hidden.peer_id, bytes(16), (f"192.0.2.1:{1000 + number}",))

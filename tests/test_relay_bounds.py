@@ -10,14 +10,13 @@ import pytest
 from http_kit import QUICK, A, B, C
 
 from protocols.address_book import AddressBook
+from protocols.connections.names import Names
 from protocols.errors import RemoteRefused, TransportError
-from protocols.http import HttpTransport
-from protocols.http_stats import TransportStats
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
-from protocols.names import Names
-from protocols.relay_client import Relays
-from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer, _Circuit
-from protocols.relay_wire import (
+from protocols.relay.client import Relays
+from protocols.relay.server import MAX_CIRCUITS_OF_ONE, RelayServer, _Circuit
+from protocols.relay.wire import (
     MAX_CALLS,
     MAX_CALLS_OF_ONE,
     RelayCall,
@@ -25,6 +24,7 @@ from protocols.relay_wire import (
     RelayDial,
     RelayWait,
 )
+from protocols.stats import TransportStats
 
 D, E = (Identity.from_seed(bytes([n]) * 32) for n in (4, 5))
 
@@ -52,7 +52,7 @@ async def test_a_node_that_does_not_ask_again_is_gone() -> None:
 
 async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     relay, _ = server()
-    monkeypatch.setattr("protocols.relay_server.MAX_WAITING_OF_ONE", 1)
+    monkeypatch.setattr("protocols.relay.server.MAX_WAITING_OF_ONE", 1)
     places = {B.peer_id: "one", C.peer_id: "one", D.peer_id: "another"}
     relay.place_of = lambda peer: places.get(peer, "")
     await begin(relay, B.peer_id)
@@ -68,7 +68,7 @@ async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.Monkey
 
 async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     relay, clock = server()
-    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 2)
+    monkeypatch.setattr("protocols.relay.server.MAX_WAITING", 2)
     await begin(relay, B.peer_id)
     await begin(relay, D.peer_id)
     with pytest.raises(RemoteRefused, match="full"):
@@ -105,7 +105,7 @@ async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyP
 async def test_connections_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each caller keeps to its own bound, and there may be any number of them."""
     relay, clock = server()
-    monkeypatch.setattr("protocols.relay_server.MAX_CIRCUITS", 2)
+    monkeypatch.setattr("protocols.relay.server.MAX_CIRCUITS", 2)
     for hidden in (B, D, E):
         await begin(relay, hidden.peer_id)
     for caller, hidden in ((A, B), (C, D)):
@@ -121,7 +121,7 @@ async def test_connections_of_all_together_are_bounded(monkeypatch: pytest.Monke
 async def test_who_makes_keys_takes_no_relay_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has most connections, by key or by address, gives up the longest quiet of them."""
     relay, clock = server()
-    monkeypatch.setattr("protocols.relay_server.MAX_CIRCUITS", 6)
+    monkeypatch.setattr("protocols.relay.server.MAX_CIRCUITS", 6)
     keys = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(10, 16)]
     relay.place_of = lambda peer: "evil" if peer in keys else peer[-8:]
     hidden = B.peer_id
@@ -178,8 +178,8 @@ async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
             return answer
         raise TransportError("it is gone")
 
-    monkeypatch.setattr("protocols.relay_client.MAX_ANSWERING", 3)
-    monkeypatch.setattr("protocols.names.Names.connected", nobody)
+    monkeypatch.setattr("protocols.relay.client.MAX_ANSWERING", 3)
+    monkeypatch.setattr("protocols.connections.names.Names.connected", nobody)
     hidden = Relays(
         B.peer_id,
         relay,

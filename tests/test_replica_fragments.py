@@ -15,8 +15,8 @@ from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
+from protocols.memory.virtual_time import inline
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
-from protocols.virtual_time import inline
 
 SIZES = (3000, 5000)
 

@@ -21,8 +21,8 @@ from node.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
+from protocols.memory.virtual_time import inline
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
-from protocols.virtual_time import inline
 
 SIZE = 3000
 SHARE = 0.2  # of the coordinates, a round

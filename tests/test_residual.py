@@ -22,8 +22,8 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.counts import Included
 from protocols.identity import Identity, PeerId
+from protocols.memory.virtual_time import inline
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
-from protocols.virtual_time import inline
 
 SIZE = 3 * CHUNK + 5000
 DENSE = SIZE - 700

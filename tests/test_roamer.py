@@ -16,8 +16,8 @@ from roamer_kit import Islander, Islands, ToyState, islands
 from diloco.mixing import extra_exchanges
 from gossip.pairs.roamer import SPENT
 from gossip.pairs.wandering import LONGEST_S
-from protocols.memory import Link
-from protocols.virtual_time import run
+from protocols.memory.transport import Link
+from protocols.memory.virtual_time import run
 
 
 def noise(scale: float, size: int = 3000):

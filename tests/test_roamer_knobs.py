@@ -9,8 +9,8 @@ import torch
 from roamer_kit import Islander, Islands, islands
 
 from bootstrap.manifest import Manifest
-from protocols.memory import Link
-from protocols.virtual_time import run
+from protocols.memory.transport import Link
+from protocols.memory.virtual_time import run
 
 SIZE = 30_000
 WIDE, NARROW = 5e6, 1e5  # bytes a second: fp32 takes 24 ms, and 1.2 s

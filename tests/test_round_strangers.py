@@ -11,10 +11,9 @@ from toy_replica import RUN
 
 from gossip.plans.certificate import sign_vote
 from gossip.rounds.spreading import check_passed, passed
-from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory import MemoryTransport
+from protocols.memory.transport import MemoryTransport, virtual_time
 from protocols.messages import Passed, Plan, PlanRequest, Votes
 from protocols.wire import decode_any
 

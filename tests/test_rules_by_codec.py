@@ -11,8 +11,8 @@ from bootstrap.manifest_rounds import COARSE, Merge
 from gossip.membership.members import Patience
 from node.mixing import mix_of
 from node.residual import Residual
-from protocols import virtual_time
 from protocols.codecs import Chunk, RangeCodec
+from protocols.memory.transport import virtual_time
 from protocols.messages import Certificate
 
 RULES = ["clip", "median", "trimmed", "geometric-median", "centered-clip"]

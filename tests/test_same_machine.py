@@ -11,11 +11,11 @@ from contextlib import closing
 import pytest
 from http_kit import A, B, address, chunks_of, take, two, wait_for
 
-from protocols import same_machine
 from protocols.addresses import parse_address
-from protocols.http import HttpTransport
-from protocols.lane_socket import other_end_left
-from protocols.names import Names
+from protocols.connections.accepted import same_machine
+from protocols.connections.names import Names
+from protocols.http.transport import HttpTransport
+from protocols.lanes.socket import other_end_left
 from protocols.transport import Outgoing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")

@@ -33,9 +33,9 @@ from node.statedir import StateDir
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import Asked, TrainerFiles
-from protocols import virtual_time
 from protocols.errors import OperatorError
 from protocols.identity import Identity
+from protocols.memory.transport import virtual_time
 
 
 async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import sealing, tls
-from protocols.identity import Identity
-from protocols.sealing import (
+from protocols.connections.accepted import sealing, tls
+from protocols.connections.sealing import (
     KEY_BYTES,
     MAX_FRAME_BYTES,
     OVERHEAD,
@@ -22,7 +21,8 @@ from protocols.sealing import (
     Opener,
     Sealer,
 )
-from protocols.tls import PeerSSLSocket
+from protocols.connections.tls import PeerSSLSocket
+from protocols.identity import Identity
 
 KEY = bytes(range(KEY_BYTES))
 A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

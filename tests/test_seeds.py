@@ -22,7 +22,7 @@ from protocols.errors import (
     Unreachable,
     Why,
 )
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 
 

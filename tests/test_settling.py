@@ -12,8 +12,8 @@ from roamer_kit import Islander, ToyState, islands
 from test_leaving import Leaver
 
 from node import leaving
-from protocols import virtual_time
 from protocols.errors import TransferStalled
+from protocols.memory.transport import virtual_time
 
 
 def weight(islander: Islander) -> float:

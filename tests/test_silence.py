@@ -13,9 +13,8 @@ from simulated_swarm import simulated_swarm
 from gossip.membership.members import Liveness, Membership
 from gossip.membership.silence import MOST_LATE_S, Rhythm, Wakefulness, silence_s
 from gossip.membership.trips import RoundTrip
-from protocols import virtual_time
 from protocols.identity import PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
 
 ME, A = PeerId("me"), PeerId("a")
 BEAT = 1.0

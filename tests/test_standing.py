@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from protocols.standing import TARGET_S, UNEVEN, Standing, standing
+from protocols.lanes.standing import TARGET_S, UNEVEN, Standing, standing
 from tests.pacing_kit import QUEUE_S, Wire
 
 

@@ -17,11 +17,10 @@ from bootstrap.state import (
 )
 from bootstrap.state.chunks import LATE_S
 from bootstrap.state.download import DARK_S
-from protocols import virtual_time
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
+from protocols.memory.virtual_time import inline
 from protocols.messages import StateOffer, StateRequest
-from protocols.virtual_time import inline
 
 
 def test_two_sources_share_the_work_by_their_speed(identities: Identities) -> None:

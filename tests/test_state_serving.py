@@ -23,12 +23,11 @@ from bootstrap.state import (
 from bootstrap.state.copies import COPY_COSTS, Copy
 from bootstrap.state.offers import ANSWER_S, MAKING
 from bootstrap.state.server import IDLE_S
-from protocols import virtual_time
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
-from protocols.memory import MemoryTransport
+from protocols.memory.transport import MemoryTransport, virtual_time
+from protocols.memory.virtual_time import inline
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
-from protocols.virtual_time import inline
 
 
 async def ask(

@@ -21,12 +21,11 @@ from bootstrap.state import (
     download_state,
     state_digest,
 )
-from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory.virtual_time import inline
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateRequest
-from protocols.virtual_time import inline
 
 RATE = 1e6  # bytes a second, of every link; the state goes out once in 4 s
 BYTES = 8 * N

@@ -20,10 +20,10 @@ from gossip.plans.mix import Mix
 from gossip.plans.partition import ALIGN, Link
 from gossip.plans.planning import MAX_PRODUCTS
 from gossip.plans.rules import Rules
-from protocols import virtual_time
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link as SimulatedLink
-from protocols.streams import MOST
+from protocols.lanes.streams import MOST
+from protocols.memory.transport import Link as SimulatedLink
+from protocols.memory.transport import virtual_time
 
 FAST = 6e6  # bytes a second
 

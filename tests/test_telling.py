@@ -13,9 +13,9 @@ from simulated_swarm import SimulatedSwarm, simulated_swarm
 from gossip.membership.members import Patience
 from gossip.plans.grouping import Grouping
 from gossip.rounds.spreading import check_passed, legs, passed
-from protocols import virtual_time
 from protocols.errors import BadSignature
 from protocols.identity import PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Passed, Plan, Vote, Votes
 from protocols.wire import decode_any
 

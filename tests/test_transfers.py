@@ -13,10 +13,10 @@ from gossip_kit import RUN
 from gossip.exchange.slicing import SliceFeed
 from gossip.exchange.transfers import LAST_PAUSE_S, Transfers
 from gossip.wiring import Wiring
-from protocols import virtual_time
 from protocols.codecs import RangeCodec
 from protocols.errors import Unreachable, Why
 from protocols.identity import Identity, PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Transfer
 
 SIZE = 1000

@@ -8,8 +8,7 @@ from simulated_swarm import simulated_swarm
 
 from gossip.membership.trips import LEAST_S, MOST_S, RoundTrip, stillness_s
 from gossip.plans.rules import PATIENCE_S
-from protocols import virtual_time
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
 
 
 def steady(seconds: float, count: int = 60) -> RoundTrip:

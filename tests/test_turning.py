@@ -16,7 +16,7 @@ from node.trainer.shared import SharedVectors
 from node.turning import Turning
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.virtual_time import inline
+from protocols.memory.virtual_time import inline
 
 SIZE = CHUNK * 2 + 700
 ME = PeerId(Identity.from_seed(b"m" * 32).peer_id)

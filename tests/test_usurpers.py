@@ -23,10 +23,10 @@ from gossip.rounds.instructions import Send
 from gossip.rounds.proposer import Proposer
 from gossip.rounds.round import Round
 from node.mixing import mix_of
-from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Gram, Plan, Prepare
 
 STRANGER = Identity.from_seed(b"s" * 32)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from protocols.virtual_time import DeadlockError, VirtualLoop, run
+from protocols.memory.virtual_time import DeadlockError, VirtualLoop, run
 
 
 def now() -> float:

@@ -14,9 +14,9 @@ from simulated_swarm import lengths, simulated_swarm
 
 from gossip.exchange.exchange import Exchange
 from gossip.plans.certificate import outcome_of, sign_result
-from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.identity import PeerId
+from protocols.memory.transport import virtual_time
 from protocols.transport import Feed
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

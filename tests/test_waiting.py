@@ -12,8 +12,8 @@ from gossip.membership.members import Membership
 from gossip.plans.validity import MAX_ROSTER
 from node.monitor.events import JoinProgress
 from node.waiting import Waiting
-from protocols import virtual_time
 from protocols.identity import Identity, PeerId
+from protocols.memory.transport import virtual_time
 from protocols.messages import Announce
 
 ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))

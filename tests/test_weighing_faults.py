@@ -17,9 +17,8 @@ from gossip.plans.mix import Mix
 from gossip.plans.weighing import sign_gram, triangle, unpack
 from gossip.rounds.instructions import Broadcast, Instruction
 from gossip.rounds.round import Round
-from protocols import virtual_time
 from protocols.identity import PeerId
-from protocols.memory import Link
+from protocols.memory.transport import Link, virtual_time
 from protocols.messages import Gram, Plan
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

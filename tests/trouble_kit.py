@@ -17,7 +17,7 @@ from simulated_swarm import Member
 from gossip.plans.grouping import UNGROUPED, Grouping
 from gossip.plans.mix import MEAN, Mix
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory.transport import Link, MemoryNetwork
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 HEALED_S = 90.0  # on the virtual clock, to come together

@@ -39,8 +39,8 @@ from protocols.errors import (
     TransportError,
 )
 from protocols.identity import PeerId
+from protocols.lanes.streams import streams
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateOffer, StateRequest
-from protocols.streams import streams
 from protocols.tasks import Offload
 from protocols.transport import Transport
 

@@ -1,7 +1,7 @@
 """Into how many parts a member's share is cut: over long ways several. Pure.
 
 Each slice and each merged part takes one connection, so a share is cut into as many parts as
-:mod:`protocols.streams` asks for connections. Connections have equal shares of a link, so all
+:mod:`protocols.lanes.streams` asks for connections. Connections have equal shares of a link, so all
 parts of far members are about as large: else those of small shares would be over first, and then
 everybody would send to the same few owners at once, faster than their links carry.
 """
@@ -15,7 +15,7 @@ from statistics import median
 
 from gossip.plans.partition import ALIGN, MIN_PART, Link
 from protocols.identity import PeerId
-from protocols.streams import streams
+from protocols.lanes.streams import streams
 
 ALL = 24  # connections of one member in each direction, with all the others
 LEAST = 2 * MIN_PART  # elements

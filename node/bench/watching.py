@@ -15,7 +15,7 @@ from enum import StrEnum
 from gossip.chain.chain import Chain
 from gossip.rounds.instructions import Instruction, Send, Work
 from gossip.rounds.round import Round
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.messages import PartResult, Vote
 from protocols.transport import Buffer, Feed, Outgoing

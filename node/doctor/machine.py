@@ -18,9 +18,9 @@ from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.doctor.software import torch_cuda
 from node.monitor.machine import Machine
 from node.statedir import StateDir
+from protocols.connections.listening import listen_on
 from protocols.errors import OperatorError
-from protocols.lane_socket import prefer_bbr
-from protocols.listening import listen_on
+from protocols.lanes.socket import prefer_bbr
 
 # the oldest driver for each major version of CUDA: docs.nvidia.com/deploy/cuda-compatibility
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
@@ -286,7 +286,7 @@ def clock() -> Finding:
 
 
 def losses() -> Finding:
-    """Whether connections whose way loses packets can be given BBR (:mod:`protocols.losses`)."""
+    """Whether connections that lose packets can be given BBR (:mod:`protocols.lanes.losses`)."""
     if sys.platform != "linux":
         return ok("losses", "how this system deals with lost packets is its own affair")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:

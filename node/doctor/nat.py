@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from node.doctor.finding import Finding, ok, warn
 from protocols.addresses import host_of
+from protocols.connections.names import Names
 from protocols.errors import OperatorError
-from protocols.names import Names
 from protocols.seen import seen_from
 
 HAIRPIN_S = 3.0

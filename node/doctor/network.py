@@ -26,7 +26,7 @@ from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.addresses import PeerAddress, host_of, hostport, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 from protocols.whereabouts import Whereabouts
 

@@ -32,8 +32,8 @@ from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState
 from node.setting_values import host_port
 from protocols.addresses import hostport
+from protocols.connections.sockets import open_listener
 from protocols.errors import OperatorError
-from protocols.sockets import open_listener
 
 MAX_EVENTS = 500  # of one answer
 MAX_CONNECTIONS = 256  # of one listener: strangers must not use up the process's descriptors

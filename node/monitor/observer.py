@@ -46,7 +46,7 @@ from protocols.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from protocols.http import HttpTransport
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Known, KnownRequest
 from protocols.whereabouts import Whereabouts

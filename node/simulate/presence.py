@@ -14,8 +14,8 @@ from gossip.place import Place
 from gossip.wiring import Wiring
 from node.simulate.world import Node
 from protocols.codecs import RangeCodec
+from protocols.memory.virtual_time import inline
 from protocols.tasks import Tasks
-from protocols.virtual_time import inline
 
 EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
 

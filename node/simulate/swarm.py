@@ -49,7 +49,7 @@ from node.trainer.channel import Applied
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
-from protocols.virtual_time import inline
+from protocols.memory.virtual_time import inline
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The simulated world: islands on a virtual clock and network, and what is noted of them.
 
 An island trains for real, at once, and then lets the virtual time pass that its steps would take.
-What it says to others goes over :mod:`protocols.memory_network`, so latency, bandwidth and loss
+What it says to others goes over :mod:`protocols.memory.network`, so latency, bandwidth and loss
 act on the very bytes that a mode sends.
 """
 
@@ -27,7 +27,7 @@ from node.simulate.run import codecs_of
 from node.simulate.scenario import Diverged, Scenario
 from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.tasks import beside
 
 BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries tensors, not control
@@ -258,7 +258,7 @@ class Result:
 
 
 async def live(world: World) -> Result:
-    """Run the scenario's mode to its end, on the loop of :mod:`protocols.virtual_time`."""
+    """Run the scenario's mode to its end, on the loop of :mod:`protocols.memory.virtual_time`."""
     from node.simulate.swarm import live as take_part  # it imports this file
 
     began = time.perf_counter()
@@ -310,7 +310,7 @@ def _transfer_s(scenario: Scenario, whole_s: float) -> float:
 
 def simulate(scenario: Scenario, progress: Progress = lambda share: None) -> Result:
     """One run from beginning to end; the same scenario gives the same result."""
-    from protocols.virtual_time import run
+    from protocols.memory.virtual_time import run
 
     scenario, decided = decide(scenario)
     threads = torch.get_num_threads()

@@ -1,0 +1,108 @@
+"""Opening connections to peers for the HTTP transport.
+
+A connector's host is a peer's TLS server name. The address book tells where that peer
+lives (:mod:`protocols.dialling`), and TLS proves that it is that peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from protocols.address_book import AddressBook
+from protocols.addresses import is_relayed
+from protocols.connections.accepted import tls
+from protocols.connections.names import Names
+from protocols.connections.sockets import prefer_small_queue
+from protocols.dialling import reach, unreached
+from protocols.identity import PeerId
+from protocols.limits import Limits
+from protocols.relay.client import Relays, told_by
+
+if TYPE_CHECKING:
+    from aiohttp.client import ClientTimeout
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.tracing import Trace
+
+
+@dataclass(slots=True)
+class Dial:
+    """A connection to an address, not to a peer: it finds out which peer answers there."""
+
+    address: str
+    expected: PeerId | None
+    peer: PeerId | None = None
+
+
+class PeerConnector(aiohttp.BaseConnector):
+    """Opens connections to peers by their server name, trying the addresses of the book."""
+
+    def __init__(
+        self,
+        book: AddressBook,
+        names: Names,
+        context: ssl.SSLContext | None,
+        limits: Limits,
+        relays: Relays,
+    ) -> None:
+        super().__init__(
+            limit=0, limit_per_host=limits.per_peer, keepalive_timeout=limits.idle_client
+        )
+        self.dials: dict[str, Dial] = {}
+        self._book = book
+        self._names = names
+        self._context = context
+        self._limits = limits
+        self._relays = relays
+        self._links: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+
+    def links(self) -> list[asyncio.Transport]:
+        """The open connections to peers."""
+        return [link for link in self._links if not link.is_closing()]
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    ) -> ResponseHandler:
+        host = req.url.raw_host or ""
+        dial = self.dials.get(host)
+        if dial is not None:
+            protocol, dial.peer = await self._open(dial.address, dial.expected)
+            return protocol
+        peer = tls.peer_of_name(host)
+        protocol, _ = await reach(self._book, peer, lambda address: self._open(address, peer))
+        assert protocol.transport is not None
+        self._links.add(protocol.transport)
+        return protocol
+
+    async def _open(
+        self, address: str, expected: PeerId | None
+    ) -> tuple[ResponseHandler, PeerId | None]:
+        """One connection to one address. The peer is None where there is no TLS."""
+        secure = self._context is not None
+        name = tls.ANYONE if expected is None else tls.server_name(expected)
+        relayed = expected is not None and is_relayed(address)
+        try:
+            async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
+                if expected is not None and relayed:
+                    sock = await self._relays.connect(address, expected)
+                else:
+                    whose = address if expected is None else told_by(expected)
+                    sock = await self._names.connected(address, whose)
+                transport, protocol = await self._loop.create_connection(
+                    self._factory,
+                    ssl=self._context,
+                    server_hostname=name if secure else None,
+                    ssl_shutdown_timeout=self._limits.grace if secure else None,
+                    sock=sock,
+                )
+        except OSError as error:  # TimeoutError, gaierror and SSLError among them
+            raise unreached(address, expected, error) from error
+        prefer_small_queue(transport)
+        proven = transport.get_extra_info("ssl_object")
+        return protocol, proven.peer_id if proven is not None else None

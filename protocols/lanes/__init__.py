@@ -1,0 +1,1 @@
+"""Long bodies at the speed of the link: connections that one thread sends and receives on."""

@@ -1,0 +1,168 @@
+"""What is under way on a lane in either direction: a drain being filled, a feed being sent.
+
+For :mod:`protocols.lanes.lane` alone, on the data thread.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable
+
+from protocols.errors import LocalProtocolError, TransferStalled
+from protocols.lanes.losses import Losses
+from protocols.lanes.reactor import Load
+from protocols.lanes.socket import Told, prefer_bbr, send_evenly, told, unacknowledged, unsent
+from protocols.lanes.wire import Frame
+from protocols.transport import Drain, Feed
+
+Done = Callable[[BaseException | None], None]
+
+_LONG = 1 << 15  # bytes still to come: with fewer, gathering would delay the end
+
+
+class Progress:
+    """When a lane last made progress: bytes moved, or the peer acknowledged some."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self._unacknowledged = 0
+        self._slow = False  # at the last look the peer had taken less than it has to
+
+    def blocked(self, sock: socket.socket) -> None:
+        """The socket takes no more for now, or has taken everything."""
+        self._unacknowledged, self._slow = unacknowledged(sock), False
+
+    def acknowledged(self, sock: socket.socket, now: float, sending: Sending | None) -> bool:
+        """Whether the peer has acknowledged some of what the kernel had still to send.
+
+        While something is being sent, less than ``min_rate`` bytes a second since the last
+        progress passes once, not twice in a row: the peer may have had no room until just now.
+        """
+        before, self._unacknowledged = self._unacknowledged, unacknowledged(sock)
+        gone, was_slow = before - self._unacknowledged, self._slow
+        least = sending.min_rate * (now - self.at) if sending is not None else 0.0
+        self._slow = self._unacknowledged > 0 and gone < least
+        return gone > 0 and not (self._slow and was_slow)
+
+    def deadline(self, receiving: Receiving | None, sending: Sending | None) -> float:
+        """When what is under way has stood still for too long."""
+        until = math.inf
+        if sending is not None:
+            if sending.queued:
+                return math.inf  # the limit is ours
+            until = self.at + sending.stall
+        if receiving is not None and not receiving.paused:
+            until = min(until, self.at + receiving.stall)
+        return until
+
+
+def load(
+    sock: socket.socket, receiving: Receiving | None, sending: Sending | None, losses: Losses
+) -> Load:
+    """What is under way. ``receives`` is set for bodies only: whether a message comes is open."""
+    coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
+    facts = told(sock) if sending is not None or left > 0 else Told()
+    if losses.look(facts):
+        prefer_bbr(sock)
+    if losses.far():
+        send_evenly(sock)
+    return Load(
+        max(0, left - facts.beyond),
+        (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
+        coming and receiving is not None and not isinstance(receiving.drain, Frame),
+        min(facts.round_trip, losses.shortest.get(losses.host, math.inf)),
+    )
+
+
+class Receiving:
+    """A drain that is being filled with ``length`` bytes.
+
+    ``last``: the other end is to send nothing after them.
+    """
+
+    def __init__(
+        self, drain: Drain, length: int, *, stall: float, min_rate: float, last: bool, done: Done
+    ) -> None:
+        self.drain = drain
+        self.left = length
+        self.moved = 0
+        self.stall = stall
+        self.min_rate = min_rate
+        self.last = last
+        self.done = done
+        self.paused = False  # the drain has no room
+        self.held = 0.0  # seconds it had none, all in all
+        self.since = self.begun = time.monotonic()  # when the pause or the wait for bytes began
+        self._begun = False  # something came, though perhaps not enough to be opened
+        self._waited = 0.0
+        self._window = 0
+
+    @property
+    def age(self) -> float:
+        """Seconds from the start to the last byte."""
+        return self.since - self.begun
+
+    @property
+    def amid(self) -> bool:
+        """Whether it has begun and its end is not near."""
+        return self.moved > 0 and self.left >= _LONG
+
+    def took(self, count: int) -> None:
+        """Tell the drain; raises what it raises."""
+        self.moved += count
+        self.left -= count
+        self.drain.took(count)
+        if isinstance(self.drain, Frame):  # which learns its own length on the way
+            self.left = self.drain.length - self.moved
+
+    def waited(self, now: float, came: int, who: str) -> None:
+        """Bytes came; raises :class:`TransferStalled` if they keep coming too slowly."""
+        if self._begun or not isinstance(self.drain, Frame):  # a message may be long in coming
+            self._waited += now - self.since
+        self.since = now
+        if self._waited >= self.stall:
+            if self._window < self.min_rate * self._waited:
+                raise TransferStalled(f"{who}: {self._window / self._waited:.0f} bytes a second")
+            self._waited, self._window = 0.0, 0
+        self._begun = True
+        self._window += came
+
+
+class Sending:
+    """A few bytes, and behind them a feed."""
+
+    def __init__(
+        self, head: bytes, feed: Feed | None, *, stall: float, min_rate: float, done: Done
+    ) -> None:
+        self.view = memoryview(head)
+        self.feed = feed
+        self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
+        self.moved = 0
+        self.piece = memoryview(b"")  # handed to the socket, which has not taken it yet
+        self.granted = 0  # bytes that may be sent before it is somebody else's turn
+        self.stall = stall
+        self.min_rate = min_rate
+        self.done = done
+        self.starved = False  # the feed has nothing
+        self.held = 0.0  # seconds it had nothing, all in all
+        self.since = 0.0
+        self.blocked = False  # the socket takes no more
+        self.queued = False  # waits for its turn under the limit of the node
+
+    def more(self) -> bool:
+        """Have bytes in ``view``, from the feed if need be; False: it has none now, or no more."""
+        if self.view or not self.left or self.feed is None:
+            return bool(self.view)
+        chunk = self.feed.next()
+        if chunk is None:
+            self.starved, self.since = True, time.monotonic()
+            return False
+        self.view = memoryview(chunk).cast("B")
+        if not self.view:
+            raise LocalProtocolError(f"body {self.left} bytes shorter than announced")
+        if len(self.view) > self.left:
+            raise LocalProtocolError(f"body longer than the announced {self.length} bytes")
+        self.left -= len(self.view)
+        return True

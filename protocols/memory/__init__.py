@@ -1,0 +1,1 @@
+"""The transport of tests: peers of one process, a simulated internet, virtual time."""
