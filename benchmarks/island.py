@@ -42,7 +42,7 @@ from benchmarks.netns import Network, available
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml
-from node.rank_process import rank_environment
+from node.island.rank_process import rank_environment
 from node.trainer.corpus import collect
 
 Fact = dict[str, Any]

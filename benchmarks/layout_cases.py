@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bootstrap.manifest import Data, Inner, Manifest, Model, Rounds
-from node.island_settings import IslandSettings
+from node.island.settings import IslandSettings
 from node.trainer.dims import ParallelDims
 
 STEPS = 10

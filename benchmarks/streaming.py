@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from node.demo import IslandProcess
+from node.demo.run import IslandProcess
 
 INNER = 24
 WAYS: dict[str, dict[str, object]] = {

@@ -1,6 +1,7 @@
 """What a chain of rounds needs from whoever runs it: the state it changes, and whom it tells.
 
-:class:`Replica` is the outer state (a node's is :mod:`node.replica`), :class:`Hooks` are callbacks.
+:class:`Replica` is the outer state (a node's is :mod:`node.replicas.replica`), :class:`Hooks` are
+callbacks.
 """
 
 from __future__ import annotations

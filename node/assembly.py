@@ -23,20 +23,20 @@ from gossip.pairs.swarm import Pairs
 from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from node import __version__, clock
+from node.checkpoints.restoring import Restored
 from node.conductor import Conductor
-from node.cores import contention
-from node.entrance import Run
+from node.entry.entrance import Run
 from node.errors import operator_error
-from node.gossip_reports import GossipReports
-from node.hardware import Hardware, training
 from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
-from node.island import Island
+from node.island.cores import contention
+from node.island.hardware import Hardware, training
+from node.island.island import Island
 from node.monitor.events import Notice
-from node.peer_reports import PeerReports
-from node.replica import OuterReplica
-from node.reporting import Reporter
-from node.restoring import Restored
+from node.replicas.replica import OuterReplica
+from node.reports.pairs import GossipReports
+from node.reports.peers import PeerReports
+from node.reports.rounds import Reporter
 from node.roaming import make_pairs
 from node.run_rules import replicas_of, rules_of
 from node.script.attached import Attached

@@ -6,7 +6,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
 
 
 def newest_round(checkpoints: Path) -> int | None:

@@ -14,23 +14,26 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
-from node.allotment import Allotment
-from node.choosing import Chooser
+from node.checkpoints.restoring import steps_in
+from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.live import is_recipe
-from node.eager_state import EagerReplica
-from node.guessing import Guesses
-from node.island import Island
+from node.island.allotment import Allotment
+from node.island.choosing import Chooser
+from node.island.events import notice_of, problem_of, shrunk_of, step_of, validation_of
+from node.island.guessing import Guesses
+from node.island.island import Island
+from node.island.ownership import Turns
+from node.island.pace import Pace
+from node.island.rank_ends import TrainerDied
+from node.island.readiness import Readiness
+from node.island.restarts import Restarts
+from node.island.targets import Targets
 from node.modes import at_will, by_gradients, once
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
 from node.multiples import Multiples
-from node.pace import Pace
-from node.rank_ends import TrainerDied
-from node.readiness import Readiness
-from node.replica import OuterReplica, Side
-from node.restarts import Restarts
-from node.restoring import steps_in
-from node.targets import Targets
+from node.replicas.eager_state import EagerReplica
+from node.replicas.replica import OuterReplica, Side
 from node.trainer.channel import (
     Applied,
     Apply,
@@ -50,9 +53,6 @@ from node.trainer.channel import (
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
-from node.trainer_events import notice_of, problem_of, shrunk_of, step_of, validation_of
-from node.trainer_files import Asked, Taken, TrainerFiles
-from node.turns import Turns
 from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
 from protocols.messages import UNKNOWN_ETA_S
@@ -114,7 +114,8 @@ class Conductor:
             if isinstance(replica, EagerReplica):
                 self._guesses = Guesses(replica, self.island, self._turns)
 
-    # --- for the replicas (see node.replica.Trainer) ---------------------------------------------
+    # --- for the replicas (see node.replicas.replica.Trainer)
+    # ---------------------------------------------
 
     async def hold(self, fragment: int) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from bootstrap.validation import bad_config, explain, nearest, read_toml
-from node.island_settings import IslandSettings
+from node.island.settings import IslandSettings
 from node.setting_values import (
     DEFAULT_PORT,
     HostPort,

@@ -19,8 +19,8 @@ from bootstrap.manifest import Manifest
 from node import open_files, places
 from node.closing import newest_round
 from node.config import NodeConfig
-from node.hardware import leave_cores_to_ranks
 from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
+from node.island.hardware import leave_cores_to_ranks
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping

@@ -25,7 +25,7 @@ MOST_A_STEP = 2**24
 def check_runs(manifest: Manifest) -> None:
     """Raise E204 for a run that is known to diverge, or that its model is no match for."""
     if manifest.outer.optimizer == "powersgd":
-        from node.lowrank_state import plan_of
+        from node.replicas.lowrank_state import plan_of
         from node.trainer.layout import Layout
 
         try:
@@ -97,7 +97,7 @@ def once(manifest: Manifest) -> bool:
 
 
 def eager(manifest: Manifest) -> bool:
-    """Whether islands go on from a guess of what a round will come to (:mod:`node.guessing`)."""
+    """Whether islands go on from a guess of a round's result (:mod:`node.island.guessing`)."""
     return manifest.mode == "eager"
 
 

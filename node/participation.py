@@ -17,40 +17,40 @@ from gossip.common import AnySwarm
 from gossip.hooks import Hooks
 from gossip.membership.members import MEMBERS
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
-from node.checkpoint import CheckpointStore, bytes_in
-from node.checkpoint_copy import CheckpointCopy
+from node.checkpoints.checkpoint import CheckpointStore, bytes_in
+from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.copying import Copying
+from node.checkpoints.restoring import Restored, restore
+from node.checkpoints.saving import Keeper, floats_saved
 from node.collector import spare_what_stays
 from node.conductor import Conductor
-from node.copying import Copying
 from node.doctor.machine import lacking
-from node.donors import Giving, clean
-from node.entrance import Entrance, Run
-from node.fetching import Fetcher
-from node.finding import Finder, check_known
-from node.hardware import Hardware, device_kind, hardware
+from node.entry.donors import Giving, clean
+from node.entry.entrance import Entrance, Run
+from node.entry.fetching import Fetcher
+from node.entry.finding import Finder, check_known
+from node.entry.lookout import Lookout
+from node.entry.own_model import layout_of
+from node.entry.past import ask_past, tell_past
+from node.entry.waiting import Waiting
 from node.headway import counted
 from node.hosts.crew import job_of, open_hub
 from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
-from node.island import Island
-from node.links import tell_links
-from node.lookout import Lookout
+from node.island.hardware import Hardware, device_kind, hardware
+from node.island.island import Island
 from node.modes import check_role, check_runs, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.monitor.memory import available
 from node.multiples import Multiples
-from node.own_model import layout_of
-from node.past import ask_past, tell_past
-from node.peer_reports import PeerReports
 from node.reading import Reading
-from node.replica import OuterReplica
-from node.restoring import Restored, restore
-from node.saving import Keeper, floats_saved
+from node.replicas.replica import OuterReplica
+from node.reports.links import tell_links
+from node.reports.peers import PeerReports
 from node.trainer.channel import Applied
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, moments_last
 from node.trainer.shared import SharedVectors
-from node.waiting import Waiting
 from protocols.codecs import kernels
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId

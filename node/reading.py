@@ -16,7 +16,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig
 from node.data.cached_file import replacing
-from node.entrance import Run
+from node.entry.entrance import Run
 from node.headway import Headway, Progress, Tell
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice

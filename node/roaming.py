@@ -15,8 +15,8 @@ from gossip.pairs.roamer import Roamer
 from gossip.pairs.rounded import Acquaintance
 from gossip.pairs.swarm import Pairs
 from gossip.wiring import Wiring
-from node.own_state import OwnReplica
-from node.replica import OuterReplica
+from node.replicas.own_state import OwnReplica
+from node.replicas.replica import OuterReplica
 from node.run_rules import hidden_steps
 
 

@@ -11,14 +11,14 @@ from diloco.optimizers import named
 from gossip.plans.grouping import Grouping
 from gossip.plans.rules import FRIENDS, STRANGERS, Rules
 from gossip.plans.validity import MAX_TOKENS
-from node.eager_state import EagerReplica
-from node.gradient_state import GradientReplica
-from node.lowrank_state import LowRankReplica, plan_of
-from node.mixing import mix_of
 from node.modes import ONLY_MERGE_S, clients_of, once
-from node.own_state import OwnReplica
-from node.replica import OuterReplica
-from node.sparse_state import SparseReplica
+from node.replicas.eager_state import EagerReplica
+from node.replicas.gradient_state import GradientReplica
+from node.replicas.lowrank_state import LowRankReplica, plan_of
+from node.replicas.mixing import mix_of
+from node.replicas.own_state import OwnReplica
+from node.replicas.replica import OuterReplica
+from node.replicas.sparse_state import SparseReplica
 from node.trainer.layout import Layout, Outline
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec

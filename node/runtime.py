@@ -21,7 +21,9 @@ from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__, clock
 from node.closing import last_words, newest_round
-from node.entrance import Entrance, Run
+from node.entry.entrance import Entrance, Run
+from node.entry.outbound import Outbound
+from node.entry.own_address import OwnPlace, outward_address
 from node.errors import reason
 from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
@@ -32,8 +34,6 @@ from node.monitor.history import History
 from node.monitor.machine import Machine
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
-from node.outbound import Outbound
-from node.own_address import OwnPlace, outward_address
 from node.setting_values import host_port
 from protocols.addresses import hostport
 from protocols.http.transport import HttpTransport

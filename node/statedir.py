@@ -15,7 +15,7 @@
     tokens.json      where this island's training tokens are, of which run, and what they were made
                      of (for this island's other hosts; empty: the run's recipe)
     promised-0, …    the rounds that something was promised in, see gossip.rounds.promises
-    checkpoints/     see node.checkpoint
+    checkpoints/     see node.checkpoints.checkpoint
     data-cache/      files of training data that come from elsewhere
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
 """

@@ -14,7 +14,7 @@ from lineage_kit import CREATOR, OTHERS, Chain
 from bootstrap.state import StateServer, state_digest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
-from node.arrival import Arrival, Arrived
+from node.entry.arrival import Arrival, Arrived
 from protocols.envelope import seal
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node import checkpoint
-from node.checkpoint import (
+from node.checkpoints import checkpoint
+from node.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointStore,
     Facts,
 )
-from node.tensor_files import File, write_tensors
+from node.checkpoints.tensor_files import File, write_tensors
 
 VALUES = np.arange(5000, dtype=np.float32)
 

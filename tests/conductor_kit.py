@@ -14,7 +14,7 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
 from node.conductor import Conductor
-from node.replica import OuterReplica
+from node.replicas.replica import OuterReplica
 from node.trainer.channel import (
     Snapshot,
     Stopped,

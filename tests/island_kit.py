@@ -13,8 +13,8 @@ from typing import Any
 
 from trainer_kit import TARGET, apply, begin, merge, tiny_settings, tiny_vectors
 
-from node.island import Event, Island
-from node.rank_ends import TrainerDied
+from node.island.island import Event, Island
+from node.island.rank_ends import TrainerDied
 from node.trainer.channel import (
     Applied,
     Begin,

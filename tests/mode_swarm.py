@@ -26,10 +26,10 @@ from gossip.chain.chain import Chain
 from gossip.membership.members import Patience
 from gossip.place import Place
 from gossip.plans.certificate import genesis
-from node.eager_state import EagerReplica
-from node.gradient_state import GradientReplica
-from node.lowrank_state import LowRankReplica
-from node.replica import ChainStanding, OuterReplica
+from node.replicas.eager_state import EagerReplica
+from node.replicas.gradient_state import GradientReplica
+from node.replicas.lowrank_state import LowRankReplica
+from node.replicas.replica import ChainStanding, OuterReplica
 from node.run_rules import REPLICAS, rules_of
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId

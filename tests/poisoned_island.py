@@ -10,7 +10,7 @@ import os
 import torch
 
 from node.__main__ import main
-from node.replica import OuterReplica
+from node.replicas.replica import OuterReplica
 
 FACTOR = float(os.environ["POISON"])
 honest = OuterReplica._progress

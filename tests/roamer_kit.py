@@ -30,10 +30,10 @@ from gossip.pairs.swarm import Pairs
 from gossip.place import Place
 from gossip.plans.certificate import genesis
 from gossip.wiring import Wiring
-from node.blending import Blend
-from node.choosing import Chooser
+from node.island.choosing import Chooser
+from node.island.pace import Pace
 from node.monitor.event_log import EventLog
-from node.pace import Pace
+from node.replicas.blending import Blend
 from node.run_rules import hidden_steps
 from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import Identity, PeerId

@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.saving import Keeper
+from node.checkpoints.trainer_files import Asked
+from node.island.pace import Pace
 from node.monitor.event_log import EventLog
-from node.pace import Pace
-from node.replica import OuterReplica
-from node.saving import Keeper
+from node.replicas.replica import OuterReplica
 from node.trainer.channel import Saved
-from node.trainer_files import Asked
 
 
 class SlowTrainer:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.demo import IslandProcess
+from node.demo.run import IslandProcess
 from node.interrupts import EXIT_INTERRUPTED
 from node.status import fetch
 from protocols.asking import ask

@@ -16,7 +16,7 @@ import pytest
 from trouble_kit import KINDS, Drawn, anything_happens
 
 from gossip.plans.grouping import UNGROUPED, Grouping
-from node import mixing
+from node.replicas import mixing
 
 pytestmark = [
     pytest.mark.usefixtures("remembered_signatures", "small_chunks"),

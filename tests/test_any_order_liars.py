@@ -26,7 +26,7 @@ from trouble_kit import HEALED_S, befallen
 from bootstrap.manifest_rounds import Merge
 from gossip.plans.grouping import UNGROUPED, Grouping
 from gossip.plans.mix import Mix
-from node.mixing import mix_of
+from node.replicas.mixing import mix_of
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 

@@ -16,7 +16,7 @@ from gossip.catchup.claims import PROOF_S
 from gossip.catchup.replay import lineage
 from gossip.place import Place
 from gossip.plans.certificate import genesis, heavier
-from node.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
+from node.entry.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import (
@@ -354,7 +354,7 @@ def test_a_download_that_breaks_off_after_hours_is_tried_again(
             progress(1, 2, 1)
         raise NoSourceError("its only source is gone")
 
-    monkeypatch.setattr("node.arrival.download_state", breaking)
+    monkeypatch.setattr("node.entry.arrival.download_state", breaking)
 
     async def story(scene: Scene) -> None:
         scene.stand(CREATOR, swarm(), 5.0)

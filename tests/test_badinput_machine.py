@@ -13,12 +13,12 @@ from badinput_kit import CREATOR, OTHER, RUN, START
 
 from bootstrap.manifest import Model
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.config import NodeConfig
 from node.daemon import Daemon
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
-from node.outer_files import OuterFiles, read_newest, write_outer
 from node.statedir import StateDir
 
 pytestmark = pytest.mark.usefixtures("own_directory")

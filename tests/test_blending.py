@@ -7,7 +7,7 @@ import torch
 
 from diloco.mixing import ALPHA, BETA, noloco
 from diloco.optimizers import Rates, named
-from node.blending import Blend
+from node.replicas.blending import Blend
 from protocols.codecs import RangeCodec
 
 SIZE = 300_000  # more than two chunks

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from checkpoint_kit import VALUES, make
 
-from node.checkpoint import (
+from node.checkpoints.checkpoint import (
     DRAFT_PREFIX,
     INDEX,
     CheckpointError,
@@ -23,8 +23,8 @@ from node.checkpoint import (
     Facts,
     FolderGoneError,
 )
+from node.checkpoints.tensor_files import read_tensors, write_tensors
 from node.places import newest_checkpoint
-from node.tensor_files import read_tensors, write_tensors
 
 
 def names(store: CheckpointStore) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 from checkpoint_kit import make
 from fsspec.implementations.local import LocalFileSystem
 
-from node.checkpoint import INDEX, CheckpointStore, Facts, verify
-from node.checkpoint_copy import CheckpointCopy
+from node.checkpoints.checkpoint import INDEX, CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint_copy import CheckpointCopy
 from protocols.errors import OperatorError
 
 

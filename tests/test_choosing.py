@@ -12,15 +12,15 @@ from gossip_kit import EVERYBODY, PLACE, announce_of
 
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Membership
-from node.choosing import Chooser
+from node.island.choosing import Chooser
+from node.island.pace import Pace
+from node.island.targets import Targets
 from node.modes import clients_of
 from node.monitor.console import render
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet, Notice
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
-from node.pace import Pace
-from node.targets import Targets
 from protocols.messages import Announce
 
 

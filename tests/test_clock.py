@@ -12,7 +12,7 @@ from identity_kit import identity
 from bootstrap.handshake import Clocks, Gate
 from node.clock import SteadyClock, wall
 from node.config import resolve
-from node.entrance import Entrance
+from node.entry.entrance import Entrance
 from protocols.memory.transport import Link, MemoryNetwork
 from protocols.whereabouts import Whereabouts
 

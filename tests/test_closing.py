@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
 from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.daemon import Daemon

@@ -6,14 +6,14 @@ import types
 
 import pytest
 
-import node.checkpoint
-import node.outer_files
+import node.checkpoints.checkpoint
+import node.checkpoints.outer_files
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.commands.manifest import manifest_for
 from node.config import resolve
-from node.outer_files import OuterFiles, read_newest, write_outer
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 
@@ -116,10 +116,10 @@ def test_which_manifest():
 
 
 def test_demo_gets_its_arguments(command, monkeypatch):
-    module = types.ModuleType("node.demo")
+    module = types.ModuleType("node.demo.run")
     seen = []
     module.main = lambda **arguments: seen.append(arguments) or 0
-    monkeypatch.setitem(sys.modules, "node.demo", module)
+    monkeypatch.setitem(sys.modules, "node.demo.run", module)
     assert command("demo", "--seconds", 5, "--islands", 2, "--seed", 7, "--json")[0] == 0
     assert seen == [{"seconds": 5, "islands": 2, "seed": 7, "as_json": True}]
 
@@ -229,7 +229,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_not_the_last(
 ):
     """Of a node whose rounds are short: the newest one may be one too many by then."""
     store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=1)
-    module = node.checkpoint if when == "verify" else node.outer_files
+    module = node.checkpoints.checkpoint if when == "verify" else node.checkpoints.outer_files
     read, rounds = getattr(module, when), iter((7, 8))
 
     def slow(path, *verified):

@@ -21,8 +21,8 @@ from conductor_kit import (
 )
 from replica_kit import normal
 
-from node.eager_state import EagerReplica
-from node.own_state import OwnReplica
+from node.replicas.eager_state import EagerReplica
+from node.replicas.own_state import OwnReplica
 from node.trainer.channel import (
     ChannelClosedError,
     Saved,

@@ -23,9 +23,11 @@ from conductor_kit import (
     take_in,
 )
 
-from node.eager_state import EagerReplica
-from node.own_state import OwnReplica
-from node.readiness import Readiness
+from node.checkpoints.trainer_files import Taken
+from node.island.ownership import Turns
+from node.island.readiness import Readiness
+from node.replicas.eager_state import EagerReplica
+from node.replicas.own_state import OwnReplica
 from node.trainer.channel import (
     Applied,
     Begin,
@@ -34,8 +36,6 @@ from node.trainer.channel import (
 )
 from node.trainer.resume import FOLDER, STATE, Share, Standing, Work
 from node.trainer.shared import SharedVectors
-from node.trainer_files import Taken
-from node.turns import Turns
 from protocols.messages import UNKNOWN_ETA_S
 
 

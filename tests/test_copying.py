@@ -15,9 +15,9 @@ import pytest
 from checkpoint_kit import make
 from saving_kit import inline, keeper_at
 
-from node.checkpoint import CheckpointStore, Facts, UnderWay, under_way, verify
-from node.checkpoint_copy import CheckpointCopy
-from node.copying import STILL_S, Copying
+from node.checkpoints.checkpoint import CheckpointStore, Facts, UnderWay, under_way, verify
+from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.copying import STILL_S, Copying
 from node.monitor.events import Notice, Problem
 
 
@@ -89,8 +89,8 @@ async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("node.copying.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr("node.copying.LOOK_S", 0.01)
+    monkeypatch.setattr("node.checkpoints.copying.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("node.checkpoints.copying.LOOK_S", 0.01)
     goes_on, events = threading.Event(), list[Any]()
 
     class Slow:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node import cores, places
+from node import places
+from node.island.island import cores
 from node.statedir import StateDir
 
 

@@ -16,7 +16,7 @@ from data_kit import TEXTS, json_lines, tokenizer_bytes
 from hf_kit import GPT2, OURS
 from swarm_kit import islands
 
-from node.export import export_hf
+from node.hf.export import export_hf
 from node.trainer.layout import Layout, initial_vector
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]

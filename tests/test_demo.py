@@ -19,8 +19,8 @@ import pytest
 from node_process import wait_until
 from typer import Exit
 
-from node.demo import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory, main
-from node.demo_summary import as_text, summary_of
+from node.demo.run import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory, main
+from node.demo.summary import as_text, summary_of
 from protocols.errors import OperatorError
 
 ROUND = {
@@ -75,7 +75,7 @@ def test_only_what_explains_a_failure_is_left_behind(end: type[BaseException] | 
 
 DEMONSTRATION = """
 import signal, time
-from node import demo
+from node.demo.run.run import run as demo
 from node.interrupts import clean_up_at_any_end
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
@@ -208,8 +208,8 @@ def by_a_clock(
 ) -> tuple[Demo, Clock]:
     """One of 90 seconds and three islands, by a clock that tests set, on two cores."""
     clock = Clock()
-    monkeypatch.setattr("node.demo.step_seconds", lambda: step_s)
-    monkeypatch.setattr("node.demo.time", clock)
+    monkeypatch.setattr("node.demo.run.step_seconds", lambda: step_s)
+    monkeypatch.setattr("node.demo.run.time", clock)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     return Demo(90, 3, 0, tmp_path, 0.0, quiet=True), clock
 
@@ -266,7 +266,7 @@ def planned(seconds: float, already: float, root: Path) -> Demo:
 def test_rounds_are_planned_for_what_is_left_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.demo.step_seconds", lambda: 0.02)
+    monkeypatch.setattr("node.demo.run.step_seconds", lambda: 0.02)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     whole, late = planned(90, 0, tmp_path), planned(90, 30, tmp_path)
     assert MIN_ROUNDS < late.rounds < whole.rounds
@@ -302,7 +302,7 @@ def test_what_an_end_that_is_not_good_came_from_is_kept(
         return SimpleNamespace(run=lambda: summary_of(members, 12.0))
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("node.demo.Demo", over)
+    monkeypatch.setattr("node.demo.run.Demo", over)
     monkeypatch.setattr("node.trainer.corpus.collect", lambda data: None)
     with contextlib.nullcontext() if well else pytest.raises(Exit) as ending:
         main(seconds=90, islands=3, seed=0, as_json=False)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Data, Manifest, Model
 from node.config import resolve
-from node.island_settings import IslandSettings
+from node.island.settings import IslandSettings
 from node.trainer.context import positions
 from node.trainer.dims import ParallelDims, choose
 from node.trainer.model_moe import balance_loss

@@ -20,11 +20,11 @@ from bootstrap.manifest import Manifest, Model
 from bootstrap.manifest_rounds import CodecChoice, Outer, OuterRule, Rounds
 from bootstrap.signed_manifest import SignedManifest
 from node import outermost
-from node.checkpoint import CheckpointStore, DiskFullError, Facts
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts
+from node.checkpoints.saving import floats_saved
 from node.doctor import machine, software
 from node.monitor.views import MachineView
 from node.presets import PRESETS, preset
-from node.saving import floats_saved
 from protocols.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("own_directory")

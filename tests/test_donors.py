@@ -13,12 +13,12 @@ from moments_kit import Bench, honest, run
 from trainer_kit import tiny_manifest
 
 from bootstrap.manifest import Manifest
-from node.donors import FAILURES, PARTS, TAKEN, Giving, Taking
-from node.pace import Pace
+from node.checkpoints.trainer_files import TrainerFiles
+from node.entry.donors import FAILURES, PARTS, TAKEN, Giving, Taking
+from node.island.pace import Pace
 from node.trainer.channel import ChannelClosedError, Donate, Donated
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, mapped
-from node.trainer_files import TrainerFiles
 from protocols.errors import Malformed, RemoteRefused, Unreachable
 from protocols.identity import PeerId
 from protocols.memory.transport import virtual_time
@@ -99,7 +99,7 @@ def test_one_donor_s_link_may_be_much_slower_than_those_of_all_for_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, there: bool
 ) -> None:
     """It is waited for as long as parts come in time, and no longer."""
-    monkeypatch.setattr("node.donors.PARTS", parts)
+    monkeypatch.setattr("node.entry.donors.PARTS", parts)
     for module in ("digest", "chunks"):  # as many chunks as a large model has
         monkeypatch.setattr(f"bootstrap.state.{module}.MIN_CHUNK", 2048)
 

@@ -13,10 +13,10 @@ from replica_kit import ME, OTHER, normal
 from bootstrap.manifest import Inner, Manifest
 from diloco import sparta
 from gossip.plans.rules import Rules
-from node.eager_state import EagerReplica
-from node.gradient_state import GradientReplica
-from node.replica import OuterReplica
-from node.sparse_state import SparseReplica
+from node.replicas.eager_state import EagerReplica
+from node.replicas.gradient_state import GradientReplica
+from node.replicas.replica import OuterReplica
+from node.replicas.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included

@@ -17,15 +17,15 @@ from script_kit import Played
 from test_moments import kept, manifest_of
 from trainer_kit import Bench, begin, committing
 
-from node import saving
-from node.checkpoint import Checkpoint, CheckpointStore, DiskFullError, Facts
+from node.checkpoints import saving
+from node.checkpoints.checkpoint import Checkpoint, CheckpointStore, DiskFullError, Facts
+from node.checkpoints.earlier import moments_in, take_over
+from node.checkpoints.restoring import Restored
+from node.checkpoints.trainer_files import Taken
 from node.conductor import Conductor
-from node.earlier import moments_in, take_over
-from node.restoring import Restored
 from node.trainer.channel import Checkpoint as Save
 from node.trainer.channel import Cold, Command, Report, StepDone, Stop
 from node.trainer.resume import FOLDER, MOMENTS, STATE, Share, Standing
-from node.trainer_files import Taken
 
 STEPS = 4
 FACTS = Facts(run="aa", round=3, step=9, tokens=9, head="bb", state="cc")
@@ -116,7 +116,7 @@ def test_an_old_checkpoint_that_cannot_be_read_keeps_no_new_one_from_being_made(
 
     store = CheckpointStore(tmp_path)
     path = made(store, FACTS).path
-    monkeypatch.setattr("node.earlier.verify", unreadable)
+    monkeypatch.setattr("node.checkpoints.earlier.verify", unreadable)
     with store.draft() as draft:
         take_over(path, FACTS, (3,), draft)
         assert not os.listdir(draft)

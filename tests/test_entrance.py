@@ -13,7 +13,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.seeds import Dialled, Missed, Reached
 from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
-from node.entrance import Entrance
+from node.entry.entrance import Entrance
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from protocols.addresses import PeerAddress
@@ -35,7 +35,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> SignedManifest:
     async def fetched(*_: Any) -> SignedManifest:
         return signed
 
-    monkeypatch.setattr("node.entrance.fetch_manifest", fetched)
+    monkeypatch.setattr("node.entry.entrance.fetch_manifest", fetched)
     return signed
 
 
@@ -91,9 +91,9 @@ async def test_what_was_given_and_leads_to_nobody_or_somebody_else_is_told_once(
     async def greeted(*_: Any, **__: Any) -> None:
         raise operator_error("E202")
 
-    monkeypatch.setattr("node.entrance.find_peers", dialled)
-    monkeypatch.setattr("node.entrance.dial_all", dialled)
-    monkeypatch.setattr("node.entrance.greet", greeted)
+    monkeypatch.setattr("node.entry.entrance.find_peers", dialled)
+    monkeypatch.setattr("node.entry.entrance.dial_all", dialled)
+    monkeypatch.setattr("node.entry.entrance.greet", greeted)
     entering = entrance(resolve({"dir": str(tmp_path), "peers": [str(gone), str(rekeyed)]}, {}))
     told: list[Any] = []
     entering.events.subscribe(

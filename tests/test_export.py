@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from bootstrap.manifest import Model
 from node.data.tokenizer import FileTokenizer
-from node.export import byte_names, export_hf, shard_names, split
-from node.import_hf import import_hf
+from node.hf.export import byte_names, export_hf, shard_names, split
+from node.hf.import_hf import import_hf
 from node.trainer.hf import model_of
 from node.trainer.layout import Layout
 from node.trainer.model import build

@@ -14,11 +14,11 @@ from identity_kit import identity
 from bootstrap.manifest import Evaluation, Manifest
 from bootstrap.seeds import PeerCache
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.outer_files import SHARD, write_beside
 from node.config import resolve
-from node.entrance import Run
-from node.finding import Finder
-from node.outer_files import SHARD, write_beside
+from node.entry.entrance import Run
+from node.entry.finding import Finder
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 

@@ -17,11 +17,11 @@ from saving_kit import SlowTrainer, keeper_at
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from gossip.catchup.lineage import Lineage
+from node.checkpoints.freezing import FrozenOuter, GivenUpError
+from node.checkpoints.tensor_files import PIECE, read_tensors
 from node.conductor import Conductor
-from node.freezing import FrozenOuter, GivenUpError
-from node.own_state import OwnReplica
-from node.replica import ChainStanding, OuterReplica
-from node.tensor_files import PIECE, read_tensors
+from node.replicas.own_state import OwnReplica
+from node.replicas.replica import ChainStanding, OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity

@@ -24,7 +24,7 @@ from gossip.plans.partition import MIN_PART, Link
 from gossip.plans.planning import renewed_plan
 from gossip.plans.rules import Rules
 from gossip.plans.validity import Known, Shape, check_plan
-from node.mixing import mix_of
+from node.replicas.mixing import mix_of
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId
 from protocols.messages import Group, Part, Plan

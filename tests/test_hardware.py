@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.config import NodeConfig
-from node.hardware import leave_cores_to_ranks
+from node.island.hardware import leave_cores_to_ranks
 
 
 @pytest.fixture(autouse=True)

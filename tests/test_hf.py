@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from bootstrap.manifest import Data, Inner, Manifest
 from node.data.supply import with_weights
-from node.export import export_hf
-from node.import_hf import FAMILIES, import_hf, read_config, tokenizer_in
+from node.hf.export import export_hf
+from node.hf.import_hf import FAMILIES, import_hf, read_config, tokenizer_in
 from node.trainer.dims import ParallelDims
 from node.trainer.foreign import cut_stage
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.manifest import Data, Model
+from node.entry.own_address import INTERNET, outward_address
 from node.hosts import meeting as module
 from node.hosts.interface import interface_of, ipv4_interfaces, is_own_name, told
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
-from node.island_settings import IslandSettings
-from node.own_address import INTERNET, outward_address
+from node.island.settings import IslandSettings
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
 
@@ -303,7 +303,7 @@ def test_the_address_towards_a_name_is_that_towards_the_internet(
             raise OSError("no number")
         return "10.0.0.7"
 
-    monkeypatch.setattr("node.own_address.address_towards", towards)
+    monkeypatch.setattr("node.entry.own_address.address_towards", towards)
     assert outward_address("seed.example") == "10.0.0.7"
     assert asked == ["seed.example", INTERNET]
 
@@ -315,5 +315,5 @@ def test_in_a_closed_network_it_is_that_of_any_interface(monkeypatch: pytest.Mon
     found = dict(ipv4_interfaces())
     assert str(found["lo"]) == "127.0.0.1"
     others = [str(own) for own in found.values() if not own.is_loopback]
-    monkeypatch.setattr("node.own_address.address_towards", nowhere)
+    monkeypatch.setattr("node.entry.own_address.address_towards", nowhere)
     assert outward_address() == (others[0] if others else "127.0.0.1")

@@ -5,8 +5,8 @@ import torch
 from hf_kit import OURS, QWEN
 from safetensors.torch import load_file, save_file
 
-from node.export import export_hf
-from node.import_hf import import_hf
+from node.hf.export import export_hf
+from node.hf.import_hf import import_hf
 from node.trainer.hf import model_of
 from node.trainer.layout import Layout, initial_vector
 from protocols.errors import OperatorError

@@ -13,14 +13,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import node.island.island
+import node.island.rank_process
 import pytest
 from island_kit import LONG, PROMPT_S, WAIT_S, all_gone, children, holds, island, pids, until
+from node.island.events import problem_of
+from node.island.island import Island
+from node.island.rank_ends import TrainerDied
 from trainer_kit import begin
 
-import node.island
-import node.rank_process
-from node.island import Island
-from node.rank_ends import TrainerDied
 from node.trainer.channel import ChannelClosedError, Ready, StepDone
 from node.trainer.settings import (
     EXIT_CRASHED,
@@ -29,7 +30,6 @@ from node.trainer.settings import (
     EXIT_REFUSED,
     EXIT_STUCK,
 )
-from node.trainer_events import problem_of
 
 pytestmark = pytest.mark.timeout(240)  # several starts of Python and torch in one test
 
@@ -39,7 +39,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from trainer_kit import tiny_settings, tiny_vectors, begin
-from node.island import Island
+from node.island.island import Island
 from node.trainer.channel import Ready, StepDone
 
 async def main():
@@ -106,7 +106,7 @@ async def test_a_kill_by_the_kernel_for_memory(
 ) -> None:
     counter = tmp_path / "vmstat"
     counter.write_text("nr_free_pages 5\noom_kill 3\n")
-    monkeypatch.setattr(node.rank_process, "OOM_COUNTER", counter)
+    monkeypatch.setattr(node.island.rank_process, "OOM_COUNTER", counter)
     script = f"sed -i 's/kill 3/kill 4/' {counter}; kill -9 $$"
     async with standing_in(tmp_path, script) as running:
         died = await until(running, TrainerDied)
@@ -206,8 +206,8 @@ async def test_ranks_that_cannot_be_started_have_died(
 
     async with standing_in(tmp_path, "exec sleep 60") as running:
         with monkeypatch.context() as patched:
-            patched.setattr(node.rank_process.RankProcess, "spawn", no_memory)
-            patched.setattr(node.island, "UNSTARTED_PAUSE_S", 0.2)
+            patched.setattr(node.island.rank_process.RankProcess, "spawn", no_memory)
+            patched.setattr(node.island.island, "UNSTARTED_PAUSE_S", 0.2)
             began = time.monotonic()
             await running.restart()
             died = await until(running, TrainerDied)
@@ -220,7 +220,7 @@ async def test_ranks_that_cannot_be_started_have_died(
             with pytest.raises(PermissionError):
                 await running.restart()
             lacking = errno.ENOMEM
-            patched.setattr(node.island, "UNSTARTED_PAUSE_S", 60.0)
+            patched.setattr(node.island.island, "UNSTARTED_PAUSE_S", 60.0)
             await running.restart()
         assert died.code == "E405"
         assert "Cannot allocate memory" in died.text
@@ -247,7 +247,7 @@ async def test_beside_other_hosts_whatever_keeps_ranks_from_starting_is_told(
         raise OSError(lacking, os.strerror(lacking))
 
     async with standing_in(tmp_path, "exec sleep 60") as running:
-        monkeypatch.setattr(node.island, "UNSTARTED_PAUSE_S", 0.1)
+        monkeypatch.setattr(node.island.island, "UNSTARTED_PAUSE_S", 0.1)
         with monkeypatch.context() as patched:
             patched.setattr(running, "crew", Alone())
             patched.setattr(running, "_launch", refused)
@@ -277,7 +277,7 @@ async def test_other_hosts_are_known_to_train_once_all_ranks_have_met(
 async def test_a_rank_that_does_not_listen_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.island, "TERMINATE_GRACE_S", 0.2)
+    monkeypatch.setattr(node.island.island, "TERMINATE_GRACE_S", 0.2)
     script = "trap '' TERM; (trap '' TERM; sleep 60) & echo up; wait; wait"
     async with standing_in(tmp_path, script) as running:
         log = tmp_path / "run" / "trainer-rank0.log"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from trainer_kit import begin, tiny_settings, tiny_vectors
 
-from node.island import Island
-from node.rank_ends import TrainerDied
+from node.island.island import Island
+from node.island.rank_ends import TrainerDied
 from node.trainer.channel import Ready
 from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_REFUSED
 

@@ -10,11 +10,11 @@ from data_kit import tokenizer_bytes
 
 from bootstrap.manifest import Data, Manifest, Model
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, write_outer
 from node.data.tokenizer import BYTES, FileTokenizer
-from node.export import export_hf
-from node.likeness import TAKEN, files_like
-from node.outer_files import OuterFiles, write_outer
+from node.hf.export import export_hf
+from node.hf.likeness import TAKEN, files_like
 from node.trainer.layout import Layout
 from protocols.errors import OperatorError
 from protocols.identity import Identity

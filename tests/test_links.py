@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.links import ASKED, FORGOTTEN_S, FRESH_S, WATCHED_S, LinkTable, tell_links
+from node.reports.links import ASKED, FORGOTTEN_S, FRESH_S, WATCHED_S, LinkTable, tell_links
 from protocols.identity import Identity, PeerId
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
 from protocols.messages import Link as Told

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from node.lookout import ASKED_AT_ONCE, DISCOVERY_S, SILENT_S, Lookout
+from node.entry.lookout import ASKED_AT_ONCE, DISCOVERY_S, SILENT_S, Lookout
 from protocols.identity import Identity, PeerId
 from protocols.memory.transport import virtual_time
 

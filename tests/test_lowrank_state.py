@@ -17,12 +17,12 @@ from test_replica_fragments import ME, OTHER, inline, normal
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from diloco.lowrank import Plan
-from node.checkpoint import CheckpointError, CheckpointStore, Facts
-from node.lowrank_state import BASES, LowRankReplica
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
+from node.checkpoints.saving import floats_saved
 from node.modes import check_runs
-from node.outer_files import OuterFiles, read_newest, write_outer
-from node.replica import ChainStanding
-from node.saving import floats_saved
+from node.replicas.lowrank_state import BASES, LowRankReplica
+from node.replicas.replica import ChainStanding
 from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec

@@ -12,11 +12,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from trainer_kit import Bench, begin, committing
 
+from node.island.events import shrunk_of
 from node.trainer.channel import Ready, StepDone
 from node.trainer.data import TrainingData
 from node.trainer.dims import ParallelDims
 from node.trainer.parallel import share
-from node.trainer_events import shrunk_of
 from protocols.errors import OperatorError
 
 

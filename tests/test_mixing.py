@@ -19,9 +19,9 @@ from gossip.exchange.slicing import shares
 from gossip.plans.certificate import outcome_of
 from gossip.plans.mix import MAX_NORM, MAX_SCALE, MEAN, ROUNDED_UP, ROUNDED_UP_ELSE, Mix
 from gossip.plans.validity import Known, check_outcome, check_plan
-from node.mixing import BY_TRUST, RULES, mix_of
-from node.replica import OuterReplica
-from node.residual import Residual
+from node.replicas.mixing import BY_TRUST, RULES, mix_of
+from node.replicas.replica import OuterReplica
+from node.replicas.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, NAMES, RangeCodec, codec
 from protocols.errors import Malformed

@@ -10,7 +10,7 @@ from exchange_kit import until
 from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
 
 from gossip.plans.rules import NO_BOUND
-from node.sparse_state import SparseReplica
+from node.replicas.sparse_state import SparseReplica
 from protocols.identity import Identity
 from protocols.memory.transport import virtual_time
 

@@ -16,9 +16,9 @@ from replica_kit import ME, OTHER
 from trainer_kit import Bench, apply, begin, tiny_manifest
 
 from bootstrap.manifest import Data, Manifest
-from node.allotment import Allotment
 from node.data.ahead import Ahead, Place
 from node.data.remote import FolderTokens
+from node.island.allotment import Allotment
 from node.simulate import swarm
 from node.simulate.run import manifest_of
 from node.simulate.scenario import Scenario

@@ -18,7 +18,7 @@ from replica_kit import ME, OTHER
 from bootstrap.manifest import Manifest
 from gossip.plans.certificate import work_after
 from gossip.plans.validity import MAX_TOKENS, Known, check_plan
-from node.allotment import Allotment
+from node.island.allotment import Allotment
 from node.run_rules import CARRIED, most_tokens
 from node.trainer.numbers import MOST, Numbers, following
 from node.trainer.resume import FOLDER, STATE, Share, Standing

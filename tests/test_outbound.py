@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 from http_kit import QUICK, A, B, C, address, echo, wait_for
 
+from node.entry.outbound import Outbound, none_found
 from node.monitor.event_log import EventLog
 from node.monitor.events import Event, Notice, Problem, Record
-from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_address, relay_address
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity

@@ -17,9 +17,9 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.plans.certificate import genesis
-from node.checkpoint import CheckpointError, CheckpointStore, Facts
-from node.outer_files import OuterFiles, read_newest, write_outer
-from node.replica import OuterReplica
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
+from node.replicas.replica import OuterReplica
 from node.run_rules import kind_of
 from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors

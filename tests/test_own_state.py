@@ -21,13 +21,13 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from gossip.membership.standing import first_announcement, with_places
-from node.arrival import Arrived, Target
-from node.checkpoint import CheckpointError, CheckpointStore, Facts
-from node.fetching import Fetcher
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, write_outer
+from node.checkpoints.restoring import own_standing, restore
+from node.entry.arrival import Arrived, Target
+from node.entry.fetching import Fetcher
 from node.monitor.events import Event, Notice, Problem
-from node.outer_files import OuterFiles, write_outer
-from node.own_state import OwnReplica
-from node.restoring import own_standing, restore
+from node.replicas.own_state import OwnReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pace import SAME_SPEED, Pace, Usual, inner_steps
+from node.island.pace import SAME_SPEED, Pace, Usual, inner_steps
 from node.trainer.channel import StepDone
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.entry.past import ask_past, tell_past
 from node.monitor.event_log import EventLog
 from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
-from node.past import ask_past, tell_past
 from protocols.bounds import MAX_PEERS
 from protocols.identity import Identity, PeerId
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time

@@ -9,8 +9,8 @@ from arrival_kit import LIAR, Scene, forged, played
 from lineage_kit import CREATOR, changing
 
 from gossip.catchup.claims import PROOF_S
-from node.arrival import CALL_TIMEOUT_S
-from node.proving import AT_ONCE
+from node.entry.arrival import CALL_TIMEOUT_S
+from node.entry.proving import AT_ONCE
 from protocols.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -12,8 +12,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from node.rank_ends import obituary
-from node.rank_process import KEPT_MEMORY, RankProcess, rank_environment
+from node.island.rank_ends import obituary
+from node.island.rank_process import KEPT_MEMORY, RankProcess, rank_environment
 
 # blocks of 8 MiB, given back and taken again; page faults of each turn
 TURNS = """

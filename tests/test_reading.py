@@ -18,7 +18,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig, resolve
 from node.data import plain_text
-from node.entrance import Run
+from node.entry.entrance import Run
 from node.errors import operator_error
 from node.hosts.crew import job_of
 from node.monitor.event_log import EventLog

@@ -11,7 +11,7 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest, Model
 from bootstrap.manifest_rounds import Rounds
-from node.replica import OuterReplica
+from node.replicas.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included
@@ -121,7 +121,7 @@ async def test_a_digest_that_a_download_has_checked_is_not_computed_again(
 ) -> None:
     one, other = replicas
     await one.settle()
-    monkeypatch.delattr("node.replica.state_digest")
+    monkeypatch.delattr("node.replicas.replica.state_digest")
     await one.settle(None, b"d" * 32)
     assert one.place.state == b"d" * 32
     with pytest.raises(NameError):

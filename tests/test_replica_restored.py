@@ -15,9 +15,9 @@ from bootstrap.manifest_rounds import Outer, Rounds
 from diloco import sparta
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
-from node.replica import ChainStanding, OuterReplica
-from node.residual import Residual
-from node.sparse_state import SparseReplica
+from node.replicas.replica import ChainStanding, OuterReplica
+from node.replicas.residual import Residual
+from node.replicas.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included

@@ -14,10 +14,10 @@ import pytest
 from p2p_kit import dht_pb2, double, two_hosts
 
 from node import monitor
-from node.lookout import Lookout
+from node.entry.lookout import Lookout
 from node.monitor.machine import KEPT_S, Machine
-from node.peer_reports import PeerReports, kind_of, link_of
-from node.reporting import Reporter, _phases
+from node.reports.peers import PeerReports, kind_of, link_of
+from node.reports.rounds import Reporter, _phases
 from protocols.errors import (
     BadSignature,
     Contradiction,

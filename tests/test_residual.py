@@ -14,10 +14,10 @@ from bootstrap.manifest_rounds import Rounds
 from bootstrap.signed_manifest import SignedManifest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
-from node.checkpoint import CheckpointError, CheckpointStore, Facts
-from node.outer_files import OuterFiles, read_newest, write_outer
-from node.replica import ChainStanding, OuterReplica
-from node.residual import Residual
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
+from node.replicas.replica import ChainStanding, OuterReplica
+from node.replicas.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.counts import Included

@@ -10,8 +10,8 @@ import pytest
 
 from bootstrap.manifest import Data, Manifest
 from node.conductor import Conductor
-from node.rank_ends import TrainerDied
-from node.restarts import MAX_RESTARTS, Restarts
+from node.island.rank_ends import TrainerDied
+from node.island.restarts import MAX_RESTARTS, Restarts
 from node.trainer.channel import Applied
 from node.trainer.dims import ParallelDims
 from node.trainer.settings import TrainerSettings

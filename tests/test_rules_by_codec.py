@@ -9,8 +9,8 @@ from toy_replica import ToyReplica
 
 from bootstrap.manifest_rounds import COARSE, Merge
 from gossip.membership.members import Patience
-from node.mixing import mix_of
-from node.residual import Residual
+from node.replicas.mixing import mix_of
+from node.replicas.residual import Residual
 from protocols.codecs import Chunk, RangeCodec
 from protocols.memory.transport import virtual_time
 from protocols.messages import Certificate

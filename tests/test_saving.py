@@ -19,20 +19,20 @@ from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node import saving, trainer_files
-from node.checkpoint import CheckpointStore, Facts, verify
-from node.checkpoint_copy import CheckpointCopy
+from node.checkpoints import saving, trainer_files
+from node.checkpoints.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
+from node.checkpoints.restoring import restore
+from node.checkpoints.trainer_files import Asked, TrainerFiles
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Notice, Problem
 from node.multiples import Multiples
-from node.outer_files import OuterFiles, read_newest, write_outer
 from node.participation import Participation
-from node.restoring import restore
 from node.statedir import StateDir
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
-from node.trainer_files import Asked, TrainerFiles
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.memory.transport import virtual_time
@@ -186,7 +186,7 @@ async def test_who_leaves_waits_for_a_slow_disk_and_for_no_trainer_that_is_stuck
 ) -> None:
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
     monkeypatch.setattr(saving, "HURRIED_S", 0.5)
-    monkeypatch.setattr("node.trainer_files.LOOK_S", 0.05)
+    monkeypatch.setattr("node.checkpoints.trainer_files.LOOK_S", 0.05)
     events: list[Any] = []
     trainer, keeper = SlowTrainer(), keeper_at(tmp_path, events)
     keeper.conductor = cast(Conductor, trainer)

@@ -17,7 +17,7 @@ SIZE = 8_000_000  # elements: what a process takes for itself is to count for li
 SLACK = 0.5  # of a vector: buffers, and a tensor at a time
 
 HEAD = """
-from node import tensor_files
+from node.checkpoints import tensor_files
 tensor_files._flush = lambda descriptor: None  # a busy disk is not what is measured
 """
 
@@ -57,8 +57,8 @@ import sys
 from pathlib import Path
 import torch
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes
-from node.freezing import FrozenOuter
-from node.tensor_files import write_entries
+from node.checkpoints.freezing import FrozenOuter
+from node.checkpoints.tensor_files import write_entries
 
 size = int(sys.argv[1])
 vectors = {name: [torch.ones(size)] for name in ("base", "outer.v")}

@@ -22,8 +22,8 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.two_tensor import TwoTensor
 
 from bootstrap.manifest import MOST_MARKS, Manifest
-from node.entrance import differences
-from node.own_model import layout_of
+from node.entry.entrance import differences
+from node.entry.own_model import layout_of
 from node.script import frozen
 from node.script.fingerprint import NOT_COMPARED, NOTHING, Fingerprint
 from node.script.frozen import combined, fingerprint_of

@@ -20,7 +20,7 @@ from script_kit import Interrupted, Played, silent
 from torch import nn
 from trainer_kit import tiny_manifest
 
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
 from node.script.joining import _lasting, _log, join

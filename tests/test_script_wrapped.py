@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
+from node.entry.own_address import outward_address
 from node.hosts.interface import interface_of
-from node.own_address import outward_address
 from node.script.joining import join
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from bootstrap.manifest import Data, Manifest, Model
+from node.checkpoints.outer_files import find_checkpoint
 from node.data.documents import find_inputs
 from node.data.supply import Given, make, usable
-from node.export import export_hf
-from node.likeness import files_like
-from node.outer_files import find_checkpoint
+from node.hf.export import export_hf
+from node.hf.likeness import files_like
 from node.trainer.layout import Layout
 from protocols.errors import OperatorError
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bootstrap.manifest_rounds import Rounds
-from node.arrival import Arrival
-from node.replica import OuterReplica
+from node.entry.arrival import Arrival
+from node.replicas.replica import OuterReplica
 from node.simulate import swarm
 from node.simulate.scenario import Scenario
 from node.simulate.world import Result, simulate

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from node.arrival import Arrival
-from node.own_state import OwnReplica
+from node.entry.arrival import Arrival
+from node.replicas.own_state import OwnReplica
 from node.simulate.decisions import Decisions
 from node.simulate.scenario import Scenario
 from node.simulate.swarm import Members

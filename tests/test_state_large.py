@@ -13,7 +13,7 @@ from state_kit import RUN, Bench, Identities, free
 
 from bootstrap.state import StateServer
 from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
-from node.arrival import COPIES, PATIENCE_S
+from node.entry.arrival import COPIES, PATIENCE_S
 from protocols.errors import OperatorError
 from protocols.memory.transport import MemoryTransport, virtual_time
 

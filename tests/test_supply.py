@@ -12,9 +12,9 @@ from bootstrap.manifest import Data, Manifest, Model
 from node.data import intact
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
-from node.entrance import differences
-from node.export import bytes_file, export_hf
-from node.import_hf import read_config
+from node.entry.entrance import differences
+from node.hf.export import bytes_file, export_hf
+from node.hf.import_hf import read_config
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
 from node.trainer.evaluate import shard_tokens
 from node.trainer.layout import Layout, initial_vector

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from swarm_kit import Island, islands, settings, until
 
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

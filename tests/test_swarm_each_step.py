@@ -9,8 +9,8 @@ from mode_kit import agree, falls
 from swarm_kit import Island, Islands, Record, islands, settings, until
 
 from bootstrap.manifest import Manifest
-from node.lowrank_state import BASES
-from node.outer_files import read_newest
+from node.checkpoints.outer_files import read_newest
+from node.replicas.lowrank_state import BASES
 from node.trainer.layout import Layout
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

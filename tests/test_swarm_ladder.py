@@ -21,8 +21,8 @@ import pytest
 from node_process import NodeProcess, wait_until
 
 from benchmarks.netns import Network, available
-from node.checkpoint import CheckpointStore
-from node.outer_files import read_outer
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.outer_files import read_outer
 
 pytestmark = [
     pytest.mark.swarm,

@@ -14,7 +14,7 @@ import pytest
 from node_process import NodeProcess, wait_until
 from swarm_kit import settings
 
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

@@ -13,8 +13,8 @@ from data_kit import folder, serving, tokenizer_bytes
 from hf_kit import GPT2, QWEN
 from swarm_kit import Island, Islands, islands, node, settings, until
 
+from node.checkpoints.outer_files import read_newest
 from node.data.tokenizer import FileTokenizer
-from node.outer_files import read_newest
 from node.trainer.layout import Layout
 from node.trainer.model import build
 

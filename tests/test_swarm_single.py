@@ -12,7 +12,7 @@ import pytest
 import torch
 from swarm_kit import Island, islands, node, settings, until
 
-from node.outer_files import read_newest
+from node.checkpoints.outer_files import read_newest
 from node.trainer.layout import Layout
 from node.trainer.model import build
 

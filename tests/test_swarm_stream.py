@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from swarm_kit import digests, islands, settings, until
 
-from node.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 pytest.importorskip("datasets")

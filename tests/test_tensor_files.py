@@ -17,9 +17,9 @@ from checkpoint_kit import files_read
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from node import tensor_files
-from node.checkpoint import CheckpointStore, DiskFullError, Facts, verify
-from node.tensor_files import (
+from node.checkpoints import tensor_files
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts, verify
+from node.checkpoints.tensor_files import (
     NOTE_PREFIX,
     Entry,
     leave_note,

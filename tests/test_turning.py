@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
 from diloco import asynchronous
-from node.replica import OuterReplica
+from node.replicas.replica import OuterReplica
+from node.replicas.turning import Turning
 from node.trainer.shared import SharedVectors
-from node.turning import Turning
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory.virtual_time import inline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from node.turns import Turns
+from node.island.ownership import Turns
 
 
 async def soon() -> None:

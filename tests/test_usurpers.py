@@ -22,7 +22,7 @@ from gossip.rounds.drafting import Drafting
 from gossip.rounds.instructions import Send
 from gossip.rounds.proposer import Proposer
 from gossip.rounds.round import Round
-from node.mixing import mix_of
+from node.replicas.mixing import mix_of
 from protocols.envelope import seal
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId

@@ -10,8 +10,8 @@ import pytest
 
 from gossip.membership.members import Membership
 from gossip.plans.validity import MAX_ROSTER
+from node.entry.waiting import Waiting
 from node.monitor.events import JoinProgress
-from node.waiting import Waiting
 from protocols.identity import Identity, PeerId
 from protocols.memory.transport import virtual_time
 from protocols.messages import Announce

@@ -27,10 +27,10 @@ from gossip.chain.chain import Chain
 from gossip.plans.certificate import genesis
 from gossip.plans.rules import Rules
 from node.conductor import Conductor
-from node.downloading import kept_after
-from node.island import Island
+from node.entry.downloading import kept_after
+from node.island.island import Island
 from node.monitor.event_log import EventLog
-from node.replica import ChainStanding, OuterReplica
+from node.replicas.replica import ChainStanding, OuterReplica
 from node.run_rules import rules_of
 from node.simulate.trainer import Line
 from node.trainer.channel import Applied, Begin, Command, Ready, StepDone

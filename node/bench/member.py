@@ -30,8 +30,8 @@ from node.bench.memory import forget_peak, peak_bytes, resident_bytes
 from node.bench.noise import Noise
 from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch, WatchedChain, WatchedTransport
+from node.entry.own_address import outward_address
 from node.errors import operator_error
-from node.own_address import outward_address
 from protocols.addresses import hostport
 from protocols.codecs import RangeCodec
 from protocols.errors import TransportError

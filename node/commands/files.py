@@ -85,9 +85,9 @@ def export(
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     most = _shard_size(max_shard_size)
-    from node.export import export_hf
-    from node.likeness import files_like
-    from node.outer_files import read_newest, read_tokenizer_of
+    from node.checkpoints.outer_files import read_newest, read_tokenizer_of
+    from node.hf.export import export_hf
+    from node.hf.likeness import files_like
 
     clean_up_at_any_end()  # a folder may be half written
     checkpoint, outer = read_newest(source)

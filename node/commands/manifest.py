@@ -60,7 +60,7 @@ def _with_model(tables: dict[str, Any], source: Path | None) -> dict[str, Any]:
     """
     if source is None:
         return tables
-    from node.import_hf import read_config
+    from node.hf.import_hf import read_config
 
     model: dict[str, Any] = read_config(source).model_dump(exclude_unset=True)
     table = tables.get("model", {})

@@ -14,7 +14,7 @@ from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.hosts.meeting import meeting, refuse_hosts
 from node.interrupts import clean_up_at_any_end
-from node.island_settings import IslandSettings
+from node.island.settings import IslandSettings
 from node.monitor.machine import Machine
 from node.options import with_settings
 from node.templates import DISK, TEMPLATES, checkpoint_s, render, stop_s
@@ -159,7 +159,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """A whole swarm on this machine: islands train, one is killed, one joins."""
-    from node.demo import main
+    from node.demo.run import main
 
     clean_up_at_any_end()  # islands are processes
     main(seconds=seconds, islands=islands, seed=seed, as_json=as_json)

@@ -28,7 +28,7 @@ from node.data.tokenizer import (
 )
 from node.errors import operator_error
 from node.headway import Progress, Tell
-from node.import_hf import import_hf, tokenizer_in
+from node.hf.import_hf import import_hf, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import open_tokens, sampler_of, token_type
 

@@ -177,9 +177,9 @@ def parameters(model: Model) -> int:
 def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the state directory can be written, and holds the checkpoints of the model.
 
-    As :meth:`node.checkpoint.CheckpointStore.preflight`: those to keep, one being written, and one
-    that is still being copied to a second place.
-    ``manifest`` is None where nobody could tell the run.
+    As :meth:`node.checkpoints.checkpoint.CheckpointStore.preflight`: those to keep, one being
+    written, and one that is still being copied to a second place. ``manifest`` is None where nobody
+    could tell the run.
     """
     held = _checkpoints(config.dir)
     there = next(p for p in (config.dir, *config.dir.parents) if p.exists())
@@ -221,7 +221,7 @@ def _checkpoints(directory: Path) -> list[int]:
 
 
 def floats_saved(manifest: Manifest) -> int:
-    """As :func:`node.saving.floats_saved`: fp32 numbers a parameter in a checkpoint."""
+    """As :func:`node.checkpoints.saving.floats_saved`: fp32 numbers a parameter in a checkpoint."""
     rule = manifest.outer.optimizer
     later = manifest.rounds.feeds_back or rule == "powersgd"  # what was lost of what was sent
     return 4 + OUTER_VECTORS.get(rule, MOST_OUTER_VECTORS) + later

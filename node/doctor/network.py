@@ -21,7 +21,7 @@ from node import __version__
 from node.config import NodeConfig
 from node.doctor import nat
 from node.doctor.finding import Finding, fail, failed, ok, warn
-from node.own_address import addresses, outward_address
+from node.entry.own_address import addresses, outward_address
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.addresses import PeerAddress, host_of, hostport, parse_peers

@@ -14,24 +14,24 @@ from node.config import NodeConfig
 from node.data.folder import is_folder
 from node.data.live import is_recipe, read_recipe
 from node.errors import operator_error
-from node.hardware import Hardware, device_memory
 from node.hosts.hub import Host, Hub, RemoteRank
 from node.hosts.meeting import meeting
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Job
+from node.island.hardware import Hardware, device_memory
 from node.outermost import first_known
 from node.trainer.dims import ParallelDims
 from node.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from node.entrance import Run
+    from node.entry.entrance import Run
 
 Fit = Callable[[int, int], ParallelDims]  # ranks, hosts -> layout; raises ValueError
 
 
 @dataclass(frozen=True)
 class Crew:
-    """The other hosts of an island, as :class:`node.island.Island` uses them."""
+    """The other hosts of an island, as :class:`node.island.island.Island` uses them."""
 
     hub: Hub
     own_ranks: int  # of host 0

@@ -18,10 +18,8 @@ from pathlib import Path
 from bootstrap.manifest import Manifest
 from node import __version__
 from node.config import NodeConfig
-from node.cores import threads_of
 from node.data.patience import Patience
 from node.errors import operator_error
-from node.hardware import hardware
 from node.hosts.interface import told
 from node.hosts.meeting import Meeting
 from node.hosts.tokens import fingerprint
@@ -47,11 +45,13 @@ from node.hosts.wire import (
     signed,
 )
 from node.interrupts import EXIT_INTERRUPTED
+from node.island.cores import threads_of
+from node.island.hardware import hardware
+from node.island.rank_process import RankProcess, oom_kills, rank_environment
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.outermost import first_known
-from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.addresses import hostport

@@ -2,8 +2,8 @@
 
 A :class:`Hub` listens at the rendezvous endpoint for as long as the node runs. Hosts come, are told
 the run, and make their training tokens; :meth:`Hub.muster` waits for them before ranks start. The
-ranks of another host are :class:`RemoteRank`\\ s, which :mod:`node.island` supervises beside those
-of this host. A host that is lost ends its ranks with :data:`HOST_LOST`.
+ranks of another host are :class:`RemoteRank`\\ s, which :mod:`node.island.island` supervises beside
+those of this host. A host that is lost ends its ranks with :data:`HOST_LOST`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Host:
 
 
 class RemoteRank:
-    """A rank on another host; the same to its supervisor as :class:`node.rank_process`'s."""
+    """A rank on another host; the same to its supervisor as :class:`node.island.rank_process`'s."""
 
     def __init__(self, number: int, host: Host, life: int) -> None:
         self.number, self.host, self.life = number, host, life

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.errors import operator_error
-from node.island_settings import IslandSettings, check_nnodes
+from node.island.settings import IslandSettings, check_nnodes
 from node.setting_values import host_port
 from protocols.addresses import hostport
 from protocols.errors import OperatorError

@@ -26,8 +26,8 @@ from gossip.membership.members import Liveness, Membership
 from gossip.membership.presence import open_announce
 from gossip.membership.spread import Published, Spread
 from node import __version__
+from node.entry.past import ask_past
 from node.errors import operator_error
-from node.links import LinkTable
 from node.modes import at_will
 from node.monitor.alarms import Watch
 from node.monitor.dashboard import Feed
@@ -37,7 +37,7 @@ from node.monitor.history import History, can_be_drawn
 from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
 from node.monitor.views import NodeView, PeerView, RunView
-from node.past import ask_past
+from node.reports.links import LinkTable
 from protocols.addresses import PeerAddress
 from protocols.asking import ask
 from protocols.bounds import ENDLESS_ROUNDS

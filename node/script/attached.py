@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from node.interrupts import SCRIPT_GONE
-from node.island import STOP_GRACE_S, Island
+from node.island.island import STOP_GRACE_S, Island
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.settings import TrainerSettings

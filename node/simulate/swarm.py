@@ -2,8 +2,8 @@
 
 Each island is what ``node start`` makes of a run (:mod:`node.simulate.run`): certified rounds
 (:class:`gossip.chain.chain.Chain`) or exchanges in pairs (:class:`gossip.pairs.roamer.Roamer`), the
-outer state (:mod:`node.replica`), and a conductor. Newcomers download the state from the others, as
-there. Only the inner steps are the simulation's (:mod:`node.simulate.trainer`).
+outer state (:mod:`node.replicas.replica`), and a conductor. Newcomers download the state from the
+others, as there. Only the inner steps are the simulation's (:mod:`node.simulate.trainer`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gossip.chain.swarm import Swarm
 from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.pairs.swarm import Pairs
-from node.arrival import Arrival, OwnArrival
-from node.choosing import Codecs
 from node.conductor import Conductor
-from node.downloading import take_newer, take_state
+from node.entry.arrival import Arrival, OwnArrival
+from node.entry.downloading import take_newer, take_state
+from node.island.choosing import Codecs
 from node.modes import is_over
-from node.replica import OuterReplica
+from node.replicas.replica import OuterReplica
 from node.roaming import make_pairs
 from node.run_rules import replicas_of, rules_of
 from node.simulate.learner import layout_of

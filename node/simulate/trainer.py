@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bootstrap.manifest import Manifest
-from node.island import Island
+from node.island.island import Island
 from node.simulate.world import Node
 from node.trainer.channel import Apply, Command, Ready, Report, StepDone
 from node.trainer.layout import Layout

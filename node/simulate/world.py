@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bootstrap.validation import check
 from diloco import federated, knobs
-from node.pace import inner_steps
+from node.island.pace import inner_steps
 from node.simulate.decisions import Decisions
 from node.simulate.learner import Learner, initial, validation_loss
 from node.simulate.run import codecs_of

@@ -119,7 +119,7 @@ class InnerSteps(Message, kind=107):
 
 
 class Shift(Message, kind=108):
-    """θ ← θ + ``sent``, of one fragment whose snapshot is unanswered (:mod:`node.eager_state`).
+    """θ ← θ + ``sent``, of a fragment whose snapshot is unanswered (mode ``eager``).
 
     The snapshot stays unanswered. This message is answered by :class:`Shifted`.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from node.checkpoint import FULL_DISK
+from node.checkpoints.checkpoint import FULL_DISK
 from node.trainer.channel import Donated, Report, Saved, Staged
 from node.trainer.moments import Places, write
 from node.trainer.optim import REENTRY_STEPS

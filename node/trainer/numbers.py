@@ -4,7 +4,7 @@ There a round has no windows of its own: most bring one island's work, some that
 run's batches are numbered, and number n has windows n B to (n + 1) B - 1 of the corpus' order, B
 sequences being a batch (:mod:`node.trainer.sampler`, as steps of one round). When work is merged,
 its island gets as many new numbers as that work has steps. They begin where the tokens merged
-before it end, which its certificate says (:mod:`node.allotment`). Hence
+before it end, which its certificate says (:mod:`node.island.allotment`). Hence
 
 - no number is given twice, and none is left out, whoever is fast, slow or late,
 - who has which can be read off the certificates,

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists no names
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from node.entry.own_address import INTERNET, outward_address
 from node.hosts.interface import GLOO, is_own_name, told
-from node.own_address import INTERNET, outward_address
 from node.trainer.dims import ParallelDims
 
 COLLECTIVE_S = 600.0

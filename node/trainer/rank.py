@@ -1,4 +1,4 @@
-"""Process entry of one rank: ``python -m node.trainer.rank``, started by :mod:`node.island`.
+"""Process entry of one rank: ``python -m node.trainer.rank``, started by :mod:`node.island.island`.
 
 A rank never outlives the daemon: the kernel kills it when its parent dies (Linux), and rank 0
 sees the end of its channel everywhere.
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         status, code, text = explain(error, settings)
         if channel is None and status == EXIT_REFUSED:
-            sys.stderr.write(f"{text}\n")  # whence the daemon takes it (node.rank_ends)
+            sys.stderr.write(f"{text}\n")  # whence the daemon takes it (node.island.rank_ends)
         elif channel is not None:
             try:
                 channel.send(Failed(code, text[:2000]))

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from node.tensor_files import Entry, leave_note, write_entries
+from node.checkpoints.tensor_files import Entry, leave_note, write_entries
 
 
 class ShardWriter(HuggingFaceStorageWriter):

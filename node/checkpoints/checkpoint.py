@@ -1,0 +1,361 @@
+"""Checkpoints on disk: whole or not there at all, and checked before they are used.
+
+One checkpoint is a directory ``ckpt-<round>/`` with tensors (safetensors), small state (JSON) and
+``checkpoint.json``, which names every file with its length and BLAKE3 hash. It is written under
+another name, flushed to the disk and then renamed, so that a crash or a full disk leaves the
+previous ones as they were. Nothing in it is ever unpickled.
+
+Two parties write into the same draft: the daemon its outer state, the trainer its inner state.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from node.checkpoints.tensor_files import File, take_notes
+from protocols.errors import OperatorError
+
+INDEX = "checkpoint.json"
+MAX_INDEX_BYTES = 1024 * 1024
+DRAFT_PREFIX = ".draft-"
+OLD_PREFIX = f"{DRAFT_PREFIX}old-"  # in front of the name of one that a newer is to replace
+ASIDE_PREFIX = f"{DRAFT_PREFIX}aside-"  # of one that is being copied to a second place
+_NAME = re.compile(r"ckpt-(\d{8,})")
+_FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(OperatorError):
+    """E402: no room for a checkpoint; training goes on without it."""
+
+    def __init__(self, directory: Path, why: str) -> None:
+        super().__init__(
+            "E402",
+            f"no room for a checkpoint in {directory}",
+            why,
+            "free disk space, lower --keep-checkpoints, or give another --dir",
+        )
+
+
+class FolderGoneError(OperatorError):
+    """E105: the folder of the checkpoints is not there any more; training goes on without it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            "E105",
+            f"the folder {directory} is gone",
+            "it was removed, moved or unmounted while the node ran",
+            "put it back",
+        )
+
+
+class CheckpointError(OperatorError):
+    """E404: a checkpoint is damaged, or could not be written for another reason than space."""
+
+    def __init__(self, path: Path, why: str, fix: str) -> None:
+        super().__init__("E404", f"checkpoint {path.name} cannot be used", why, fix)
+        self.path = path
+
+
+class Facts(BaseModel):
+    """What a checkpoint is of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    run: str  # run id
+    round: int = Field(ge=0)  # rounds committed
+    step: int = Field(ge=0)  # inner steps of this island
+    tokens: int = Field(ge=0)  # trained by this island
+    head: str = ""  # hash of the newest certificate, hex
+    state: str = ""  # digest of the outer state, hex
+
+
+class Index(Facts):
+    """``checkpoint.json``."""
+
+    format: int = Field(1, ge=1, le=1)
+    created: float = Field(allow_inf_nan=False)  # later than that of any checkpoint that was there
+    files: dict[str, File]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files have been verified."""
+
+    path: Path
+    facts: Index
+
+
+@dataclass(frozen=True)
+class Search:
+    """The newest whole checkpoint, and an E404 for every newer one that had to be passed over."""
+
+    checkpoint: Checkpoint | None
+    damaged: tuple[CheckpointError, ...]
+
+    @property
+    def why(self) -> str:
+        """What is wrong with those that were passed over, the newest first."""
+        return "; ".join(f"{damage.path.name}: {damage.why}" for damage in self.damaged[:8])
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory, which belongs to one daemon.
+
+    Any other process says ``owns=False`` and only reads: the daemon may be writing meanwhile.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2, *, owns: bool = True) -> None:
+        if keep < 1:
+            raise ValueError("keep must be at least 1")
+        self.directory = directory
+        self.keep = keep
+        if not owns:
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob(f"{OLD_PREFIX}*"):  # killed between two renames
+            target = directory / old.name.removeprefix(OLD_PREFIX)
+            if _NAME.fullmatch(target.name) and not target.exists():
+                old.rename(target)
+        for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def preflight(self, checkpoint_bytes: int, *, copies: bool = False) -> None:
+        """Raise E402 unless there is room for the checkpoints to keep and one being written.
+
+        ``copies``: and one that is still being copied to a second place (:meth:`aside`).
+        """
+        held = sum(map(bytes_in, self.paths()))
+        count = self.keep + 1 + copies
+        needed = checkpoint_bytes * count - held
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise DiskFullError(
+                self.directory,
+                f"{count} checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB need "
+                f"{needed / 2**20:,.0f} MiB more, {free / 2**20:,.0f} MiB are free",
+            )
+
+    def paths(self) -> list[Path]:
+        """Checkpoint directories, the one that was made last first.
+
+        The first may be of an earlier round: of another side of a split, or after damaged ones.
+        """
+        found = [(_made(p), p) for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
+        return [path for _, path in sorted(found, reverse=True)]
+
+    @contextmanager
+    def draft(self) -> Iterator[Path]:
+        """A directory to write files into; it is gone afterwards unless :meth:`commit` took it.
+
+        Raises :class:`DiskFullError` in place of the ``OSError`` of a full disk.
+        """
+        path = self.directory / f"{DRAFT_PREFIX}{os.getpid()}-{time.time_ns()}"
+        try:
+            with _disk_errors(path):
+                path.mkdir()
+                yield path
+        finally:
+            # a thread that still writes, its call cancelled, finds no folder of that name
+            gone = path.with_name(f"{path.name}-gone")
+            with suppress(OSError):  # taken, or never made
+                path.rename(gone)
+            for left in (gone, path):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def commit(self, draft: Path, facts: Facts) -> Checkpoint:
+        """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
+
+        Reads every file whose hash no note tells; run it off the event loop.
+        """
+        with _disk_errors(draft):
+            told = take_notes(draft)
+            files = {
+                file.relative_to(draft).as_posix(): told.get(file) or _fingerprint(file)
+                for file in files_in(draft)
+            }
+            created = max(
+                [time.time(), *(math.nextafter(_made(p), math.inf) for p in self.paths())]
+            )
+            index = Index(**facts.model_dump(), format=1, created=created, files=files)
+            (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
+            for path in (*draft.rglob("*"), draft):
+                _sync(path)
+            target = self.directory / f"ckpt-{facts.round:08d}"
+            old = self.directory / f"{OLD_PREFIX}{target.name}"
+            if target.exists():  # made earlier in the same round; a rename cannot replace it
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
+            try:
+                draft.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
+            _sync(self.directory)
+        others = [path for path in self.paths() if path != target]
+        for path in (*others[self.keep - 1 :], old):
+            shutil.rmtree(path, ignore_errors=True)
+        return Checkpoint(target, index)
+
+    def aside(self, path: Path) -> Path:
+        """The same files under a name that stays when the checkpoint goes, by hard links.
+
+        Where there are no hard links it is ``path``.
+        """
+        place = self.directory / f"{ASIDE_PREFIX}{time.time_ns()}" / path.name
+        try:
+            for file in files_in(path):
+                link = place / file.relative_to(path)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.link(file, link)
+        except OSError:
+            shutil.rmtree(place.parent, ignore_errors=True)
+            return path
+        return place
+
+    def drop(self, aside: Path) -> None:
+        """Remove what :meth:`aside` has made."""
+        if aside.parent.name.startswith(ASIDE_PREFIX):
+            shutil.rmtree(aside.parent, ignore_errors=True)
+
+    def latest(self) -> Search:
+        """The newest checkpoint that verifies. Reads every byte of it."""
+        damaged: list[CheckpointError] = []
+        paths = self.paths()
+        for older, path in enumerate(paths, start=1):
+            try:
+                return Search(Checkpoint(path, verify(path)), tuple(damaged))
+            except (OSError, ValueError) as error:
+                more = older < len(paths)
+                fix = f"nothing to do: {paths[older].name} is tried" if more else "none is left"
+                damaged.append(CheckpointError(path, str(error), fix))
+        return Search(None, tuple(damaged))
+
+
+def verify(path: Path) -> Index:
+    """Check every file of a checkpoint; raises ValueError or OSError that says what is wrong."""
+    index = _read_index(path)
+    check_names(index)
+    for name, expected in index.files.items():
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        length = (path / name).stat().st_size
+        if length != expected.bytes:
+            raise ValueError(f"{name} has {length} bytes, not {expected.bytes}")
+        if _fingerprint(path / name) != expected:
+            raise ValueError(f"{name} has another hash than when it was written")
+    return index
+
+
+def check_names(index: Index) -> None:
+    """Raise ValueError where the index names a file outside of its checkpoint."""
+    if not all(map(_FILE.fullmatch, index.files)):
+        raise ValueError(f"{INDEX} names a file outside of the checkpoint")
+
+
+def _made(path: Path) -> float:
+    """When a checkpoint was made, as it says; of one that says nothing, when it was changed."""
+    with suppress(OSError, ValueError):
+        return _read_index(path).created
+    with suppress(OSError):  # gone meanwhile
+        return path.stat().st_mtime
+    return 0.0
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """How far a checkpoint is that is being written, or copied to a second place."""
+
+    size: int  # bytes of its files so far
+    moved: float  # when the newest of its folders was changed, or said to be (:func:`touch`)
+
+
+def under_way(directory: Path) -> UnderWay | None:
+    """What is being written or copied there; None where nothing is."""
+    found = list(directory.glob(f"{DRAFT_PREFIX}*"))
+    size, moved = 0, 0.0
+    for draft in found:
+        with suppress(OSError):  # renamed or gone meanwhile
+            moved = max(moved, draft.stat().st_mtime)
+            size += bytes_in(draft)
+    return UnderWay(size, moved) if found else None
+
+
+def touch(aside: Path) -> None:
+    """Say of what :meth:`CheckpointStore.aside` has made that its copy has come further."""
+    if aside.parent.name.startswith(ASIDE_PREFIX):
+        with suppress(OSError):
+            os.utime(aside.parent)
+
+
+def run_of(path: Path) -> str:
+    """The run a checkpoint says it is of, unverified; empty where it does not say."""
+    try:
+        return _read_index(path).run
+    except (OSError, ValueError):
+        return ""
+
+
+def _read_index(path: Path) -> Index:
+    """``checkpoint.json``; raises ValueError or OSError."""
+    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
+    if not raw or len(raw) > MAX_INDEX_BYTES:
+        raise ValueError(f"{INDEX} is missing, empty or too long")
+    try:
+        return Index.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """A full disk becomes :class:`DiskFullError`, any other OSError :class:`CheckpointError`.
+
+    But where the folder itself has gone :class:`FolderGoneError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # no disk's error: TimeoutError is an OSError too
+            raise
+        if error.errno in FULL_DISK:
+            raise DiskFullError(path.parent, error.strerror or str(error)) from error
+        if not path.parent.exists():
+            raise FolderGoneError(path.parent) from error
+        raise CheckpointError(path, str(error), "check the disk and its mount options") from error
+
+
+def _fingerprint(path: Path) -> File:
+    hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update_mmap(path)
+    return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
+
+
+def files_in(checkpoint: Path) -> list[Path]:
+    """All files of a checkpoint, by their names."""
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def bytes_in(checkpoint: Path) -> int:
+    """The size of a checkpoint; raises OSError."""
+    return sum(file.stat().st_size for file in files_in(checkpoint))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,218 @@
+"""A second copy of checkpoints, anywhere that fsspec reaches: ``--checkpoint-copy URL``.
+
+A checkpoint is copied file by file, its index last, so that one without an index is none. Whoever
+has lost the disk and starts with ``--resume`` and the same URL gets the newest one back; it is
+checked like any other, against the hashes in its index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from node.checkpoints.checkpoint import (
+    INDEX,
+    MAX_INDEX_BYTES,
+    CheckpointStore,
+    Index,
+    check_names,
+    files_in,
+    run_of,
+    verify,
+)
+from node.errors import operator_error
+from protocols.errors import OperatorError
+
+PIECE = 1 << 22  # bytes that are read there at once
+_NAME = re.compile(r"ckpt-\d{8,}")
+
+
+class CheckpointCopy:
+    """The copies at one URL, of which ``keep`` are kept. Methods block: call them off the loop.
+
+    All raise OperatorError E407 where the place cannot be reached, read or written.
+    """
+
+    def __init__(self, url: str, keep: int) -> None:
+        self.url, self.keep = url.rstrip("/"), keep
+
+    def check(self) -> None:
+        """Tell at once what needs no network: no such protocol, its library, a path of no folder.
+
+        The place need not be there yet.
+        """
+        try:
+            from fsspec import get_filesystem_class
+            from fsspec.implementations.local import LocalFileSystem
+            from fsspec.utils import get_protocol
+
+            kinds = [get_filesystem_class(get_protocol(part)) for part in self.url.split("::")]
+            if len(kinds) == 1 and issubclass(kinds[0], LocalFileSystem):
+                place = Path(kinds[0]._strip_protocol(self.url))
+                there = next(path for path in (place, *place.parents) if path.exists())
+                if not there.is_dir():
+                    raise NotADirectoryError(f"{there} is no folder")
+                if not os.access(there, os.W_OK | os.X_OK):
+                    raise PermissionError(f"this user cannot write to {there}")
+        except Exception as error:  # each file system has errors of its own
+            raise self._failed("write", error) from error
+
+    def put(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
+        """Copy a checkpoint there, and then remove those that were made first.
+
+        Copies that broke off before are removed too; if any is of another run, this raises E407
+        first. ``moved`` is called when a file is there, or has grown, if the file system tells.
+        """
+        try:
+            from fsspec.callbacks import Callback
+
+            files, root = self._open()
+            told = Callback(hooks={"moved": lambda size, value: moved()})
+            self._check_run(files, root, run_of(checkpoint))
+            names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
+            names.remove(INDEX)
+            chosen, round_ = checkpoint.name, int(checkpoint.name[5:])
+            same = [name for name in self._there(files, root) if int(name[5:]) == round_]
+            if same[:1] == [chosen]:  # made earlier in the same round: it stays until this is whole
+                chosen = f"ckpt-0{chosen[5:]}"
+            target = f"{root}/{chosen}"
+            if files.exists(target):  # broken off, or of an earlier life
+                files.rm(target, recursive=True)
+            for name in [*names, INDEX]:
+                files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
+                files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
+                moved()
+            others = [name for name in self._there(files, root) if int(name[5:]) != round_]
+            kept = [chosen, *others[: self.keep - 1]]
+            for old in self._named(files, root):
+                if old not in kept:
+                    files.rm(f"{root}/{old}", recursive=True)
+        except OperatorError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise self._failed("write", error) from error
+
+    def get_newest(
+        self, store: CheckpointStore, tell: Callable[[OperatorError], None] = lambda problem: None
+    ) -> Path | None:
+        """Bring the newest whole one into ``store``, which has none, passing over damaged ones.
+
+        Each of these is told of, as E404. None where there is none; where all are damaged, what is
+        wrong with the newest is raised. One that cannot be read now may be whole: that raises E407,
+        and no older one takes its place.
+        """
+        damaged: ValueError | None = None
+        try:
+            files, root = self._open()
+            names = self._there(files, root)
+            for older, name in enumerate(names, start=1):
+                try:
+                    with store.draft() as draft:
+                        self._fetch(files, f"{root}/{name}", draft)
+                        target = store.directory / f"ckpt-{verify(draft).round:08d}"
+                        if target.exists():  # a damaged one
+                            shutil.rmtree(target)
+                        draft.rename(target)
+                        return target
+                except ValueError as error:
+                    damaged = damaged or error
+                    fix = f"nothing to do: {names[older]} is tried" if older < len(names) else ""
+                    tell(
+                        operator_error(
+                            "E404",
+                            f"the copy {name} at {self.url} cannot be used",
+                            why=str(error)[:500],
+                            fix=fix or "none is left",
+                        )
+                    )
+            if damaged is not None:
+                raise damaged
+        except OperatorError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise self._failed("read", error) from error
+        return None
+
+    def _fetch(self, files: Any, source: str, draft: Path) -> None:
+        """Only what the index names, and never more of it than it says; ValueError: damaged."""
+        raw = b"".join(self._pieces(files, f"{source}/{INDEX}", MAX_INDEX_BYTES + 1))
+        (draft / INDEX).write_bytes(raw)
+        index = Index.model_validate_json(raw)
+        check_names(index)
+        for name, expected in index.files.items():
+            path = draft / name
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as out:
+                for piece in self._pieces(files, f"{source}/{name}", expected.bytes + 1):
+                    out.write(piece)
+
+    def _pieces(self, files: Any, place: str, most: int) -> Iterator[bytes]:
+        """A file there, as far as ``most`` bytes.
+
+        Raises ValueError where it is missing, and E407 where it cannot be read: its errors are
+        OSErrors too, and would count as those of the disk here.
+        """
+        try:
+            with files.open(place, "rb") as file:
+                while most > 0 and (piece := file.read(min(most, PIECE))):
+                    most -= len(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            raise ValueError(f"{place.rpartition('/')[2]} is missing") from error
+        except Exception as error:  # each file system has errors of its own
+            raise self._failed("read", error) from error
+
+    def _there(self, files: Any, root: str) -> list[str]:
+        """Names of the whole ones, that which was made last first, and damaged ones last."""
+        whole: list[tuple[float, int, str]] = []
+        for name in self._named(files, root):
+            if files.exists(f"{root}/{name}/{INDEX}"):
+                index = self._index(files, f"{root}/{name}")
+                whole.append((index.created if index else 0.0, int(name[5:]), name))
+        return [name for _, _, name in sorted(whole, reverse=True)]
+
+    def _index(self, files: Any, place: str) -> Index | None:
+        """What one says of itself; None where that is damaged."""
+        with files.open(f"{place}/{INDEX}", "rb") as file:
+            raw = file.read(MAX_INDEX_BYTES + 1)
+        try:
+            return Index.model_validate_json(raw)
+        except ValueError:
+            return None
+
+    def _named(self, files: Any, root: str) -> list[str]:
+        """Names of all, also of those that were broken off."""
+        if not files.exists(root):
+            return []
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    def _check_run(self, files: Any, root: str, run: str) -> None:
+        """Raise E407 where a copy there is of another run: each would push the other's out."""
+        for name in self._there(files, root):
+            index = self._index(files, f"{root}/{name}")
+            if index is not None and index.run != run:
+                raise operator_error(
+                    "E407",
+                    f"{self.url} has checkpoints of another run",
+                    why=f"{name} there is of the run {index.run[:16]}, and this is {run[:16]}",
+                    fix="give each run another --checkpoint-copy, or remove those that are there",
+                )
+
+    def _open(self) -> tuple[Any, str]:
+        import fsspec
+
+        files, root = fsspec.core.url_to_fs(self.url)
+        files.invalidate_cache()
+        return files, str(root).rstrip("/")
+
+    def _failed(self, what: str, error: Exception) -> OperatorError:
+        return operator_error(
+            "E407",
+            f"cannot {what} the copy of checkpoints at {self.url}",
+            why=f"{type(error).__name__}: {error}"[:500],
+        )

@@ -1,0 +1,126 @@
+"""Checkpoints on their way to a second place, beside the node: that may be slow, or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from node.checkpoints.checkpoint import CheckpointStore, bytes_in, touch
+from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.errors import operator_error, without_credentials
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice, Problem
+from node.monitor.wording import duration
+from protocols.errors import OperatorError
+from protocols.tasks import Background, Offload
+
+LOOK_S = 1.0
+STILL_S = 30.0  # without progress, and a node that leaves waits no longer; added to that are
+TIMES = 3.0  # times the longest pause in progress so far; before there was one, what the files
+SLOWEST = 4e6  # take at this many bytes a second, as not all file systems report parts
+
+
+class Copying:
+    """One copy at a time; of the checkpoints that are made meanwhile the newest comes next."""
+
+    def __init__(
+        self,
+        copy: CheckpointCopy,
+        store: CheckpointStore,
+        events: EventLog,
+        offload: Offload,
+    ) -> None:
+        self._copy, self._store, self._events, self._offload = copy, store, events, offload
+        self._next: Path | None = None  # the newest, while an older one is on its way
+        self._running: asyncio.Task[None] | None = None
+        self._background = Background()
+        self._moved, self._longest, self._until = 0.0, 0.0, 0.0  # monotonic, seconds, monotonic
+
+    async def done(self) -> None:
+        """Wait until what was given is copied, or could not be, or nothing moves any more.
+
+        For a node that leaves. A copy that failed or stopped moving is an event.
+        """
+        if (running := self._running) is None or running.done():
+            return
+        url = without_credentials(self._copy.url)
+        text = (
+            f"waits until the newest checkpoint is copied to {url} (Ctrl-C again ends it at once)"
+        )
+        self._events.emit(Notice(text=text))
+        while not running.done() and time.monotonic() < self._until:
+            await asyncio.wait([running], timeout=LOOK_S)
+        if not running.done():
+            still = duration(time.monotonic() - self._moved)
+            self._events.emit(
+                Problem.of(
+                    operator_error(
+                        "E407",
+                        f"the newest checkpoint is not copied to {url}",
+                        why=f"nothing has moved for {still}",
+                        fix="it is in the state directory: look at that place, and start the node "
+                        "with --resume, or copy it there",
+                    )
+                )
+            )
+
+    async def soon(self, path: Path) -> None:
+        """Copy to the second place, in the background: the copy may be slow, or hang.
+
+        Of the checkpoints that are made meanwhile only the newest is copied.
+        """
+        aside, passed_over = await self._offload(lambda: self._store.aside(path)), self._next
+        self._next = aside
+        if passed_over is not None:
+            await self._offload(partial(self._store.drop, passed_over))
+        if self._running is None or self._running.done():
+            self._begin(0)
+            self._running = self._background.spawn(self._run())
+
+    async def _run(self) -> None:
+        while (aside := self._next) is not None:
+            self._next = None
+            if error := await self._put(aside):
+                self._events.emit(Problem.of(error))
+            await self._offload(partial(self._store.drop, aside))
+
+    async def _put(self, aside: Path) -> OperatorError | None:
+        """Copy in a thread of its own: neither one of the few that rounds need, nor one that
+        asyncio waits for at its end, since a node that fails must not stay for a link that hangs.
+        """
+        loop, put = asyncio.get_running_loop(), self._copy.put
+        with suppress(OSError):  # it has been pruned meanwhile, which the copy will find
+            self._begin(await self._offload(partial(bytes_in, aside)))
+        done: asyncio.Future[OperatorError | None] = loop.create_future()
+
+        def end(failed: OperatorError | None) -> None:
+            if not done.done():
+                done.set_result(failed)
+
+        def work() -> None:
+            failed: OperatorError | None = None
+            try:
+                put(aside, partial(self._on_moved, aside))
+            except OperatorError as error:
+                failed = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end, failed)
+
+        threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
+        return await done
+
+    def _begin(self, size: int) -> None:
+        """A copy of ``size`` bytes begins."""
+        self._moved = time.monotonic()
+        self._until = self._moved + STILL_S + (TIMES * self._longest or size / SLOWEST)
+
+    def _on_moved(self, aside: Path) -> None:
+        """The copy has come further; called in its thread."""
+        touch(aside)
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._moved)
+        self._moved, self._until = now, now + STILL_S + TIMES * self._longest

@@ -1,0 +1,449 @@
+"""Getting to where the swarm is: which state to take, from whom, and the download itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+
+from bootstrap.seeds import backoff
+from bootstrap.state import Fellows, Progress, Sharing, download_state
+from bootstrap.state.digest import StateBytes
+from bootstrap.state.offers import making_s, offered
+from gossip.catchup.claims import PROOF_S, given_time
+from gossip.catchup.following import is_further
+from gossip.catchup.lineage import Lineage, prove
+from gossip.membership.presence import open_announce
+from gossip.membership.standing import fragments, progress, seen_from
+from gossip.place import Place
+from gossip.plans.certificate import genesis
+from node.checkpoints.restoring import own_standing, standing_after
+from node.entry.proving import first_proven
+from node.errors import operator_error
+from node.replicas.replica import ChainStanding
+from protocols.asking import ask
+from protocols.errors import (
+    OperatorError,
+    ProtocolError,
+    RemoteProtocolError,
+    RemoteRefused,
+    Stale,
+    TransportError,
+    Unreachable,
+    Why,
+)
+from protocols.identity import PeerId
+from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
+from protocols.tasks import Offload
+from protocols.transport import Transport
+
+CALL_TIMEOUT_S = 5.0
+PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
+OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
+COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
+TELL_S = 1.0  # a pause between two tries that is worth a line
+MAX_UNTRUE = 3
+MAX_UNWANTED = 3
+MAX_NAMED = 64  # peers: names cost nothing, and each is asked in its turn
+
+
+@dataclass(frozen=True)
+class Target:
+    """A state that several peers stand at."""
+
+    round: int
+    head: bytes | None  # None: the sources moved on and told only their state's digest
+    state: bytes
+    work: int
+    sources: tuple[PeerId, ...]
+
+
+def targets(announces: Iterable[Announce]) -> list[Target]:
+    """The states announced, the heaviest first; of one place in the chain the one most peers hold.
+
+    Of two sides of a fork with equal work the first is the one that the other side will come over
+    to (:func:`gossip.plans.certificate.heavier`), however many peers are on either.
+    Peers that are joining count where no active one holds the same state: they may have been
+    restarted at the round that most had reached, while the active ones are behind. At round 0 they
+    count only if there is nobody else, as after a restart of the whole swarm.
+    """
+    holders: dict[tuple[int, int, bytes, bytes], list[Announce]] = defaultdict(list)
+    known = [a for a in announces if a.state]
+    for a in [a for a in known if a.status == "active" or a.round > 0] or known:
+        if a.status != "leaving":
+            holders[a.work, a.round, a.head, a.state].append(a)
+    active = {key: [a for a in those if a.status == "active"] for key, those in holders.items()}
+    order = sorted(holders, key=lambda key: (*key[:3], len(active[key]), len(holders[key])))
+    return [
+        Target(*key[1:], key[0], tuple(sorted(a.peer for a in active[key] or holders[key])))
+        for key in reversed(order)
+    ]
+
+
+def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], bool]:
+    """Which states a member that cannot replay wants: neither the one it has nor an older one.
+
+    Joining peers count: they may have just started again, and be the only ones that are further.
+    """
+
+    def wanted(announce: Announce) -> bool:
+        place, said = here(), seen_from(announce, fragment)
+        if said.head == place.previous:
+            return said.state != place.state
+        return is_further(place, said.round, said.head, said.work)
+
+    return wanted
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What a download came to."""
+
+    state: ChainStanding
+    target: Target
+    served: dict[PeerId, int]  # bytes that came from each source
+
+
+@dataclass
+class Arrival:
+    """Downloads the swarm's state into given vectors."""
+
+    proves: ClassVar[bool] = True  # whether claims are proven before the state is fetched
+
+    transport: Transport
+    run: bytes
+    founders: tuple[PeerId, ...]  # who decided the first round: the run's creator
+    ask: Callable[[], Sequence[PeerId]]  # peers to ask, as of now, who stands where
+    wall: Callable[[], float]
+    learned: Callable[[Announce], None]  # told of every announcement on the way
+    greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
+    # told of a peer that shows a history that does not verify
+    untrue: Callable[[PeerId, RemoteProtocolError], None]
+    offload: Offload
+    fragments: int = 1  # of the run
+    dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
+    broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
+    # told which peer makes a copy of how many bytes, while that is waited for
+    making: Callable[[PeerId, int], object] = lambda peer, size: None
+    wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
+    sharing: Sharing | None = None  # with others who download the same
+    mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
+    _greeted: set[PeerId] = field(default_factory=set)
+    _named: dict[PeerId, None] = field(default_factory=dict)  # peers named in the answers of others
+    _unproven: set[PeerId] = field(default_factory=set)  # showed no proof the last time
+    _unable: set[PeerId] = field(default_factory=set)  # have kept no state when asked
+    _waited: float = 0.0  # seconds in all for copies that were being made
+
+    async def fetch(
+        self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
+    ) -> Arrived:
+        """Fill ``vectors`` (fp32, base first) with the swarm's state of a fragment.
+
+        The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
+        when none could be had in time, or nobody has a wanted one any more, and E206 when nobody
+        shows a history that holds. A download that breaks off after hours leaves as much time for
+        the next one as there was for it.
+        """
+        loop = asyncio.get_running_loop()
+        began, size, self._waited = loop.time(), StateBytes(vectors).length, 0.0
+
+        def until() -> float:
+            return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
+
+        reason, told = "no island has announced a state", ""
+        untrue = unwanted = 0  # looks in a row that brought only lies, or nothing wanted
+        came = False  # whether anything of the last download came
+
+        def noted(done: int, total: int, sources: int) -> None:
+            nonlocal came
+            came = True
+            progress(done, total, sources)
+
+        for pause in backoff(self.dice, first=0.2, last=5.0):
+            wrong, silent, found = "", False, await self.look(until() - loop.time())
+            said = [one for one in found if self.wanted(one)]
+            options = targets(seen_from(one, fragment) for one in said)
+            async for target, proved in self._proved(options, fragment, until()):
+                if isinstance(proved, RemoteProtocolError):
+                    wrong = str(proved)  # the next best may be true
+                    continue
+                if isinstance(proved, TransportError):  # a claim costs nothing
+                    reason, silent = str(proved), True
+                    self._greeted.difference_update(target.sources)  # one may have started anew
+                    continue
+                came = False
+                try:
+                    target, state = await self._kept(target, proved, fragment, until, size)
+                    download = await download_state(
+                        self.transport,
+                        target.sources,
+                        self.run,
+                        target.round,
+                        target.state,
+                        vectors,
+                        progress=noted,
+                        fragment=fragment,
+                        offer_timeout=OFFER_TIMEOUT_S,
+                        fellows=self._fellows,
+                    )
+                except RemoteProtocolError as error:
+                    wrong = str(error)
+                except TransportError as error:
+                    reason, silent = str(error), True
+                    self._greeted.difference_update(target.sources)
+                    if came:
+                        began, self._waited = loop.time(), 0.0
+                    if self.proves:
+                        break  # look again: the same state may be had in a moment
+                else:
+                    served = {peer: one.bytes for peer, one in download.sources.items()}
+                    return Arrived(state, target, served)
+            untrue = untrue + 1 if wrong and not silent else 0
+            if untrue >= MAX_UNTRUE:
+                raise operator_error("E206", why=wrong)
+            unwanted = unwanted + 1 if found and not said else 0
+            if unwanted >= MAX_UNWANTED:
+                reason = "nobody is further than this node any more"
+                break
+            if loop.time() + pause > until():
+                break
+            if pause > TELL_S and reason != told:
+                self.broken(told := reason)
+            await asyncio.sleep(pause)
+        raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
+
+    async def look(self, within: float = PATIENCE_S) -> list[Announce]:
+        """Who stands where, freshly asked: the swarm may move on every second.
+
+        Peers that others have named are asked last, in case those to ask are gone. After
+        ``within`` seconds nobody more is asked: each may be one that does not answer.
+        """
+        found: dict[PeerId, Announce] = {}
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within
+        for peer in dict.fromkeys([*self.ask(), *self._named]):
+            if loop.time() > end:
+                break
+            try:
+                reply = await ask(
+                    self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
+                )
+            except RemoteRefused:  # a stranger to it, as where it has started anew
+                self._greeted.discard(peer)
+                await self._introduce([peer])
+                continue
+            except (TransportError, ProtocolError):
+                continue
+            for envelope in reply.announces:
+                with contextlib.suppress(ProtocolError):  # too old: others remain
+                    announce = open_announce(envelope, self.run, self.wall()).message
+                    if fragments(announce) != self.fragments:
+                        continue
+                    known = found.get(announce.peer)
+                    if known is None or progress(announce) >= progress(known):
+                        found[announce.peer] = announce
+                        if len(self._named) < MAX_NAMED:
+                            self._named[announce.peer] = None
+                        self.learned(announce)
+            if len(found) > 1 and any(map(self.wanted, found.values())):
+                break
+        return list(found.values())
+
+    @property
+    def _fellows(self) -> Fellows | None:
+        sharing = self.sharing
+        return None if sharing is None else Fellows(sharing, self.greet, self.mention)
+
+    async def _introduce(self, peers: Iterable[PeerId]) -> None:
+        """Greet peers that do not know us yet; one that does not answer gives no state either."""
+
+        async def one(peer: PeerId) -> None:
+            with contextlib.suppress(TransportError, OperatorError):
+                await self.greet(peer)
+                self._greeted.add(peer)
+
+        async with asyncio.TaskGroup() as group:
+            for peer in peers:
+                if peer not in self._greeted:
+                    group.create_task(one(peer))
+
+    async def _kept(
+        self,
+        target: Target,
+        state: ChainStanding,
+        fragment: int,
+        until: Callable[[], float],
+        size: int,
+    ) -> tuple[Target, ChainStanding]:
+        """Have a source keep a state for us: this one, or its newest if it moved on; returns which.
+
+        Where rounds are short, a state of a given round would be gone each time it is asked for.
+        ``until`` moves on while a source makes its copy of ``size`` bytes. Raises the last
+        source's failure if none keeps a state by then.
+        """
+        failure: TransportError | RemoteProtocolError | None = None
+        request = StateRequest(self.run, target.round, fragment, or_newer=True)
+        now = asyncio.get_running_loop().time
+
+        def order(peer: PeerId) -> tuple[bool, bool]:
+            return peer in self._unable, peer not in state.roster
+
+        for peer in sorted(target.sources, key=order):
+            if failure is not None and now() > until():
+                break
+            try:
+                offer = await self._offered(peer, request, until(), size)
+                if offer.round <= target.round:
+                    return target, state
+                # this source alone: where the others stand by now is not known
+                newest = Target(offer.round, None, offer.digest, target.work, (peer,))
+                state = await self._standing(newest, fragment, until())
+            except (TransportError, RemoteProtocolError) as error:
+                self._unable.add(peer)
+                failure = error
+            else:
+                others = [source for source in target.sources if source != peer]
+                return replace(newest, sources=(peer, *others)), state
+        raise failure or Stale("nobody stands there")
+
+    async def _offered(
+        self, peer: PeerId, request: StateRequest, until: float, size: int
+    ) -> StateOffer:
+        now = asyncio.get_running_loop().time
+        began, making = now(), False
+
+        def makes() -> None:
+            nonlocal making
+            if not making:
+                self.making(peer, size)
+            making = True
+
+        try:
+            return await offered(
+                self.transport,
+                peer,
+                request,
+                timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until - now())),
+                length=size,
+                making=makes,
+            )
+        finally:
+            self._waited += now() - began if making else 0.0
+
+    async def _proved(
+        self, options: Sequence[Target], fragment: int, end: float
+    ) -> AsyncIterator[tuple[Target, ChainStanding | RemoteProtocolError | TransportError]]:
+        """Each target in its turn, with its place in the chain or why it has none.
+
+        Targets whose sources showed no proof the last time come last: names cost nothing, and
+        each false claim would hold up the true ones.
+        """
+        now = asyncio.get_running_loop().time
+
+        async def proof(target: Target) -> ChainStanding | RemoteProtocolError | TransportError:
+            await self._introduce(target.sources)
+            try:
+                state = await self._standing(target, fragment, min(end, now() + PROOF_S))
+                self._check_held(target, state, options)
+            except (RemoteProtocolError, TransportError) as error:
+                return error
+            return state
+
+        waiting = sorted(options, key=lambda one: self._unproven.issuperset(one.sources))
+        alone = True
+        while waiting and now() <= end:
+            found, waiting = await first_proven(waiting, proof, end, alone=alone)
+            for target, one in found:
+                yield target, one
+            alone = False
+
+    def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
+        """Raise Stale where more of those in office hold another state of the same place.
+
+        No signature tells yet which state is right, and identities out of office cost nothing.
+        """
+
+        def held(one: Target) -> int:
+            return len(set(one.sources) & set(state.roster))
+
+        place = (target.round, target.head)
+        if any(held(one) > held(target) for one in options if (one.round, one.head) == place):
+            raise Stale("more of those in office hold another state")
+
+    async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
+        """The place in the chain, verified from the founders on.
+
+        Raises RemoteProtocolError where a source answers and none can prove it, TransportError
+        where none answers in time. After ``until`` no more are asked: names cost nothing.
+        """
+        if target.round == 0:
+            place = Place(self.run, fragment, 0, genesis(self.run), target.state, 0)
+            if (target.head, target.work) != (place.previous, place.work):
+                raise Stale("a first round that builds on something")
+            lineage = Lineage(self.run, self.founders, fragment)
+            return ChainStanding(place, self.founders, None, lineage)
+        claim = (target.round, target.head, target.work)
+        wrong: RemoteProtocolError | None = None
+        silent: TransportError | None = None
+        now = asyncio.get_running_loop().time
+        for peer in sorted(target.sources, key=self._unproven.__contains__):
+            if (wrong or silent) and now() > until:
+                break
+            began = now()
+            try:
+                async with given_time() as shown:
+                    found = await prove(
+                        self.transport,
+                        peer,
+                        self.run,
+                        self.founders,
+                        claim,
+                        self.offload,
+                        fragment=fragment,
+                        shown=shown,
+                    )
+            except RemoteProtocolError as error:
+                wrong = error
+                self.untrue(peer, error)
+                self._unproven.add(peer)
+            except TransportError as error:
+                silent = error
+                self._unproven.add(peer)
+            except TimeoutError:
+                silent = Unreachable(peer, Why.TIMEOUT)
+                self._unproven.add(peer)
+            except asyncio.CancelledError:
+                if now() > began + PROOF_S:
+                    self._unproven.add(peer)
+                raise
+            else:
+                self._unproven.discard(peer)
+                return standing_after(*found)
+        raise wrong or silent or Stale("nobody stands there")
+
+
+class OwnArrival(Arrival):
+    """Where islands gossip each has a state of its own: any of them will do.
+
+    It is checked against what its island has announced under its signature, and nothing else
+    vouches for it.
+    """
+
+    proves = False
+
+    def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
+        """Nothing to compare: each island holds a state of its own."""
+
+    async def look(self, within: float = PATIENCE_S) -> list[Announce]:
+        """Islands, since seeds have no state here."""
+        found = await super().look(within)
+        return [announce for announce in found if announce.role == "island"]
+
+    async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
+        return own_standing(self.run, self.founders[0], target.round, fragment)

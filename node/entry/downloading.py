@@ -1,0 +1,84 @@
+"""Taking the others' state once a member is there: where it cannot replay, or they went on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bootstrap.state import Progress
+from gossip.catchup.replay import Ending
+from gossip.chain.chain import Chain
+from gossip.common import AnySwarm
+from gossip.membership.standing import seen_from
+from node.entry.arrival import Arrival, beyond, targets
+from node.replicas.replica import OuterReplica
+
+
+async def take_state(
+    chain: Chain, replica: OuterReplica, arrival: Arrival, ending: Ending, told: Progress
+) -> None:
+    """Download what the others stand at and move there, keeping local work where possible.
+
+    ``told`` hears of the progress. Raises OperatorError as :meth:`Arrival.fetch` does: whoever was
+    ahead may be gone, and the next one who is asks again.
+    """
+    fragment, before = replica.place.fragment, replica.place.round
+    vectors = [torch.empty_like(vector) for vector in replica.state]
+    arrival.wanted = beyond(lambda: replica.place, fragment)
+    with chain.following.downloading() as approach:
+
+        def progress(done: int, total: int, sources: int) -> None:
+            approach.progress(done, total, sources)
+            told(done, total, sources)
+
+        state = (await arrival.fetch(vectors, progress, fragment)).state
+        most = replica.manifest.rounds.max_staleness
+        keep = kept_after(ending, state.place.round - before, most)
+        await chain.move(
+            lambda: replica.jump(
+                vectors,
+                state,
+                keep=keep,
+                decided=chain.following.decided,
+                sent=chain.exchange.sent,
+            ),
+            state.place,
+            state.certificate,
+            state.lineage,
+            diverged=ending is Ending.DIVERGED,
+        )
+
+
+async def take_newer(
+    swarm: AnySwarm,
+    replicas: Sequence[OuterReplica],
+    arrival: Arrival,
+    told: Callable[[], Progress],
+) -> None:
+    """Bring what a newcomer to pairs has downloaded up to date, before it begins to train.
+
+    ``told`` makes what hears of the progress of one fragment. Raises OperatorError as
+    :meth:`Arrival.fetch` does: what was fetched before is kept.
+    """
+    said = await arrival.look()
+    for replica in replicas:
+        fragment = replica.place.fragment
+        newest = targets(seen_from(one, fragment) for one in said)
+        if not newest or newest[0].round <= replica.place.round:
+            continue
+        vectors = [torch.empty_like(vector) for vector in replica.state]
+        state = (await arrival.fetch(vectors, told(), fragment)).state
+        async with swarm.still():
+            await replica.jump(vectors, state, keep="nothing")
+
+
+def kept_after(ending: Ending, missed: int, most: int) -> str:
+    """What is kept of local work (:meth:`OuterReplica.jump`) over so many rounds.
+
+    It is dropped after more than ``most``. But a replay keeps it however late, so a download that
+    takes the place of a replay does too.
+    """
+    if ending is Ending.FORKED:
+        return "all"
+    return "nothing" if missed > most and ending is not Ending.FAR else "local"

@@ -1,0 +1,396 @@
+"""On the way into a run: peers are greeted and compared with, and hand the run over.
+
+The answer is a :class:`Run`: manifest, evaluation shard, tokenizer, and the peers met on the way.
+A run of the node's own is made elsewhere (:mod:`node.reading`). The state itself is fetched later
+(:mod:`node.entry.arrival`), when there is memory for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bootstrap.dial_back import Reach, reach
+from bootstrap.handshake import Clocks, Greeting, greet
+from bootstrap.manifest import Manifest, difference
+from bootstrap.seeds import Missed, PeerCache, Reached, backoff, dial_all, explain, find_peers
+from bootstrap.signed_manifest import SignedManifest
+from bootstrap.state import fetch_blob, fetch_manifest
+from node import __version__, clock
+from node.config import NodeConfig
+from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
+from node.entry.outbound import Outbound, none_found
+from node.errors import operator_error
+from node.monitor.event_log import EventLog
+from node.monitor.events import JoinProgress, Problem
+from protocols.addresses import PeerAddress, parse_peers
+from protocols.errors import (
+    Disagreement,
+    IdentityMismatch,
+    OperatorError,
+    RemoteProtocolError,
+    TransportError,
+)
+from protocols.identity import PeerId
+from protocols.transport import Transport
+from protocols.whereabouts import Whereabouts
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MAX_SHARD_BYTES = 256 * 1024 * 1024
+PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
+TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
+
+
+@dataclass
+class Run:
+    """A run this node takes part in."""
+
+    signed: SignedManifest
+    shard: bytes  # evaluation shard
+    created: bool  # by this node, just now
+    greetings: list[Greeting] = field(default_factory=list)
+    tokens: str = ""  # where those of training are, if they were prepared together with the shard
+    place: str = ""  # what these were made of; empty for the recipe
+    tokenizer: bytes = b""  # its file; empty for the byte tokenizer
+    init_from: Path | None = None  # the folder with the weights that a run just made starts from
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def blobs(self) -> list[bytes]:
+        """What newcomers fetch by the hashes in the manifest."""
+        return [blob for blob in (self.shard, self.tokenizer) if blob]
+
+    @property
+    def peers(self) -> list[PeerId]:
+        """Peers that were greeted and take part in the run."""
+        run = self.signed.run_id
+        return [g.peer for g in self.greetings if g.welcome.run == run]
+
+
+@dataclass
+class Entrance:
+    """What is needed on the way in."""
+
+    config: NodeConfig
+    transport: Transport
+    whereabouts: Whereabouts
+    cache: PeerCache
+    clocks: Clocks
+    events: EventLog
+    outbound: Outbound
+    _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
+    _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
+
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an attempt for ``config.wait_s`` seconds while it may go otherwise next time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.config.wait_s if self.config.wait_s else float("inf")
+        for pause in backoff(random.Random()):
+            try:
+                return await attempt()
+            except OperatorError as error:
+                left = end - loop.time()
+                if error.code not in PASSING or left <= 0:
+                    raise
+                pause = min(pause, left)
+                self.events.emit(
+                    Problem.of(error, fix=f"trying again in {pause:.0f} s; {error.fix}")
+                )
+            await asyncio.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+    async def greet_seeds(self, run: bytes) -> list[Greeting]:
+        """Dial the seeds (or the cached peers) and greet those who answer.
+
+        ``run`` empty: whichever they have. Raises OperatorError (E101, E103, E2xx, E301, E501).
+        """
+        seeds = parse_peers(self.config.peers)
+        dialled = await find_peers(self.transport, seeds, self.cache)
+        self._tell(one for one in dialled.missed if one.address in seeds)
+        self._progress(1, "dial", _dial_text(dialled.reached))
+        greetings = []
+        failure: OperatorError | None = None
+        for reached in dialled.reached:
+            try:
+                greeting = await self._greet(reached.address.hostport, reached.peer, run)
+            except OperatorError as error:
+                failure = error
+                continue
+            greetings.append(greeting)
+        if not greetings:
+            assert failure is not None
+            raise failure
+        self.clocks.check()
+        self.cache.remember(
+            PeerAddress(reached.address.host, reached.address.port, reached.peer)
+            for reached in dialled.reached
+        )
+        self._greeted = partial(self._check_reach, greetings, dialled.reached, run)
+        return greetings
+
+    async def pass_checks(self) -> None:
+        """Tell that all was compared and this machine has what the run needs; be reachable.
+
+        Only after peers were greeted. Raises E302 (:meth:`_check_reach`).
+        """
+        if self._greeted is None:
+            return
+        check_reach, self._greeted = self._greeted, None
+        passed = ["protocol", "config", f"clock {self.clocks.offset:+.2f} s"]
+        passed += ["invitation"] * bool(self.config.invitation)
+        passed += ["disk"] * (self.config.role == "island" and self.config.checkpoint_every > 0)
+        self._progress(2, "checks", f"{', '.join(passed)} ok")
+        await check_reach()
+
+    async def _check_reach(
+        self, greetings: list[Greeting], reached: list[Reached], run: bytes
+    ) -> None:
+        """Have peers dial back; where none can, take a relay, since others bring work here.
+
+        Raises E302 where there is none, or where the operator has said that this must not be.
+        """
+        found = await self._reach(greetings)
+        if found is Reach.YES:
+            how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
+            self._progress(3, "reach", f"dial-back ok {how}")
+            return
+        if found is Reach.UNKNOWN or self._believed(found):
+            self._progress(3, "reach", f"not tested at {self._where}: {found}")
+            return
+        if self._insists:
+            raise self._unreachable(found)
+        places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in reached]
+        self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
+        relay = await self.outbound.enter(places)
+        if relay is None:
+            raise none_found(self._where, found)
+        for greeting in greetings[:3]:  # they are told where this node is called now
+            await self._greet(greeting.peer, greeting.peer, run)
+        found = await self._reach(greetings)
+        if found is Reach.NO:
+            raise none_found(self.outbound.address, found)
+        tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
+        self._progress(3, "reach", f"outbound only -> relay {relay}, {tested}")
+
+    def _believed(self, found: Reach) -> bool:
+        """Whether the operator is believed, who has said where this node is dialled."""
+        return found is Reach.ELSEWHERE and bool(self.config.public_addr)
+
+    @property
+    def _insists(self) -> bool:
+        """Whether the operator has said that peers must be able to dial this node."""
+        return bool(self.config.require_reachable or self.config.public_addr)
+
+    @property
+    def _where(self) -> str:
+        """The addresses that peers are given."""
+        own = self.whereabouts.own
+        return ", ".join(own.record.addresses) if own else ""
+
+    def _unreachable(self, why: str) -> OperatorError:
+        given = f"--public-addr {self.config.public_addr}" if self.config.public_addr else ""
+        return operator_error(
+            "E302",
+            f"peers cannot dial this node at {self._where or 'any address'}",
+            why=why,
+            fix=f"correct {given}, or leave it out: a peer then relays for this node"
+            if given
+            else "forward the port and give its public address with --public-addr HOST:PORT, "
+            "or leave --require-reachable out: a peer then relays for this node",
+        )
+
+    async def _reach(self, greetings: list[Greeting]) -> Reach:
+        """Whether those who were greeted can dial this node."""
+        return await reach(self.transport, [greeting.peer for greeting in greetings[:3]])
+
+    async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
+        """Bring a run that was just made to seeds that have none.
+
+        All nodes ask them in the same order, so that one of several comes first. Raises
+        OperatorError E502 where another one did (try again: there is a run to join by then).
+        """
+        again: list[Greeting] = []
+        for greeting in sorted(greetings, key=lambda one: one.peer):
+            try:
+                answer = await self._greet(greeting.peer, greeting.peer, run)
+                first = not answer.welcome.run
+            except OperatorError as error:
+                if error.code not in ("E101", "E201"):
+                    raise
+                first = error.code == "E101"  # it went away: it knows of no other
+                answer = greeting
+            if not first and not again:
+                raise operator_error(
+                    "E502",
+                    "another run began there just now",
+                    why=f"{greeting.peer} has been told of it in the meantime",
+                    fix="it is joined instead, if its settings are the same",
+                )
+            again.append(answer)
+        return again
+
+    async def take_from(self, peer: PeerId, run: bytes) -> Run:
+        """The run that a caller has brought to this seed; tries for a while: it is starting."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TAKE_FROM_S
+        for pause in backoff(random.Random(), first=0.2, last=5.0):
+            try:
+                return await self.take([await self._greet(peer, peer, run)], None)
+            except OperatorError:
+                if loop.time() > end:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+    async def visit_seeds(self, run: bytes, known: Callable[[PeerId], bool]) -> list[Greeting]:
+        """Greet the seeds that are not among those ``known``: they may have started anew.
+
+        So a seed that has lost its run is brought it again. Nothing is raised: it is one try of
+        many.
+        """
+        greetings = []
+        dialled = await dial_all(self.transport, parse_peers(self.config.peers))
+        self._tell(one for one in dialled.missed if isinstance(one.error, IdentityMismatch))
+        for reached in dialled.reached:
+            if not known(reached.peer):
+                try:
+                    greetings.append(await self._greet(reached.address.hostport, reached.peer, run))
+                except OperatorError as error:
+                    logger.info("seed %s: %s", reached.address, error)
+        return greetings
+
+    def _tell(self, missed: Iterable[Missed]) -> None:
+        """Warn once of each address given that leads to nobody, or to another identity."""
+        for one in missed:
+            if (told := (one.address, type(one.error))) not in self._told:
+                self._told.add(told)
+                self.events.emit(Problem.of(explain(one.address.hostport, one.error)))
+
+    async def _greet(self, where: str, peer: PeerId, run: bytes) -> Greeting:
+        try:
+            greeting = await greet(
+                self.transport,
+                self.whereabouts,
+                peer,
+                software=__version__,
+                run=run,
+                invitation=self.config.invitation,
+                clock=clock.wall,  # what the offset is added to, whoever sets the machine's
+            )
+        except TransportError as error:
+            raise explain(where, error) from error
+        self.clocks.add(peer, greeting.offset, greeting.round_trip)
+        return greeting
+
+    async def take(self, greetings: list[Greeting], own: Manifest | None) -> Run:
+        """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""
+        runs = [g.welcome.run for g in greetings if g.welcome.run]
+        if not runs:
+            # a node that must be dialled learns now that it cannot be, not once there is a run
+            if self._insists:
+                back = await self._reach(greetings)
+                if back in (Reach.NO, Reach.ELSEWHERE) and not self._believed(back):
+                    raise self._unreachable(back)
+            raise operator_error(
+                "E501",
+                "the peers take part in no run",
+                why=f"{len(greetings)} answered, all of them seeds without a run",
+                fix="create the run there with `node start --run FILE.toml --peers ...`",
+            )
+        run = runs[0]
+        if any(other != run for other in runs):
+            raise operator_error(
+                "E201",
+                "the peers train different runs",
+                why=", ".join(sorted({r.hex()[:8] for r in runs})),
+                fix="give only peers of the run you want with --peers",
+            )
+        peers = [g.peer for g in greetings if g.welcome.run == run]
+        signed = await self._fetched(fetch_manifest(self.transport, peers, run), wrong="E205")
+        found = [] if own is None else differences(own, signed.manifest)
+        if found:
+            raise operator_error(
+                "E201",
+                f"the swarm trains another run ({signed.manifest.label})",
+                why="; ".join(found[:8]),
+                fix=f"leave out {self._own_run(own)} to take the swarm's, or give peers of yours",
+            )
+        blobs = {"": b"", BYTES: b""}
+        named = (
+            (signed.manifest.evaluation.digest, MAX_SHARD_BYTES),
+            (signed.manifest.data.tokenizer, MAX_TOKENIZER_BYTES),
+        )
+        for digest, limit in named:
+            if digest not in blobs:
+                wanted = bytes.fromhex(digest)
+                blobs[digest] = await self._fetched(
+                    fetch_blob(self.transport, peers, run, wanted, max_bytes=limit)
+                )
+        shard, tokenizer = (blobs[digest] for digest, _ in named)
+        return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
+
+    def _own_run(self, own: Manifest | None) -> str:
+        """What has given this node a run of its own."""
+        if self.config.run is not None:
+            return "--run"
+        if own is not None and own.script.layout:
+            return "run=... of node.join"
+        return "--preset, --mode and --set"
+
+    async def _fetched(self, fetching: Awaitable[T], *, wrong: str = "E502") -> T:
+        """``wrong``: the code of the error where what came does not verify."""
+        try:
+            return await fetching
+        except Disagreement as error:
+            raise operator_error(
+                "E502",
+                "the peers do not agree whose run it is",
+                why=str(error),
+                fix="give only peers that you trust with --peers; where several islands have just "
+                "begun the same run, this node tries again by itself",
+            ) from error
+        except RemoteProtocolError as error:
+            raise operator_error(wrong, why=str(error)) from error
+        except TransportError as error:
+            raise operator_error(
+                "E502",
+                "no peer could hand over the run",
+                why=str(error),
+                fix="try again, or give other peers with --peers",
+            ) from error
+
+    def _progress(self, step: int, name: str, text: str) -> None:
+        self.events.emit(JoinProgress(step=step, name=name, text=text))
+
+
+def differences(own: Manifest, theirs: Manifest) -> list[str]:
+    """What differs, apart from what only the creation of the run fills in or takes out.
+
+    And from what is frozen in a script's model, which :func:`node.entry.own_model.layout_of`
+    compares.
+    """
+    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "script.frozen"]
+    filled_in += ["model.document_end ", "model.initial "]
+    if "vocab_size" not in own.model.model_fields_set:
+        filled_in.append("model.vocab_size ")
+    if "name" not in own.model_fields_set:
+        filled_in.append("name ")
+    return [line for line in difference(own, theirs) if not line.startswith(tuple(filled_in))]
+
+
+def _dial_text(reached: list[Reached]) -> str:
+    quickest = min(reached, key=lambda item: item.seconds)
+    more = f" and {len(reached) - 1} more" if len(reached) > 1 else ""
+    return f"ok {quickest.seconds * 1000:.0f} ms, peer verified{more}"

@@ -1,0 +1,123 @@
+"""Who else is in a run: what the DHT and the seeds know of it, who serves, who may relay.
+
+A :class:`Lookout` adds what it finds to the swarm's membership, so that islands which nobody has
+named, and seeds that have started anew, are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from bootstrap.dht import Dht
+from gossip.common import AnySwarm
+from gossip.membership.members import Liveness
+from node.entry.entrance import Entrance
+from node.monitor.events import Notice
+from node.replicas.replica import OuterReplica
+from protocols.addresses import PeerAddress
+from protocols.errors import Crowded, RemoteProtocolError, Stale
+from protocols.identity import PeerId
+from protocols.tasks import every
+
+if TYPE_CHECKING:
+    from node.runtime import Node
+
+DISCOVERY_S = 30.0  # between look-ups in the DHT
+ASKED_AT_ONCE = 16  # of the peers that the DHT knows
+SILENT_S = 300.0  # before a peer that did not answer is asked again
+
+
+class Lookout:
+    """Looks after who is there, while a node takes part."""
+
+    def __init__(
+        self,
+        node: Node,
+        entrance: Entrance,
+        swarm: AnySwarm,
+        replica: OuterReplica,
+        rejected: Callable[[PeerId, RemoteProtocolError], None],
+    ) -> None:
+        """``replica``: of any fragment; ``rejected`` is told what broke the rules."""
+        self.node, self.entrance, self.swarm, self.replica = node, entrance, swarm, replica
+        self.rejected = rejected
+        self._served: bool | None = None  # whether a server is there, as told
+        self._silent: dict[PeerId, float] = {}  # when they were asked, and not known afterwards
+
+    def after_servers(self) -> None:
+        """Tell when the last server is gone, and when one is there again."""
+        if self.replica.manifest.rounds.owners != "servers":
+            return
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        served = self.node.config.role == "server" or any(a.role == "server" for a in alive)
+        if served == self._served:
+            return
+        self._served = served
+        text = "servers merge the parts" if served else "no server is there: all members merge"
+        self.node.events.emit(Notice(text=text))
+
+    def learn(self, envelope: bytes, teller: PeerId) -> None:
+        """Take an announcement that ``teller`` passes on."""
+        try:
+            self.swarm.presence.learn(envelope)
+        except (Stale, Crowded):
+            return  # it travelled too long, or is one of too many from one place
+        except RemoteProtocolError as error:
+            self.rejected(teller, error)
+
+    async def run(self, dht: Dht) -> None:
+        """Look for islands that nobody we know has told us about, and after the seeds."""
+        looks = (lambda: self._find_islands(dht), self._look_after_seeds)
+        await every(map(_again_and_again, looks))  # however long one of them takes
+
+    async def _find_islands(self, dht: Dht) -> None:
+        """Ask peers that only the DHT knows, but not those that have just failed to answer.
+
+        Its records outlive islands, and anybody can put some there.
+        """
+        now, places = self.swarm.now(), asyncio.Semaphore(ASKED_AT_ONCE)
+        self._silent = {peer: at for peer, at in self._silent.items() if now - at < SILENT_S}
+
+        async def ask(peer: PeerId) -> None:
+            async with places:
+                if not self._is_known(peer):  # others may have told of it meanwhile
+                    await self.swarm.presence.ask(peer)
+            if not self._is_known(peer):
+                self._silent[peer] = self.swarm.now()
+
+        found = [peer for peer in await dht.islands() if peer not in self._silent]
+        await every(ask(peer) for peer in found if not self._is_known(peer))
+
+    def _is_known(self, peer: PeerId) -> bool:
+        return peer == self.node.identity.peer_id or peer in self.swarm.membership.islands
+
+    async def _look_after_seeds(self) -> None:
+        """Bring a seed that has started anew its run back, and remember who is there."""
+        now, membership = self.swarm.now(), self.swarm.membership
+        run = self.replica.place.run
+        for greeting in await self.entrance.visit_seeds(
+            run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
+        ):
+            for envelope in greeting.welcome.announces:
+                self.learn(envelope, greeting.peer)
+        self.node.cache.remember(self.relays())
+
+    def relays(self) -> list[PeerAddress]:
+        """Who may relay for this node: live peers that it has dialled, where it did."""
+        book = self.node.transport.book
+        alive = self.swarm.membership.alive(self.swarm.now())
+        return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
+
+    def moved(self, dht: Dht) -> None:
+        """This node's address has changed: tell the others at once."""
+        self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
+        self.swarm.presence.tell()
+        dht.keep_announced()
+
+
+async def _again_and_again(look: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await look()
+        await asyncio.sleep(DISCOVERY_S)

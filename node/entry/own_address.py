@@ -1,0 +1,99 @@
+"""Where others can reach this machine, as far as it can tell by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from node.config import NodeConfig
+from node.hosts.interface import ipv4_interfaces
+from node.setting_values import host_port, is_loopback
+from protocols.addresses import address_towards, hostport
+
+if TYPE_CHECKING:
+    from node.entry.outbound import Outbound
+    from protocols.http.transport import HttpTransport
+    from protocols.whereabouts import Whereabouts
+
+INTERNET = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody's, and routed as all that is far away
+
+
+def outward_address(towards: str = INTERNET) -> str:
+    """The address of the interface that leads to ``towards``, by default to the internet.
+
+    Where none does, or it is a name, that which leads to the internet; in a closed network any
+    that is not loopback; loopback where there is no other. Nothing is sent and no name asked for.
+    """
+    for place in dict.fromkeys((towards, INTERNET)):
+        with contextlib.suppress(OSError):
+            return address_towards(place)
+    outward = (str(own) for _, own in ipv4_interfaces() if not own.is_loopback)
+    return next(outward, "127.0.0.1")
+
+
+class OwnPlace:
+    """Where others find one node: at its own address, or at its relay where it has none.
+
+    ``told``: whoever else has to hear when that changes.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        transport: HttpTransport,
+        outbound: Outbound,
+        whereabouts: Whereabouts,
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._outbound = outbound
+        self._whereabouts = whereabouts
+        self.told: Callable[[], None] = lambda: None
+        outbound.moved = self.publish
+        transport.relays.mine = self.dialled_at
+
+    def listening(self) -> str:
+        """``HOST:PORT`` really bound."""
+        bound = self._transport.listening
+        return "" if bound is None else hostport(*bound)
+
+    def addresses(self) -> list[str]:
+        """Where others may call this node, best first."""
+        if self._outbound.needed:
+            return [address] if (address := self._outbound.address) else []
+        return self.dialled_at()
+
+    def dialled_at(self) -> list[str]:
+        """Where this node itself can be dialled, without a relay."""
+        if self._outbound.needed:
+            return []
+        return addresses(self._config, self._transport.listening)
+
+    def join_address(self) -> str:
+        """What others join by: this node, or its relay where nobody can dial it."""
+        if self._outbound.needed:
+            return str(self._outbound.relay or "")
+        found = self.addresses()
+        return f"{found[0]}/{self._transport.peer_id}" if found else ""
+
+    def publish(self) -> None:
+        """Say where this node is called from now on."""
+        relay = self._outbound.relay
+        self._whereabouts.publish(self.addresses(), relay.peer or "" if relay else "")
+        self.told()
+
+
+def addresses(config: NodeConfig, bound: tuple[str, int] | None) -> list[str]:
+    """Where others may dial a node that listens at ``bound``, best first."""
+    if config.public_addr:
+        return [config.public_addr]
+    if bound is None:
+        return []
+    host, port = bound
+    if host not in ("0.0.0.0", "::"):
+        return [hostport(host, port)]
+    peers = [host_port(p.partition("/")[0])[0] for p in config.peers[:1]]
+    if peers and is_loopback(peers[0]):
+        return [hostport("127.0.0.1", port)]
+    return [hostport(outward_address(), port)]

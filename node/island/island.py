@@ -1,0 +1,354 @@
+"""The daemon's side of the trainer: its ranks as structured child processes.
+
+An :class:`Island` starts one process a rank, talks to rank 0, and turns everything that can
+happen into a queue of events. A rank that dies takes the others down and becomes one
+:class:`TrainerDied`, never a hang; whether to start again is the daemon's decision. Ranks stop in
+three steps (asked, terminated, killed) and die with the daemon.
+
+Where the island has other hosts (:mod:`node.hosts`), it waits for them before it starts, has the
+layout made for those that came, and supervises their ranks like its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from node.errors import operator_error
+from node.hosts.crew import Crew
+from node.hosts.hub import Host, RemoteRank
+from node.hosts.interface import told
+from node.island.rank_ends import TrainerDied, obituary, settle
+from node.island.rank_process import RankProcess, oom_kills, rank_environment
+from node.trainer.channel import (
+    READ_BYTES,
+    REPORTS,
+    ChannelClosedError,
+    Command,
+    Failed,
+    Ready,
+    Report,
+    StepDone,
+    Stop,
+    Unframer,
+    frame,
+)
+from node.trainer.settings import TrainerSettings
+from node.trainer.shared import SharedVectors
+from protocols.addresses import hostport
+from protocols.errors import Malformed, OperatorError
+from protocols.tasks import Background
+from protocols.wire import decode_any
+
+STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
+TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
+CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
+UNSTARTED_PAUSE_S = 5.0  # before the report that ranks cannot be started
+# errors of a start that may pass; any other will not, and ends the node
+PASSING = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
+
+
+Event = Report | TrainerDied
+
+
+@dataclass(frozen=True)
+class _Life:
+    """What one start of the ranks has made."""
+
+    reader: asyncio.StreamReader
+    rendezvous: Path
+    oom_kills: int
+
+
+class Island:
+    """The trainer of this node. ``directory`` receives logs and the settings file.
+
+    Use :meth:`start`, take events with :meth:`next_event`, and always :meth:`stop`; or
+    ``async with``, which does both.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        vectors: SharedVectors,
+        directory: Path,
+        crew: Crew | None = None,
+    ) -> None:
+        """``crew``: the island's other hosts, where it has some."""
+        self.settings = settings
+        self.vectors = vectors
+        self.directory = directory
+        self.crew = crew
+        self.starts = 0  # how often the ranks were started
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._ranks: list[RankProcess | RemoteRank] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._background = Background()  # outlives the daemon's group, to end the ranks with grace
+        self._supervisor: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()  # a restart and the end may come at once
+        self._ended = False  # by :meth:`stop`: a restart that is late for it starts nothing
+        self._stopping = False
+        self._ready = False
+        self._gathering = False  # the ranks are not all started yet, or could not be
+        self._failed: Failed | None = None
+
+    async def __aenter__(self) -> Island:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether all ranks are running."""
+        return self._supervisor is not None and not self._supervisor.done()
+
+    async def start(self) -> None:
+        """Start all ranks; returns at once, ``Ready`` follows as an event."""
+        async with self._changing:
+            self._ended = False
+            await self._start()
+
+    async def _start(self) -> None:
+        if self.alive:
+            raise RuntimeError("the island is running")
+        self._stopping, self._failed, self._ranks = False, None, []
+        self.starts += 1
+        self._ready = False
+        while not self._events.empty():  # an earlier life's snapshots are void
+            self._events.get_nowait()
+        self.vectors.clear()
+        if self.crew is not None:
+            self._gathering = True
+            self._supervisor = self._background.spawn(self._run_with(self.crew))
+            return
+        try:
+            life = await self._launch(())
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            self._gathering = True
+            self._supervisor = self._background.spawn(self._not_started(error))
+            return
+        self._supervisor = self._background.spawn(self._supervise(life))
+
+    @property
+    def grown(self) -> bool:
+        """Whether another host has come, which starting again would take in."""
+        return self.crew is not None and self.crew.grown
+
+    async def _run_with(self, crew: Crew) -> None:
+        """Wait for the other hosts, start ranks on all of them, and supervise these."""
+        try:
+            hosts = await crew.muster(again=self.starts > 1)
+            self.settings = crew.fit(self.settings, hosts)
+        except OperatorError as error:
+            log = self.directory / "trainer-rank0.log"
+            died = TrainerDied(0, None, "", error.code, error.what, log, "", error)
+            self._events.put_nowait(died)
+            return
+        try:
+            life = await self._launch(hosts)
+        except OSError as error:  # nobody would hear of it if it were raised here
+            await self._not_started(error)
+            return
+        self._gathering = False
+        await self._supervise(life)
+
+    async def _not_started(self, error: OSError) -> None:
+        """Report that there is no memory, disk or file for another process.
+
+        Only after a pause: the daemon then tries again at once, and a few times only.
+        """
+        await asyncio.sleep(UNSTARTED_PAUSE_S)
+        log = self.directory / "trainer-rank0.log"
+        text = f"ranks do not start: {error}"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        refused = operator_error("E402", why=text) if full else None
+        self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, "", refused))
+
+    async def _launch(self, hosts: Sequence[Host]) -> _Life:
+        """Start all ranks, those of this host first."""
+        crew, settings = self.crew, self.settings
+        self.directory.mkdir(parents=True, exist_ok=True)
+        settings_file = self.directory / "trainer.json"
+        settings_file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+        rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.directory))
+        store, environment = f"file://{rendezvous}/store", rank_environment(settings.threads)
+        shares = [range(settings.ranks)] if crew is None else crew.shares(settings.ranks, hosts)
+        ours, theirs = socket.socketpair()
+        kills = oom_kills()
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(theirs)
+                rank_0 = {"--channel": theirs.fileno(), "--vectors": self.vectors.descriptor}
+                if crew is not None and hosts:
+                    address = crew.reached_at(hosts)
+                    listening = stack.enter_context(_listening(address))
+                    store = hostport(address, listening.getsockname()[1])
+                    rank_0["--store-socket"] = listening.fileno()
+                    environment |= told(address, os.environ)
+                for rank in shares[0]:
+                    words = ["--settings", str(settings_file), "--place", str(rank)]
+                    words += ["--store", store]
+                    inherited = rank_0 if rank == 0 else {}
+                    for flag, descriptor in inherited.items():
+                        words += [flag, str(descriptor)]
+                    self._ranks.append(
+                        await RankProcess.spawn(
+                            rank, self.directory, words, environment, tuple(inherited.values())
+                        )
+                    )
+            if crew is not None:
+                for host, share in zip(hosts, shares[1:], strict=True):
+                    self._ranks += crew.launch(host, self.starts, settings, share, store)
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:  # also Ctrl-C: ranks that were started must not outlive us
+            ours.close()
+            self._signal_all(signal.SIGKILL)
+            for started in self._ranks:
+                await started.wait()
+            shutil.rmtree(rendezvous, ignore_errors=True)
+            raise
+        return _Life(reader, rendezvous, kills)
+
+    async def next_event(self) -> Event:
+        """The next event, oldest first; waits for it."""
+        return await self._events.get()
+
+    async def send(self, command: Command) -> None:
+        """Send a command to rank 0; raises :class:`ChannelClosedError` when it is not there."""
+        if self._writer is None or not self.alive:
+            raise ChannelClosedError("the trainer is not running")
+        try:
+            self._writer.write(frame(command))
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise ChannelClosedError(f"the trainer is gone ({error})") from error
+
+    async def claim(self, fragment: int = 0) -> None:
+        """Take ``base`` and ``sent`` from the trainer; it writes no snapshot until it has applied.
+
+        Look at ``vectors.snapshot`` afterwards: a snapshot may lie there whose event is still on
+        its way. Write, then send Begin or Apply; the claim ends with ``Applied``.
+        """
+        while not self.vectors.try_claim(fragment):  # noqa: ASYNC110 - a lock of another process
+            await asyncio.sleep(CLAIM_POLL_S)
+
+    async def stop(self) -> None:
+        """End all ranks: asked, then terminated, then killed. Queues ``Stopped`` if it came."""
+        self._ended = True
+        async with self._changing:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        if self._supervisor is None:
+            return
+        if self._gathering:
+            self._gathering = False
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
+        try:
+            if self._ready and self.alive:  # before that it listens to nothing
+                with contextlib.suppress(ChannelClosedError):  # it went by itself meanwhile
+                    await self.send(Stop())
+                    await asyncio.wait((self._supervisor,), timeout=STOP_GRACE_S)
+            if self.alive:
+                self._signal_all(signal.SIGTERM)
+                await asyncio.wait((self._supervisor,), timeout=TERMINATE_GRACE_S)
+        finally:
+            self._signal_all(signal.SIGKILL)
+            await asyncio.wait((self._supervisor,))
+            if not self._supervisor.cancelled():
+                self._supervisor.result()
+            self._supervisor = None
+
+    async def restart(self, **changes: Any) -> None:
+        """Stop, and start again with changed settings, e.g. ``micro_batch=4`` after an E401.
+
+        The vectors stay as they are; the trainer waits for ``Begin`` as at its first start. If
+        :meth:`stop` was called meanwhile, nothing is started.
+        """
+        async with self._changing:
+            await self._stop()
+            self.settings = TrainerSettings.model_validate({**dict(self.settings), **changes})
+            if not self._ended:
+                await self._start()
+
+    async def _supervise(self, life: _Life) -> None:
+        """Read events until the first rank ends; then end the rest and say why."""
+        ended: list[tuple[int, int]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read(life.reader))
+                exits = [group.create_task(rank.wait()) for rank in self._ranks]
+                await asyncio.wait((reading, *exits), return_when=asyncio.FIRST_COMPLETED)
+                if not self._stopping:
+                    ended = await settle(exits)
+                if not self._stopping:
+                    self._signal_all(signal.SIGKILL)
+                await asyncio.wait(exits)
+        finally:
+            self._signal_all(signal.SIGKILL)
+            self.vectors.clear()
+            if self._writer is not None:
+                self._writer.close()
+            shutil.rmtree(life.rendezvous, ignore_errors=True)
+        if not self._stopping:
+            died = obituary(
+                self._ranks, ended, self._failed, life.oom_kills, self.settings.collective_s
+            )
+            self._events.put_nowait(died)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Queue what rank 0 reports, until it closes the channel or breaks its rules."""
+        unframer = Unframer()
+        try:
+            while data := await reader.read(READ_BYTES):
+                for raw in unframer.feed(data):
+                    self._take(decode_any(raw, *REPORTS))
+        except Malformed as error:
+            self._failed = Failed("", f"rank 0 sent what is no report: {error}")
+        except ConnectionError:
+            return  # as good as its end
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Failed):
+            self._failed = report  # becomes part of TrainerDied
+            return
+        if isinstance(report, Ready):
+            self._ready = True
+            if self.crew is not None:
+                self.crew.met()
+        if isinstance(report, StepDone) and self._events.qsize() >= MAX_QUEUED:
+            return
+        self._events.put_nowait(report)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            rank.signal(number)
+
+
+def _listening(address: str) -> socket.socket:
+    """A socket that listens at any free port of an address of this host."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)

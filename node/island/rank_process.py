@@ -1,0 +1,132 @@
+"""One trainer rank as a child process: started with its log, signalled, and read at its end.
+
+The daemon starts ranks so (:mod:`node.island.island`), and so do the other hosts of an island
+(:mod:`node.hosts.helper`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import node
+from node.trainer.settings import EXIT_STUCK
+
+TAIL_BYTES = 4096
+# what NCCL's watchdog says before it aborts a rank that waits for another one, and how far from the
+# end of the log: traces of C++ follow (torch 2.13, ProcessGroupNCCL.cpp)
+WATCHDOG = "Watchdog caught collective operation timeout"
+WATCHDOG_BYTES = 16_384
+# glibc keeps memory that a step gives back for the next one, instead of taking thousands of pages
+# anew from the kernel in every step; up to 32 MiB a tensor, the most it allows. And huge pages.
+KEPT_MEMORY = ":".join(
+    f"glibc.malloc.{setting}"
+    for setting in ("trim_threshold=1073741824", "mmap_threshold=33554432", "hugetlb=1")
+)
+OOM_COUNTER = Path("/proc/vmstat")
+
+
+@dataclass
+class RankProcess:
+    """A rank of this host."""
+
+    number: int  # among all ranks of the island
+    process: asyncio.subprocess.Process
+    log: Path
+    log_start: int  # bytes that were in the log before
+    where: str = ""  # " on host 1", of another host's
+
+    @classmethod
+    async def spawn(
+        cls,
+        number: int,
+        directory: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        inherited: Sequence[int] = (),
+    ) -> RankProcess:
+        """Start ``python -m node.trainer.rank`` with a log in ``directory``."""
+        log = directory / f"trainer-rank{number}.log"
+        with log.open("ab") as file:
+            start = file.tell()
+            process = await asyncio.create_subprocess_exec(
+                # -P: a folder called "node" where the operator stands must not be imported
+                sys.executable,
+                "-P",
+                "-m",
+                "node.trainer.rank",
+                "--parent",
+                str(os.getpid()),
+                "--rank",
+                str(number),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=inherited,
+                env=environment,
+                start_new_session=True,
+            )
+        return cls(number, process, log, start)
+
+    async def wait(self) -> int:
+        """Its exit status, or the negative number of the signal that has ended it.
+
+        EXIT_STUCK where NCCL's watchdog did, as it is where gloo gives a collective call up.
+        """
+        status = await self.process.wait()
+        return EXIT_STUCK if status == -signal.SIGABRT and self.gave_up() else status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send to the rank's whole process group, if it is still there."""
+        if self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, number)  # pid and group id are equal: own session
+            except ProcessLookupError:
+                return  # ended, and not yet reaped
+
+    def gave_up(self) -> bool:
+        """Whether NCCL's watchdog has given a collective call up, and ends this rank for it."""
+        return WATCHDOG in self.tail(WATCHDOG_BYTES)
+
+    def tail(self, length: int = TAIL_BYTES) -> str:
+        """The end of what it has said in this life, ``length`` bytes at most.
+
+        Nothing where the log has been moved or removed meanwhile.
+        """
+        with suppress(OSError), self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self.log_start, end - length))
+            return file.read().decode(errors="replace").strip()
+        return ""
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """This process's environment as a rank needs it; all ranks on this host."""
+    packages = str(Path(node.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEPT_MEMORY),
+        # gloo would otherwise look this host's name up
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+    }
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for memory since boot; 0 where it does not tell."""
+    try:
+        lines = OOM_COUNTER.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

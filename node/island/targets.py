@@ -1,0 +1,98 @@
+"""How many inner steps come before an island's next contribution, given who else is there."""
+
+from __future__ import annotations
+
+from statistics import median_high
+
+from bootstrap.manifest import Manifest
+from gossip.common import AnySwarm
+from node.island.choosing import Chooser
+from node.modes import clients_of
+from node.monitor.events import Notice
+from node.replicas.replica import OuterReplica
+from protocols.identity import PeerId
+
+BEYOND = 2  # H, at most, between two rounds: steps go on while an outcome is awaited
+LOOK_EVERY = 10  # inner steps between two looks at how far the others are
+
+
+class Targets:
+    """Of one island; ``replica`` is fragment 0's, whose roster decides."""
+
+    def __init__(
+        self, manifest: Manifest, me: PeerId, replica: OuterReplica, chooser: Chooser
+    ) -> None:
+        self.me, self.replica, self.chooser = me, replica, chooser
+        self._clients = clients_of(manifest)
+        readers = not (manifest.script.layout or manifest.numbered)  # else it is nobody's affair
+        self._readers = readers * manifest.data.islands
+
+    def next(self, swarm: AnySwarm | None) -> int:
+        """Inner steps until the next contribution; 0: the next round does without this island."""
+        self._count_readers(swarm)
+        if not self.drawn(swarm):
+            return 0
+        if swarm is None:
+            return self.chooser.steps(())
+        chosen = self.chooser.steps(swarm.membership.islands_alive(swarm.now()))
+        swarm.presence.note(wanted_steps=self.chooser.wanted)
+        return chosen
+
+    def _count_readers(self, swarm: AnySwarm | None) -> None:
+        """Say, once, that a round has not as many windows as its islands read."""
+        islands = len(self._reading(swarm))
+        if 0 < self._readers < islands:
+            text = f"{islands} islands read what a round has for {self._readers} (data.islands)"
+            self.chooser.events.emit(Notice(text=f"{text}: some windows are read twice"))
+            self._readers = 0
+
+    def position(self, swarm: AnySwarm | None) -> int:
+        """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.
+
+        The median, but no further than the rounds so far can have brought anybody: islands that
+        come late or are slow are to end with the others, with the same learning rate.
+        """
+        if swarm is None:
+            return 0
+        alive = swarm.membership.islands_alive(swarm.now())
+        said = [a.position for a in alive if a.role == "island" and a.position > 0]
+        rounds = self.chooser.manifest.rounds
+        most = max(rounds.inner_steps, rounds.most_steps) * BEYOND
+        return min(median_high(said), most * (self.replica.place.round + 1)) if said else 0
+
+    def slot(self, swarm: AnySwarm | None) -> tuple[int, int]:
+        """This island's place among those that read this round's windows, and how many they are."""
+        reading = self._reading(swarm)
+        if self.me in reading:
+            return reading.index(self.me), len(reading)
+        return len(reading), len(reading) + 1  # out of office, and training on meanwhile
+
+    def _reading(self, swarm: AnySwarm | None) -> list[PeerId]:
+        """The roster without those that are known to be servers, which do not train."""
+        roster = self.replica.roster
+        if swarm is None:
+            return list(roster)
+        said = ((peer, swarm.membership.announcement(peer)) for peer in roster)
+        return [peer for peer, announce in said if announce is None or announce.role != "server"]
+
+    def drawn(self, swarm: AnySwarm | None) -> bool:
+        """Whether this island is one of the round's clients, as far as it sees who is alive."""
+        replica = self.replica
+        if self._clients is None or swarm is None or self.me not in replica.roster:
+            return True
+        said = swarm.membership.islands_alive(swarm.now())
+        alive = {a.peer for a in said if (a.role, a.status) == ("island", "active")}
+        there = [peer for peer in replica.roster if peer == self.me or peer in alive]
+        return self.me in self._clients(replica.place, there)
+
+    def together(self, swarm: AnySwarm | None, done: int, target: int) -> int | None:
+        """With a single merge, an island that began late ends with the others, not after them.
+
+        The end that ``target`` becomes, after ``done`` steps; None: it stays.
+        """
+        if swarm is None or done % LOOK_EVERY:
+            return None
+        now = swarm.now()
+        others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]
+        etas = [swarm.membership.eta(peer, now) for peer in others]
+        return self.chooser.together(done, target, etas)

@@ -1,0 +1,417 @@
+"""The outer state of one fragment of the model at this node, and what a round does to it.
+
+``base`` G and what the outer optimizer keeps beside it (momentum, second moments: ``vectors``) are
+what all members have in common, bit for bit. ``sent`` is what the
+trainer had learnt at its last snapshot; Δ = base − sent is its pseudo-gradient. When a round
+commits, everything of ``sent`` that was not merged is set back to the old ``base``, so that the
+trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has counted yet.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from bootstrap.manifest import Manifest
+from bootstrap.state import state_digest
+from diloco import optimizers, outer
+from diloco.fragments import blend
+from diloco.pseudo_gradient import norm, pseudo_gradient
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
+from gossip.plans.certificate import genesis, outcome_hash
+from node.checkpoints.freezing import FrozenOuter
+from node.replicas.residual import Residual
+from node.replicas.turning import Turning
+from node.trainer.shared import SharedVectors
+from protocols.codecs import CHUNK, Chunk, RangeCodec
+from protocols.identity import PeerId
+from protocols.messages import Certificate, Outcome
+from protocols.tasks import Offload
+
+
+class Trainer(Protocol):
+    """The trainer as far as the outer state is concerned (:mod:`node.conductor`)."""
+
+    async def hold(self) -> int | None:
+        """Wait until the vectors may be written; returns an unanswered snapshot's round, if any."""
+        ...
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        """The vectors are as they should be: apply them."""
+        ...
+
+
+class Resume(Protocol):
+    """:meth:`Trainer.resume`, of one of several fragments."""
+
+    def __call__(self, fragment: int, *, contributed: bool, reset: bool) -> Awaitable[None]: ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """A trainer with all its fragments as the replica of one of them sees it."""
+
+    fragment: int
+    hold_it: Callable[[int], Awaitable[int | None]]
+    resume_it: Resume
+
+    async def hold(self) -> int | None:
+        return await self.hold_it(self.fragment)
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        await self.resume_it(self.fragment, contributed=contributed, reset=reset)
+
+
+@dataclass
+class ChainStanding:
+    """Where an outer state stands in the chain, as it is checkpointed and downloaded with it."""
+
+    place: Place
+    roster: tuple[PeerId, ...]
+    certificate: Certificate | None  # the newest one
+    lineage: Lineage  # who handed office to whom on the way there
+
+
+class OuterReplica:
+    """Outer parameters and state of a fragment, and the place in the chain they belong to."""
+
+    whole = True  # a round merges every element
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        vectors: SharedVectors,
+        codec: RangeCodec,
+        offload: Offload,
+        first_roster: tuple[PeerId, ...],
+        fragment: int = 0,
+        cut: slice = slice(None),
+    ) -> None:
+        """``codec`` is the fragment's; the fragment is the slice ``cut`` of ``vectors``."""
+        self.manifest, self.me, self.codec, self.offload = manifest, me, codec, offload
+        self.base, self.sent = (vector[cut] for vector in vectors.tensors())
+        self.dense = codec.dense  # elements of ``base`` in matrices, which come first
+        self.rule = optimizers.named(manifest.outer.optimizer)
+        self.vectors = self.rule.init(self.base).vectors  # by name
+        self.alpha = manifest.rounds.alpha if manifest.rounds.fragments > 1 else 0.0
+        self.trainer: Trainer | None = None
+        self.residual: Residual | None = None  # where codecs are so coarse that it is needed
+        self.certificate: Certificate | None = None
+        self.frozen: FrozenOuter | None = None  # while a checkpoint of this state is written
+        # where late work is turned towards the momentum
+        aligned = manifest.rounds.align
+        self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
+        # Local work and residual are from a checkpoint: both may have been merged since then.
+        self.inherited = False
+        self.voids = False  # ``sent`` is NaN where the trainer is to take ``base`` as it is
+        # outcome of the last move if it merged work of ours; whether an earlier life had sent that
+        self.brought: Outcome | None = None
+        self.relived = False
+        run = manifest.run_id
+        self._place = Place(run, fragment, 0, genesis(run), b"", 0)
+        self._roster = first_roster
+
+    @property
+    def place(self) -> Place:
+        """Where in the chain this state stands."""
+        return self._place
+
+    @property
+    def size(self) -> int:
+        """Elements of the vector that a round merges."""
+        return len(self.base)
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Who decides the next round."""
+        return self._roster
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """All that members have in common: base, and the optimizer's vectors in its order.
+
+        fp32 [size] each, or [1] where the optimizer keeps a number.
+        """
+        return [self.base, *self.vectors.values()]
+
+    @property
+    def standing(self) -> tuple[int, bytes, list[torch.Tensor]]:
+        """Round, digest and state, for peers that download them."""
+        return self._place.round, self._place.state, self.state
+
+    def new_residual(self) -> Residual | None:
+        """Zeros, for what codecs lose of this island's contributions; None: too little to keep."""
+        rounds = self.manifest.rounds
+        return Residual(self.size, rounds.feedback) if rounds.feeds_back else None
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """What is to be sent of elements [start, stop), fp32, into ``out``; returns it.
+
+        Δ = base − sent, and with error feedback what coarse codecs have lost of earlier ones.
+        """
+        self._progress(start, stop, out)
+        return out if self.residual is None else self.residual.add_to(out, start)
+
+    def norm(self) -> float:
+        """L2 norm of what is to be sent of a new snapshot; infinite or NaN if an element is."""
+        if self.turning is not None:
+            self.turning.look(self._learnt)
+        scratch, size = torch.empty(CHUNK), self.size
+        return math.hypot(
+            *(
+                norm(self.delta(at, min(at + CHUNK, size), scratch[: min(CHUNK, size - at)]))
+                for at in range(0, size, CHUNK)
+            )
+        )
+
+    def note_lost(
+        self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float
+    ) -> None:
+        """For :class:`gossip.exchange.slicing.KeepsLost`: a chunk was merged here and encoded."""
+        if self.residual is not None:
+            self.residual.note_lost(codec, chunk, mean, data, share)
+
+    def _progress(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        self._learnt(start, stop, out)
+        return out if self.turning is None else self.turning.turn(start, stop, out)
+
+    def _learnt(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
+
+    async def settle(self, state: ChainStanding | None = None, digest: bytes | None = None) -> None:
+        """Take ``base`` and ``vectors`` as they are now for the state at a place of the chain.
+
+        Without ``state``: at the place held already (the very first round). Computes the digest,
+        unless it is known from a download, which has checked every byte.
+        """
+        place, roster = self._place, self._roster
+        if state is not None:
+            place, roster, self.certificate = state.place, state.roster, state.certificate
+        if digest is None:
+            digest = await self.offload(lambda: state_digest(self.state)[0])
+        self._place = replace(place, state=digest)
+        self._roster = roster
+
+    async def apply(
+        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
+    ) -> None:
+        """Take the outer step of a committed round and hand the result to the trainer.
+
+        The round may merge work that was sent before a restart. If this node was restarted, the
+        local work in its checkpoint was part of that: it is dropped, or it would count twice. If
+        only its ranks were, they began without that work, but its residual is still here. Where a
+        round merges only some elements, local work at these alone is dropped in both cases: how
+        many rounds an earlier life took part in is not known, and new ranks learnt little there.
+        """
+        outcome = certificate.outcome
+        snapshot = await self._hold()
+        merged = self.merged_of_mine(outcome)
+        mine = merged if snapshot == outcome.round else []
+        unseen = bool(merged) and not mine
+        reset, self.voids = unseen and self.whole and self.inherited, unseen and not self.whole
+        self.brought, self.relived = outcome if merged else None, unseen
+        codec = self.codec.named(outcome.codec)
+        rates = self._rates(outcome)
+
+        def step() -> bytes:
+            if self.residual is not None and mine:
+                self.residual.settle(outcome, self.me, codec, self._progress)
+            elif self.residual is not None and merged:
+                self.residual.settle_unseen([(0, self.size)] if reset else merged)
+            elif self.residual is not None:
+                self.residual.forget_round()
+            self._set_back(mine)
+            if self.voids:
+                self._void(merged)
+            for result in outcome.parts:
+                if result.digest:
+                    data = parts[result.start, result.stop]
+                    self._step_part(codec, result.start, result.stop, data, rates)
+            if self.rule.end is not None:
+                self.rule.end(self.vectors, self.base, rates)
+            self._keep_apart(mine)
+            self._finish(mine, outcome)
+            return bytes(state_digest(self.state)[0])
+
+        await self._released()
+        digest: bytes = await self.offload(step)
+        self.inherited = self.inherited and not (merged if self.whole else mine)
+        if self.turning is not None:
+            self.turning.note(rates.share, mine=bool(merged))
+        self.certificate = certificate
+        self._place = replace(
+            self._place,
+            round=outcome.round + 1,
+            previous=outcome_hash(outcome),
+            state=digest,
+            work=outcome.work,
+        )
+        self._roster = outcome.next_roster
+        if self.trainer is not None:
+            await self.trainer.resume(contributed=bool(mine), reset=reset)
+
+    async def jump(
+        self,
+        vectors: Sequence[torch.Tensor],
+        state: ChainStanding,
+        *,
+        keep: str,
+        decided: Outcome | None = None,
+        sent: bool = False,
+    ) -> None:
+        """Move to a downloaded state; ``vectors`` are as in :attr:`state`.
+
+        ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
+        last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
+        whole progress goes into the next contribution), ``"nothing"`` drops it. With ``"local"``,
+        work from a checkpoint is dropped after rounds that may have merged it. So is what the
+        round of the unanswered snapshot has merged of it, by the outcome ``decided``; where that
+        is not known, all of the snapshot if it was ``sent``.
+        """
+        if self.inherited and keep == "local" and state.place.round > self._place.round:
+            keep = "nothing"
+        self.relived = self.inherited and state.place.round > self._place.round
+        self.inherited = self.inherited and not self.relived
+        onward = self._place.round < state.place.round and keep == "local"
+        out = await self._hold() == self._place.round
+        merged: list[tuple[int, int]] = []
+        if onward and decided is not None:
+            merged = self.merged_of_mine(decided)
+        elif onward and sent:
+            merged = [(0, self.size)]
+        counted = merged if out else []  # else the ranks that sent it have died since
+        self.brought = decided if merged else None
+        self.voids = False
+
+        def move() -> None:
+            if self.residual is not None and counted and decided is not None:
+                codec = self.codec.named(decided.codec)
+                self.residual.settle(decided, self.me, codec, self._progress)
+            elif self.residual is not None and merged:
+                self.residual.settle_unseen(merged)
+            self._set_back(counted)
+            if keep == "all":
+                self.sent.copy_(vectors[0])
+            for mine, theirs in zip(self.state, vectors, strict=True):
+                mine.copy_(theirs)
+            if self.turning is not None and (merged or keep == "nothing"):
+                self.turning.reset()
+            if self.residual is not None and keep == "nothing":
+                self.residual.reset()
+            elif self.residual is not None:
+                self.residual.forget_round()
+
+        await self._released()
+        await self.offload(move)
+        await self.settle(state)
+        if self.trainer is not None:
+            await self.trainer.resume(contributed=bool(counted), reset=keep == "nothing")
+
+    async def _hold(self) -> int | None:
+        """Keep the trainer from the vectors; returns an unanswered snapshot's round, or None."""
+        return await self.trainer.hold() if self.trainer is not None else None
+
+    async def _released(self) -> None:
+        """Return when a checkpoint that is being written does not need the vectors any more."""
+        if self.frozen is not None:
+            await self.frozen.release(self._place.fragment)
+
+    def merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
+        """Ranges of my snapshot that are in the merged parts."""
+        at = next((i for i, c in enumerate(outcome.contributors) if c.peer == self.me), None)
+        return [
+            (result.start, result.start + included.elements)
+            for result in outcome.parts
+            for included in result.included
+            if included.contributor == at and included.elements
+        ]
+
+    def _set_back(self, merged: list[tuple[int, int]]) -> None:
+        """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
+        for start, stop in gaps(merged, len(self.base)):
+            self.sent[start:stop].copy_(self.base[start:stop])
+
+    def _void(self, merged: list[tuple[int, int]]) -> None:
+        """Mark elements of ``sent`` for :attr:`voids`; for rounds that merge only some elements."""
+
+    def _keep_apart(self, merged: list[tuple[int, int]]) -> None:
+        """Let the trainer keep ``alpha`` of what set this island apart from the merged result.
+
+        Streaming DiLoCo sets θ ← α θ + (1 − α) G, which would also drop 1 − α of what was learnt
+        since the snapshot. The trainer's θ ← G + (θ − sent) keeps all of that; with this ``sent``
+        it comes to G + α (snapshot − G) + (θ − snapshot), the same at the snapshot itself.
+        """
+        for start, stop in merged if self.alpha else ():
+            blend(self.sent[start:stop], self.base[start:stop], 1 - self.alpha)
+
+    def _step_part(
+        self,
+        codec: RangeCodec,
+        start: int,
+        stop: int,
+        data: torch.Tensor,
+        rates: optimizers.Rates,
+    ) -> None:
+        for chunk in codec.chunks(start, stop):
+            mean = torch.empty(chunk.stop - chunk.start)
+            codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
+            self._merge(slice(chunk.start, chunk.stop), mean, rates)
+
+    def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
+        """Take the outer step for some elements, with D = ``mean``."""
+        vectors = {name: self.vectors[name][here] for name in self.rule.vectors}
+        vectors |= {name: self.vectors[name] for name in self.rule.numbers}
+        self.rule.step(vectors, mean, self.base[here], rates)
+
+    def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
+        """Hook for other modes, after the outer step; ``mine``: ranges with this island's work."""
+
+    def _rates(self, outcome: Outcome) -> optimizers.Rates:
+        """The numbers of this round's outer step, which follow from the certificate alone."""
+        merged = {included.contributor for part in outcome.parts for included in part.included}
+        share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
+        turns = self.vectors.get("turns")  # each about as many arrivals as other modes' rounds have
+        rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
+        weights = [outcome.contributors[number].weight for number in merged]
+        return replace(rates, share=share, weight=statistics.fmean(weights or [0.0]))
+
+    def _rates_of(self, round_: int) -> optimizers.Rates:
+        settings = self.manifest.outer
+        lr, momentum = outer.outer_rates(round_, **settings.schedule)
+        return optimizers.Rates(
+            lr, momentum, round_ + 1, beta2=settings.beta2, epsilon=settings.epsilon
+        )
+
+    def _contributing(self, outcome: Outcome) -> int:
+        """How many members of this round's roster bring work: all but the servers.
+
+        If an owner of a part brings work as well, the run has no servers.
+        """
+        brought = {contributor.peer for contributor in outcome.contributors}
+        owners = {part.owner for part in outcome.parts}
+        if self.manifest.rounds.owners == "members" or owners & brought:
+            return len(self._roster)
+        return len(set(self._roster) - owners)
+
+
+def gaps(ranges: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """The parts of [0, size) that lie in none of the ranges."""
+    at = 0
+    for start, stop in sorted(ranges):
+        if start > at:
+            yield at, start
+        at = max(at, stop)
+    if at < size:
+        yield at, size
+
+
+def chunks(size: int) -> Iterator[slice]:
+    """[0, size) in pieces that fit into a processor's cache."""
+    return (slice(at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))

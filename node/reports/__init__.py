@@ -1,0 +1,1 @@
+"""What the monitor is told of rounds, exchanges, peers and links."""

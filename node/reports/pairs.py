@@ -1,0 +1,169 @@
+"""What the monitor is told in a run of gossip: each island's own rounds, and every exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gossip.pairs.rounded import Rounded
+from gossip.pairs.swarm import Pairs
+from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
+from node.monitor.views import PeerView
+from node.reports.peers import RAW_BYTES, PeerReports
+from node.trainer.channel import Applied
+from protocols.bounds import ENDLESS_ROUNDS
+from protocols.messages import Announce
+
+LOST = "it could not be reached"
+
+
+@dataclass
+class GossipReports(PeerReports):
+    """Emits an :class:`Exchanged` for each exchange and a :class:`RoundDone` for each round."""
+
+    swarm: Pairs
+    # by fragment: what the trainer has yet to apply, and exchanges in a round
+    _pending: dict[int, Rounded] = field(default_factory=dict)
+    _exchanges: dict[int, int] = field(default_factory=dict)
+    _codecs: dict[int, str] = field(default_factory=dict)  # of the newest letter of this island's
+    _last: float | None = None  # when the last round was through, of any fragment
+    _tokens: int = field(default=0)  # trained up to the last round
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._exchanges = {chain.fragment: chain.neighbours for chain in self.swarm.chains}
+
+    @property
+    def round(self) -> int:
+        """This island's own count, that all fragments have come through."""
+        return min(chain.replica.place.round for chain in self.swarm.chains)
+
+    def come(self) -> None:
+        """See :meth:`PeerReports.come`: rounds are this island's own, and repeated by nobody."""
+
+    def on_committed(self, what: Rounded, how: None, /) -> None:
+        """The outer step of a round is taken."""
+        self.rounds_committed += what.fragment == 0
+        self.state.round = self.round
+        if self.state.status != "leaving" and self.swarm.status.status == "active":
+            self.state.status = "active"
+        for one in what.exchanged:
+            met = one.met
+            self.events.emit(
+                Exchanged(
+                    round=met.round,
+                    exchange=met.exchange,
+                    fragment=what.fragment,
+                    partner=met.partner or "",
+                    outcome=met.outcome,
+                    seconds=met.seconds,
+                    sent_bytes=one.sent,
+                    received_bytes=one.received,
+                    others=met.others,
+                    difference=one.difference,
+                    codec=one.codec,
+                )
+            )
+        if what.exchanges != self._exchanges[what.fragment]:
+            self.events.emit(
+                ExchangesChosen(
+                    round=what.round + 1,
+                    fragment=what.fragment,
+                    exchanges=what.exchanges,
+                    before=self._exchanges[what.fragment],
+                    distance=what.spread.square / self._elements,
+                    progress=what.progress,
+                    bound=self.manifest.gossip.bound,
+                    lost=what.lost,
+                )
+            )
+            self._exchanges[what.fragment] = what.exchanges
+        self.codecs.look(self.swarm.chains[what.fragment])
+        self._pending[what.fragment] = what
+
+    @property
+    def _elements(self) -> int:
+        """Of the model."""
+        return sum(chain.size for chain in self.swarm.chains)
+
+    def _done(self, fragment: int, applied: Applied | None) -> bool:
+        """A round of a fragment is through, and applied."""
+        pending = self._pending.pop(fragment, None)
+        if pending is None or applied is None or self.conductor is None:
+            return False
+        chain = self.swarm.chains[fragment]
+        now, pace = self.now(), self.conductor.pace
+        wall = now - self._last if self._last is not None else None
+        self._last = now
+        busy, pace.busy_s = pace.busy_s, 0.0
+        if applied.validation_loss is not None:
+            self.swarm.presence.note(validation_loss=applied.validation_loss)
+        spread = pending.spread
+        self._distances = spread.to_mean
+        missed = {
+            str(one.met.partner): LOST for one in pending.exchanged if one.met.outcome == "lost"
+        }
+        tokens, self._tokens = pace.tokens - self._tokens, pace.tokens
+        mixed = {peer for one in pending.exchanged for peer in one.met.mixed}
+        codec_before = self._codecs.get(fragment, "")
+        codec = next((one.codec for one in reversed(pending.exchanged) if one.codec), codec_before)
+        self._codecs[fragment] = codec
+        total = self.manifest.rounds.total_rounds
+        sent = sum(one.sent for one in pending.exchanged)
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        islands: dict[str, dict[str, float]] = {
+            str(peer): {"distance": round(d, 5), "apart": round(spread.apart[peer], 5)}
+            for peer, d in spread.to_mean.items()
+        }
+        for said in alive:
+            if said.loss:
+                islands.setdefault(said.peer, {})["loss"] = round(said.loss, 5)
+        if pace.loss:
+            islands.setdefault(self.swarm.me, {})["loss"] = round(pace.loss, 5)
+        islands.setdefault(self.swarm.me, {})["tokens"] = tokens
+        self.events.emit(
+            RoundDone(
+                round=pending.round,
+                outcome="degraded" if missed else "committed",
+                total_rounds=total,
+                fragment=fragment,
+                fragments=len(self.swarm.chains),
+                members=1 + len(mixed),
+                live=self._mine + len(alive),
+                loss=pace.loss or None,
+                validation_loss=applied.validation_loss,
+                tokens=tokens,
+                sync_s=max(0.0, now - pending.began),
+                wait_s=applied.waited_s if wall else 0.0,
+                utilisation=min(1.0, busy / wall) if wall else None,
+                sent_bytes=sent,
+                received_bytes=sum(one.received for one in pending.exchanged),
+                raw_bytes=RAW_BYTES * chain.size * len(pending.exchanged),
+                codec=codec,
+                codec_before=codec_before if codec_before != codec else "",
+                consensus=spread.before,
+                consensus_after=pending.after,
+                agreeing=None,
+                state=chain.status.state.hex(),
+                eta_s=max(0, total - pending.round - 1) * chain.core.cycle_s or None
+                if total < ENDLESS_ROUNDS
+                else None,
+                dropped=missed,
+                phases={
+                    "compute": busy,
+                    "exchange": pending.ended - pending.began,
+                    "apply": max(0.0, now - pending.ended),
+                },
+                islands=islands,
+            )
+        )
+        return True
+
+    def peers(self) -> list[PeerView]:
+        """Everybody this node knows of; nobody's state can agree with another's."""
+        return [replace(view, agrees=None) for view in super().peers()]
+
+    def on_learned(self, announce: Announce) -> None:
+        """Nothing of others' announcements is counted."""
+
+    def _agrees(self, announce: Announce) -> bool | None:
+        return None  # islands have no state in common
