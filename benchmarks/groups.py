@@ -35,9 +35,10 @@ from gossip.plans.validity import PartKey, Shape
 from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
+from protocols.memory import virtual_time
 from protocols.memory.transport import Link as Wire
-from protocols.memory.transport import MemoryNetwork, MemoryTransport, virtual_time
-from protocols.messages import Contributor, Gram, Part, PartResult, Plan, Transfer
+from protocols.memory.transport import MemoryNetwork, MemoryTransport
+from protocols.messages import Contributor, Gram, Part, PartResult, Plan, TransferHeader
 from protocols.transport import Incoming
 
 RUN = b"r" * 32
@@ -73,14 +74,14 @@ class Member:
 
     def _answer_push(self, name: str, take: Callable[..., Any]) -> None:
         async def push(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-            answer: bytes = await take(sender, Transfer.decode(header), incoming)
+            answer: bytes = await take(sender, TransferHeader.decode(header), incoming)
             return answer
 
         self.transport.on_push(name, push, max_length=2**40)
 
     def _answer_call(self, name: str, answer: Callable[..., Any]) -> None:
         async def call(sender: PeerId, body: bytes) -> bytes:
-            found: bytes = await answer(sender, Transfer.decode(body))
+            found: bytes = await answer(sender, TransferHeader.decode(body))
             return found
 
         self.transport.on_call(name, call)

@@ -26,7 +26,7 @@ from benchmarks.output import write
 from gossip.membership.members import Patience
 from gossip.plans.grouping import Grouping
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 # the swarm of whole members with toy parameters is that of the tests
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -23,8 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from blake3 import blake3
 from pydantic import Field, ValidationError, model_validator
 
-from bootstrap.manifest_gossip import MODES as GOSSIP
-from bootstrap.manifest_gossip import Gossip, check_gossip
+from bootstrap.manifest_gossip import PAIRED, Gossip, check_gossip
 from bootstrap.manifest_modes import check_gradients, check_mode, check_trust, with_defaults
 from bootstrap.manifest_rounds import (
     COARSE,
@@ -299,7 +298,7 @@ class Manifest(Section):
 
         Not with a script, which reads what it likes, nor in pairs, where nobody counts for all.
         """
-        alone = self.rounds.at_will and self.mode not in GOSSIP
+        alone = self.rounds.at_will and self.mode not in PAIRED
         return alone and not self.script.layout
 
     @property

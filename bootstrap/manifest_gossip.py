@@ -8,7 +8,7 @@ from pydantic import Field
 
 from bootstrap.manifest_rounds import Merge, Outer, Rounds, Section
 
-MODES = ("gossip", "push-sum")
+PAIRED = ("gossip", "push-sum")
 PRECISE = ("fp32", "bf16", "fp16", "int8")  # good enough for parameters themselves
 
 
@@ -27,7 +27,7 @@ class Gossip(Section):
 
 def check_gossip(mode: str, gossip: Gossip, outer: Outer, rounds: Rounds, merge: Merge) -> None:
     """Raise ValueError where a run of islands in pairs asks for what has no meaning there."""
-    if mode not in MODES:
+    if mode not in PAIRED:
         return
     if (mode == "push-sum") != (gossip.rule == "push-sum"):
         raise ValueError(f"mode {mode} with gossip.rule {gossip.rule}: leave gossip.rule away")

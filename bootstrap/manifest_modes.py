@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_rounds import (
     COARSE,
     MOST_COUNT,
@@ -219,7 +219,7 @@ def check_arrivals(optimizer: str, lr: float) -> None:
 
 def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError where a mode's name and the knobs contradict each other."""
-    if rounds.at_will and rounds.staleness != 0 and mode not in GOSSIP:
+    if rounds.at_will and rounds.staleness != 0 and mode not in PAIRED:
         check_arrivals(outer.optimizer, outer.highest_lr)
     if mode == "streaming" and rounds.fragments == 1:
         raise ValueError(

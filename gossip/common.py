@@ -91,7 +91,7 @@ class AnyChain(Protocol):
         ...
 
     @property
-    def planned(self) -> bool:
+    def under_way(self) -> bool:
         """Whether the round has a plan, or in pairs an exchange is under way.
 
         It says nothing about this node's own work: see :attr:`contributes`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from gossip.catchup.lineage import Lineage
 from gossip.chain.chain import Chain
 from gossip.chain.swarm import Swarm
@@ -122,7 +122,7 @@ def make_swarm(
     )
     node.is_member = lambda peer: peer in presence.membership.islands
     node.tasks.spawn(until_doubled(presence))
-    if manifest.mode in GOSSIP:
+    if manifest.mode in PAIRED:
         return make_pairs(manifest, wiring, replicas, presence, hooks, newcomer=newcomer)
     swarm = Swarm(
         [

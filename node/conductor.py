@@ -443,7 +443,7 @@ class Conductor:
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
-        if self.swarm is None or not (chain := self.swarm.chains[fragment]).planned:
+        if self.swarm is None or not (chain := self.swarm.chains[fragment]).under_way:
             return
         if self.readiness.snapshot_of[fragment] == self.replicas[fragment].place.round:
             taken = self.readiness.snapshot_at[fragment]  # of this round, not of an earlier one

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_modes import EAGER_RATES
 from gossip.place import Place
 from gossip.plans.rules import Clients
@@ -49,7 +49,7 @@ def check_runs(manifest: Manifest) -> None:
         except ValueError as error:
             why = f"rounds.fragments {manifest.rounds.fragments}: {error}"
             raise operator_error("E204", why=why) from error
-    if manifest.mode in GOSSIP and manifest.gossip.rule == "noloco":
+    if manifest.mode in PAIRED and manifest.gossip.rule == "noloco":
         from diloco.mixing import check_noloco
 
         outer = manifest.outer
@@ -61,7 +61,7 @@ def check_runs(manifest: Manifest) -> None:
 
 def check_role(manifest: Manifest, role: str) -> None:
     """Raise E204 for a role that has nothing to do in a run."""
-    if role == "server" and manifest.mode in GOSSIP:
+    if role == "server" and manifest.mode in PAIRED:
         why = f"--role server in a run of mode {manifest.mode}: each island mixes for itself there"
         raise operator_error("E204", why=why)
 
@@ -72,7 +72,7 @@ def doubts(manifest: Manifest) -> list[str]:
 
     outer, rounds, found = manifest.outer, manifest.rounds, list[str]()
     bound = highest_rate(outer.optimizer, outer.momentum)
-    if outer.lr > bound and manifest.mode not in GOSSIP:
+    if outer.lr > bound and manifest.mode not in PAIRED:
         found.append(
             f"outer.lr {outer.lr:g} with {outer.optimizer} and momentum {outer.momentum:g}: beyond "
             f"{bound:.2f} outer steps overshoot, more in each round, where inner steps come near "

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from protocols.address_book import AddressBook
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.errors import IdentityMismatch, TransportError, Unreachable, Why
 from protocols.identity import PeerId
 

@@ -447,7 +447,7 @@ class Suspect(Message, kind=17):
 # --- headers of long bodies --------------------------------------------------------------------
 
 
-class Transfer(Message, kind=20):
+class TransferHeader(Message, kind=20):
     """Header of a slice on its way to a part's owner, or of the merged part from there to all.
 
     The body of a slice is the encoded range; that of a merged part goes on with the trailer of

@@ -18,7 +18,8 @@ from node.entry.arrival import Arrival, Arrived
 from protocols.envelope import seal
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import MemoryNetwork, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import MemoryNetwork
 from protocols.memory.virtual_time import inline as offload
 from protocols.messages import (
     Announce,

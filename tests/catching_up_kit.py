@@ -22,7 +22,7 @@ from node.entry.arrival import Arrival, beyond
 from node.replicas.replica import ChainStanding
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Certificate
 
 SIZE = 70_000

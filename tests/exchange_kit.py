@@ -21,8 +21,9 @@ from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, MemoryNetwork, virtual_time
-from protocols.messages import Gram, Part, PartRequest, PartResult, Plan, Transfer
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link, MemoryNetwork
+from protocols.messages import Gram, Part, PartRequest, PartResult, Plan, TransferHeader
 from protocols.transport import Feed, Incoming
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
@@ -120,31 +121,31 @@ class Peer:
             raise
 
     async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = Transfer.decode(header)
+        message = TransferHeader.decode(header)
         return await self.counted(sender, self.exchange.inbox.on_slice(sender, message, incoming))
 
     async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = Transfer.decode(header)
+        message = TransferHeader.decode(header)
         return await self.counted(sender, self.exchange.inbox.on_merged(sender, message, incoming))
 
     async def slice_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.slice_reached(sender, Transfer.decode(body))
+        return await self.exchange.inbox.slice_reached(sender, TransferHeader.decode(body))
 
     async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.merged_reached(sender, Transfer.decode(body))
+        return await self.exchange.inbox.merged_reached(sender, TransferHeader.decode(body))
 
     async def on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = Transfer.decode(header)
+        message = TransferHeader.decode(header)
         return await self.counted(sender, self.exchange.inbox.on_sum(sender, message, incoming))
 
     async def sum_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.sum_reached(sender, Transfer.decode(body))
+        return await self.exchange.inbox.sum_reached(sender, TransferHeader.decode(body))
 
     async def on_bring(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.outbox.bring(sender, Transfer.decode(body))
+        return await self.exchange.outbox.bring(sender, TransferHeader.decode(body))
 
     async def on_give(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.give(sender, Transfer.decode(body))
+        return await self.exchange.inbox.give(sender, TransferHeader.decode(body))
 
     async def on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)
@@ -248,10 +249,10 @@ def same_bytes(peers: list[Peer]) -> bool:
     )
 
 
-def header_of(plan: Plan, part: Part, **changes: Any) -> Transfer:
+def header_of(plan: Plan, part: Part, **changes: Any) -> TransferHeader:
     """What a slice or a merged part begins with."""
     basis = basis_of(plan.codec, plan.contributors)
-    header = Transfer(RUN, 0, 3, part.start, part.stop, plan.codec, basis, 0)
+    header = TransferHeader(RUN, 0, 3, part.start, part.stop, plan.codec, basis, 0)
     return dataclasses.replace(header, **changes)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from protocols.bodies import read_into
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits

@@ -17,7 +17,7 @@ from gossip.exchange.slicing import SealedFeed, SliceFeed
 from gossip.plans.commitments import seal
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
 PEERS = [c.peer for c in plan_of(leader(MEMBERS), MEMBERS).contributors]
@@ -85,8 +85,8 @@ class Owner:
             drain.took(len(data))
 
     @property
-    def header(self) -> Transfer:
-        return Transfer(RUN, 0, 3, START, STOP, self.codec_name, b"b" * 32, 0)
+    def header(self) -> TransferHeader:
+        return TransferHeader(RUN, 0, 3, START, STOP, self.codec_name, b"b" * 32, 0)
 
     def bring_all(self, peers: Sequence[PeerId] = tuple(OTHERS)) -> None:
         self.merge.settle(Values(self.values[0]))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from http_kit import C
 
 from protocols.bodies import BufferFeed, read_into
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.connections.sealing import MAX_FRAME_BYTES
 from protocols.connections.tls import PeerSSLSocket
 from protocols.http.transport import HttpTransport

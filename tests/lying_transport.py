@@ -17,7 +17,7 @@ from protocols.bodies import BufferFeed
 from protocols.errors import ProtocolError, RemoteRefused, TransferStalled, TransportError
 from protocols.identity import PeerId
 from protocols.memory.transport import MemoryTransport
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 from protocols.transport import MAX_CALL_BYTES, Buffer, Feed, Incoming, Outgoing
 
 KINDS = ("cut", "long", "slow", "changed", "changed", "nothing")
@@ -78,7 +78,7 @@ class Meddled:
     def _another(self, data: bytes, first: int) -> bytes:
         """Another merged part for each who gets it, with all that makes it valid."""
         try:
-            header = Transfer.decode(self._header)
+            header = TransferHeader.decode(self._header)
             codec = self._liar.codec.named(header.codec)
         except ProtocolError:
             return data

@@ -11,7 +11,8 @@ import torch
 from bootstrap.state import Moments, MomentsServer, download_moments, offered_moments
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
-from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline
 from protocols.messages import MomentsChunk, MomentsOffer
 

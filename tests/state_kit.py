@@ -16,7 +16,8 @@ from bootstrap.state import (
     state_digest,
 )
 from protocols.identity import Identity
-from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline
 
 RUN = bytes(range(32))

@@ -8,7 +8,7 @@ from toy_replica import RUN
 
 from bootstrap.handshake import admission
 from protocols.errors import BadSignature
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 
 def test_announcements_without_the_invitation_are_refused() -> None:

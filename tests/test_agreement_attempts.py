@@ -65,7 +65,7 @@ class Network:
         member = self.members[self.identities[number % len(self.identities)].peer_id]
         if member.certificate is not None:
             return
-        if member.promised == NONE and member.owner_of((0, 0), member.roster) == member.me:
+        if member.promised == NONE and member.proposer_of((0, 0), member.roster) == member.me:
             self.lead(member, Remains((0, 0), member.roster, None, {}), number)
             return
         prepare = self.proposers[member.me].prepare(0, member.roster)

@@ -12,8 +12,8 @@ from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
 
 from bootstrap.state import Download, NoSourceError, Progress, download_state, state_digest
+from gossip.catchup import lineage
 from gossip.catchup.claims import PROOF_S
-from gossip.catchup.replay import lineage
 from gossip.place import Place
 from gossip.plans.certificate import genesis, heavier
 from node.entry.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets

@@ -23,7 +23,7 @@ from gossip.plans.mix import Mix
 from protocols.bodies import read_into
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Accusation, Certificate, EvidenceRequest, Plan
 from protocols.transport import Feed
 

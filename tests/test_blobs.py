@@ -25,7 +25,8 @@ from protocols.errors import (
     Unreachable,
 )
 from protocols.identity import PeerId
-from protocols.memory.transport import MemoryNetwork, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import MemoryNetwork
 from protocols.messages import ManifestRequest
 
 

@@ -25,9 +25,9 @@ from gossip.plans.commitments import (
     way_length,
 )
 from protocols.errors import BadSignature, Malformed
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 
-HEADER = Transfer(RUN, 0, 3, 0, 4096, "int4", b"b" * 32, 0)
+HEADER = TransferHeader(RUN, 0, 3, 0, 4096, "int4", b"b" * 32, 0)
 
 
 def tree_of(count: int, seed: int = 0, numbers: bool = False) -> list[Node]:

@@ -95,7 +95,7 @@ async def test_a_round_without_a_snapshot_of_ours_says_nothing_of_transfers(
 ) -> None:
     """The last snapshot was of an earlier round, which has answered it."""
     made, chain = conductor(vectors, at_once)
-    chain.planned = True
+    chain.under_way = True
     seconds: list[float] = []
     made._chooser.transfer = cast(Any, SimpleNamespace(add=seconds.append, most=0.0))
     await made._on_snapshot(snapshot(vectors))

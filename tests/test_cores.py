@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node import places
-from node.island.island import cores
+from node.island import cores
 from node.statedir import StateDir
 
 

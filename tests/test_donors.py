@@ -21,7 +21,7 @@ from node.trainer.layout import Layout
 from node.trainer.moments import Places, mapped
 from protocols.errors import Malformed, RemoteRefused, Unreachable
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.memory.virtual_time import inline
 
 # --- what a newcomer makes of it -----------------------------------------------------------------

@@ -15,11 +15,12 @@ import torch
 from exchange_kit import until
 from simulated_swarm import simulated_swarm
 
-from gossip.catchup.replay import lineage
+from gossip.catchup import lineage
 from gossip.membership.members import Patience
 from protocols.codecs import CHUNK
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 from protocols.messages import Certificate, Handover
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

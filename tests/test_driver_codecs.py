@@ -6,7 +6,8 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import simulated_swarm
 
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 

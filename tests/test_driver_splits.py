@@ -13,7 +13,7 @@ from simulated_swarm import Member, lengths, simulated_swarm
 from gossip.catchup.replay import Ending
 from node.errors import OperatorError, operator_error
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 

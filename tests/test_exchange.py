@@ -204,7 +204,7 @@ def test_what_one_plan_before_has_asked_for_is_kept_and_no_more() -> None:
             await until(lambda: all(keys_of(plans[-1])[0] in p.exchange.parts for p in here.peers))
             for peer in here.peers:
                 inbox = peer.exchange.inbox
-                assert len(list(inbox.planned.routes())) == 2
+                assert len(list(inbox.planned.all())) == 2
                 assert set(inbox.parts) <= {keys_of(plan)[0] for plan in plans[-2:]}
                 assert peer.dropped_ == [keys_of(plan)[0] for plan in plans[:3]]
             here.work(plans[-2])  # by a leader who knew of no other

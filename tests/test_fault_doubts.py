@@ -21,8 +21,8 @@ from gossip.plans.certificate import leader_order, outcome_hash
 from gossip.plans.rules import PATIENCE_S
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
-from protocols.messages import Transfer
+from protocols.memory import virtual_time
+from protocols.messages import TransferHeader
 from protocols.transport import Feed, Outgoing
 
 SLOW = 20e3  # bytes a second
@@ -59,7 +59,7 @@ def stall(members: Sequence[Member], number: int, seconds: float) -> Callable[[]
         async def push(
             peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
         ) -> bytes:
-            if Transfer.decode(header).round == number:
+            if TransferHeader.decode(header).round == number:
                 if not ends:
                     ends.append(clock() + seconds)
                 if clock() < ends[0]:
@@ -204,7 +204,7 @@ def fail_one_by_one(member: Member, number: int, apart: float) -> list[float]:
     async def push(
         peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
     ) -> bytes:
-        if name == "slice" and Transfer.decode(header).round == number:
+        if name == "slice" and TransferHeader.decode(header).round == number:
             if not failed:
                 failed.append(clock())
             if peer not in order:

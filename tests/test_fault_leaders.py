@@ -20,7 +20,8 @@ from gossip.rounds.instructions import Instruction, Work
 from gossip.rounds.round import Round
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 from protocols.messages import Plan
 
 UPLOAD = 40e6 / 8  # bytes a second, both ways

@@ -8,7 +8,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, contributes, lengths, simulated_swarm
 
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 
 def darken(swarm: SimulatedSwarm, one: Member, others: list[Member]) -> None:

@@ -12,7 +12,7 @@ from gossip.membership.members import Liveness
 from gossip.plans.certificate import leader_order, sign_vote
 from gossip.rounds.instructions import Instruction, Send, Work
 from gossip.rounds.round import Round
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Vote
 
 

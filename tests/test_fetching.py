@@ -21,7 +21,7 @@ from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK
 from protocols.errors import RemoteRefused
 from protocols.memory.transport import Link
-from protocols.messages import PartRequest, PartResult, Plan, Transfer
+from protocols.messages import PartRequest, PartResult, Plan, TransferHeader
 
 CHUNKS = 30  # of a part
 SHAPE = Shape(4 * CHUNKS * CHUNK, ("int8",))
@@ -99,7 +99,7 @@ class Scene:
             transport = self.owner.wiring.transport
             with suppress(RemoteRefused):
                 reply = await transport.call(self.newcomer.me, "merged", header, timeout=5.0)
-                push = asyncio.create_task(self._push(plan, Transfer.decode(reply).done))
+                push = asyncio.create_task(self._push(plan, TransferHeader.decode(reply).done))
                 await asyncio.wait([push], timeout=seconds)
                 push.cancel()
 

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from exchange_kit import run, until
 from toy_replica import RUN
 
+from gossip.catchup import claims, following
 from gossip.catchup.following import Following
-from gossip.catchup.replay import Ending, claims, following
+from gossip.catchup.replay import Ending
 from gossip.membership.standing import first_announcement
 from gossip.place import Place
 from gossip.plans.certificate import genesis

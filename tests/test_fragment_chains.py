@@ -17,7 +17,7 @@ from gossip.rounds.round import Round
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import Identity
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import CertificateRequest, Standing
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

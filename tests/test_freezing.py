@@ -25,7 +25,7 @@ from node.replicas.replica import ChainStanding, OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.memory.virtual_time import inline
 
 PIECES = 3

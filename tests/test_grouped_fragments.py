@@ -9,7 +9,7 @@ from exchange_kit import until
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
 from gossip.plans.grouping import Grouping
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 REGION, GRID = Grouping("region"), Grouping("grid", 16)
 LARGE = (pytest.mark.slow, pytest.mark.timeout(900))

@@ -12,7 +12,7 @@ from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 
 from gossip.plans.grouping import Grouping
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 REGION = Grouping("region")
 

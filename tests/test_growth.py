@@ -9,7 +9,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from gossip.plans.certificate import sign_vote
 from gossip.rounds.spreading import passed
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Part, Passed, Plan, Votes
 
 
@@ -52,7 +52,7 @@ class Scene:
 def scene(swarm: SimulatedSwarm) -> Scene:
     members = {member.peer: member for member in swarm.living()}
     agreement = next(iter(members.values())).swarm.chains[0].round.agreement
-    leader = members.pop(agreement.owner_of((0, 0), agreement.roster))
+    leader = members.pop(agreement.proposer_of((0, 0), agreement.roster))
     hander, taker, *_ = members.values()
     return Scene(swarm, leader, hander, taker, taker.replica.place)
 
@@ -149,7 +149,7 @@ def test_what_is_handed_on_wrongly_is_the_fault_of_who_does(
 def test_a_plan_that_keeps_to_the_rules_is_nobodys_fault() -> None:
     async def play(it: Scene) -> None:
         assert await it.hand_on(it.signed(it.plan())) == b""
-        assert it.taker.swarm.chains[0].planned
+        assert it.taker.swarm.chains[0].under_way
         assert not it.told()
 
     staged(play)

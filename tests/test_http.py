@@ -28,7 +28,7 @@ from http_kit import (
     wait_for,
 )
 
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.errors import (
     IdentityMismatch,
     LocalProtocolError,

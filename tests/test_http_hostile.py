@@ -29,7 +29,7 @@ from http_kit import (
 )
 
 from protocols.addresses import source_of
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.errors import IdentityMismatch, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId

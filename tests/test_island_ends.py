@@ -13,15 +13,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import node.island.island
-import node.island.rank_process
 import pytest
 from island_kit import LONG, PROMPT_S, WAIT_S, all_gone, children, holds, island, pids, until
+from trainer_kit import begin
+
+import node.island.island
+import node.island.rank_process
 from node.island.events import problem_of
 from node.island.island import Island
 from node.island.rank_ends import TrainerDied
-from trainer_kit import begin
-
 from node.trainer.channel import ChannelClosedError, Ready, StepDone
 from node.trainer.settings import (
     EXIT_CRASHED,

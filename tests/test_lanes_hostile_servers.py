@@ -12,7 +12,7 @@ from http_kit import A, B, address, echo, fake, two
 from lane_kit import STRICT, Takes
 
 from protocols.bodies import BufferFeed, read_into
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.errors import RemoteRefused, TransferStalled, TransportError, Unreachable, Why
 from protocols.http.transport import HttpTransport
 from protocols.lanes.wire import PREAMBLE, Reply, claim

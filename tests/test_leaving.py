@@ -18,7 +18,7 @@ from node.monitor.state import NodeState
 from node.monitor.views import NodeView
 from node.participation import Participation
 from node.runtime import Node
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 
 class Leaver:

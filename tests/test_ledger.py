@@ -12,7 +12,7 @@ from gossip_kit import PLACE, decided
 from gossip.exchange.ledger import Ledger, stored
 from gossip.place import Place
 from protocols.identity import Identity
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Certificate
 
 Identities = Callable[[int], list[Identity]]

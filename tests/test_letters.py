@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from gossip.pairs import letters
 from gossip.pairs.letters import PUSHES, Letter, Letters, Mail, receive
-from gossip.pairs.swarm import letters
 from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK, Encoded, RangeCodec
@@ -20,7 +20,7 @@ from protocols.errors import Malformed, RemoteRefused, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.memory.transport import Link, MemoryNetwork
 from protocols.memory.virtual_time import inline, run
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 
 RUN = b"r" * 32
 SIZE = 700_000
@@ -239,7 +239,7 @@ def test_a_letter_that_is_here_does_not_come_again() -> None:
 
     async def test(a: Box, b: Box, c: Box) -> None:
         body = a.body(1.0).data.numpy().tobytes() + struct.pack(">HqHd", 0, -1, 0, 1.0)
-        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0).encode()
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0).encode()
         transport = a.letters.wiring.transport
         await transport.push(B.peer_id, "letter", header, BufferFeed(body), timeout=5.0)
         with pytest.raises(RemoteRefused) as error:
@@ -254,7 +254,7 @@ def test_what_made_way_while_its_sender_asked_is_asked_about_again() -> None:
     """Nobody has lied: no memory is taken, nobody is blamed, and it comes from its beginning."""
 
     async def test(a: Box, b: Box, c: Box) -> None:
-        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), CHUNK)
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), CHUNK)
         body = a.body(1.0).data.numpy().tobytes() + bytes(20)
         left = BufferFeed(body[2 * CHUNK :])
         transport = a.letters.wiring.transport
@@ -277,7 +277,7 @@ def test_no_memory_is_taken_for_a_letter_of_another_length_than_its_codec_has() 
             raise AssertionError("nothing is to be read")
 
     async def test(a: Box, b: Box, c: Box) -> None:
-        header = Transfer(RUN, 0, 4, 0, SIZE, "fp32", bytes(16), 0)
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "fp32", bytes(16), 0)
         with pytest.raises(Malformed, match="100 bytes of a letter in fp32"):
             await b.letters.receive(A.peer_id, header, Arriving())  # type: ignore[arg-type]
         assert not b.letters._arriving
@@ -307,7 +307,7 @@ class Stalled:
 @pytest.mark.parametrize("first", [1000, 0], ids=["begun", "not begun"])
 def test_a_try_that_stood_still_writes_nothing_into_what_came_by_the_next(first: int) -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
-        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
         trailer = struct.pack(">HqHd", 0, -1, 0, 1.0)
         good = a.body(1.0).data.numpy().tobytes() + trailer
         bad = good[:first] + bytes([255]) * (len(good) - first)  # NaN
@@ -330,7 +330,7 @@ def test_a_try_that_stood_still_writes_nothing_into_what_came_by_the_next(first:
 
 def test_of_two_tries_the_newer_goes_on() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
-        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
         good = a.body(1.0).data.numpy().tobytes() + struct.pack(">HqHd", 0, -1, 0, 1.0)
         older, newer = Stalled(good, 1000), Stalled(good, 500)
         receive = b.letters.receive
@@ -350,7 +350,7 @@ def test_of_two_tries_the_newer_goes_on() -> None:
 
 def test_a_letter_that_hardly_moves_makes_way_where_there_is_no_room() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
-        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
         slow = Stalled(bytes(b.letters.largest), 1000)
         receive = b.letters.receive
         coming = asyncio.create_task(receive(A.peer_id, header, slow))  # type: ignore[arg-type]
@@ -374,7 +374,7 @@ def test_who_leaves_takes_in_what_is_arriving_and_then_nothing_more() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
         receive = b.letters.receive
         name, other = bytes(16), bytes(15) + b"o"
-        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", name, 0)
+        header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", name, 0)
         body = a.body(1.0).data.numpy().tobytes() + struct.pack(">HqHd", 0, -1, 0, 1.0)
         coming = Stalled(body, 1000)
         first = asyncio.create_task(receive(A.peer_id, header, coming))  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import pytest
 from gossip_kit import RUN, roster_of
 from lineage_kit import CREATOR, FOUNDERS, OTHERS, Chain, changing
 
+from gossip.catchup import lineage as lineages
 from gossip.catchup.lineage import Lineage, prove
-from gossip.catchup.replay import lineage as lineages
 from gossip.plans.certificate import handover_hash, handover_of, outcome_hash
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import PeerId

@@ -11,7 +11,8 @@ import pytest
 
 from node.reports.links import ASKED, FORGOTTEN_S, FRESH_S, WATCHED_S, LinkTable, tell_links
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import Link as Told
 from protocols.messages import Links
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from node.entry.lookout import ASKED_AT_ONCE, DISCOVERY_S, SILENT_S, Lookout
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 ANSWER_S = 5.0  # until it is known of one that it does not answer
 ME, ISLAND, *SILENT = (

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging_kit import DENSE, PEERS, START, Owner, Values, close
 
+from gossip.exchange import merging
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import SMALL, Buffers, Whole, buffers
-from gossip.exchange.exchange import merging
 from gossip.exchange.merging import MergedFeed, PartMerge, SliceDrain
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity

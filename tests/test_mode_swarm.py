@@ -12,7 +12,7 @@ from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
 from gossip.plans.rules import NO_BOUND
 from node.replicas.sparse_state import SparseReplica
 from protocols.identity import Identity
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -34,8 +34,8 @@ EVERY_STEP: dict[str, tuple[dict[str, Any], float]] = {
 async def in_an_exchange(swarm: ModeSwarm, number: int) -> Any:
     """A member, at a moment at which its work is on its way."""
     member = list(swarm.members.values())[number]
-    await until(lambda: not member.swarm.chains[0].planned, 30.0)
-    await until(lambda: member.swarm.chains[0].planned, 30.0)
+    await until(lambda: not member.swarm.chains[0].under_way, 30.0)
+    await until(lambda: member.swarm.chains[0].under_way, 30.0)
     return member
 
 
@@ -164,6 +164,6 @@ def test_what_is_said_to_be_ready_is_to_stay_until_its_round_is_over() -> None:
             assert not chain.contributes, "what lies there is of the round before"
             await until(lambda: quick.swarm.status.ready)
             assert chain.contributes
-            assert not chain.planned
+            assert not chain.under_way
 
     virtual_time.run(main())

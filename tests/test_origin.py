@@ -14,7 +14,7 @@ from gossip.membership.origin import origin, origin_of
 from protocols.envelope import seal
 from protocols.errors import Crowded, TransportError
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 MOST = 8
 

@@ -17,7 +17,8 @@ from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
 from protocols.bounds import MAX_PEERS
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
 from protocols.wire import MAX_INT
 

@@ -11,14 +11,16 @@ from exchange_kit import until
 from simulated_swarm import simulated_swarm
 from toy_replica import RUN
 
-from gossip.membership.members import Patience, members
+from gossip.membership import members
+from gossip.membership.members import Patience
 from gossip.membership.presence import AT_ONCE, Presence, open_announce
 from node.assembly import until_doubled
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.envelope import seal
 from protocols.errors import Malformed, OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 from protocols.messages import MAX_ANNOUNCE_BYTES, Announce, Envelope, Known
 from protocols.wire import MAX_INT, Max, Struct
 

@@ -22,7 +22,7 @@ from gossip.rounds.promises import KEPT, At, Promised, Promises, Record
 from gossip.rounds.proposer import Proposer
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Promise, Vote
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -392,7 +392,7 @@ def test_who_comes_by_replay_to_a_round_that_it_promised_in_keeps_out_of_it(tmp_
             await until(lambda: len(creator.replica.roster) == 3, 60.0)
             await swarm.committed(creator.replica.place.round + 3)
 
-            await until(lambda: creator.swarm.chains[0].planned, 60.0, every=0.001)
+            await until(lambda: creator.swarm.chains[0].under_way, 60.0, every=0.001)
             round_ = creator.replica.place.round
             for member in (creator, other):
                 await swarm.kill(member)

@@ -128,7 +128,7 @@ def test_a_round_begins_once_however_often_it_is_said_that_the_island_is_ready(
             assert one.roamer.has_work
             await asyncio.sleep(0.05)
             one.roamer.update(ready=True, eta=0.0, norm=1.0)
-            await swarm.until(lambda: one.roamer.planned, 30.0)
+            await swarm.until(lambda: one.roamer.under_way, 30.0)
             assert one.roamer.has_work
             await swarm.until(lambda: bool(one.rounds), 30.0)
             assert begun == [one.state]

@@ -13,7 +13,7 @@ from simulated_swarm import simulated_swarm
 from gossip.rounds.agreement import NONE
 from gossip.rounds.round import Round
 from protocols.errors import RemoteRefused
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Prepare, Promise
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -13,7 +13,8 @@ from gossip.plans.certificate import sign_vote
 from gossip.rounds.spreading import check_passed, passed
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import MemoryTransport
 from protocols.messages import Passed, Plan, PlanRequest, Votes
 from protocols.wire import decode_any
 
@@ -103,7 +104,7 @@ def test_plans_are_handed_to_members_alone_and_only_that_of_the_round() -> None:
         async with simulated_swarm(4) as swarm:
             first, second, *_ = swarm.living()
             chain = first.swarm.chains[0]
-            await until(lambda: chain.round.place.round >= 2 and chain.planned, 30.0, every=0.01)
+            await until(lambda: chain.round.place.round >= 2 and chain.under_way, 30.0, every=0.01)
             plan, number = chain.round.agreement.plan, chain.round.place.round
             assert plan is not None
 

@@ -12,7 +12,7 @@ from gossip.membership.members import Patience
 from node.replicas.mixing import mix_of
 from node.replicas.residual import Residual
 from protocols.codecs import Chunk, RangeCodec
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Certificate
 
 RULES = ["clip", "median", "trimmed", "geometric-median", "centered-clip"]

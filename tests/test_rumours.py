@@ -12,7 +12,7 @@ from simulated_swarm import Member, simulated_swarm
 from gossip.membership.members import Liveness, Patience
 from gossip.membership.rumours import BATCH_BYTES, EVERYBODY, FANOUT, MET, Rumours
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 PEERS = [PeerId(f"peer-{number:03}") for number in range(100)]
 

@@ -12,7 +12,7 @@ import pytest
 from http_kit import A, B, address, chunks_of, take, two, wait_for
 
 from protocols.addresses import parse_address
-from protocols.connections.accepted import same_machine
+from protocols.connections import same_machine
 from protocols.connections.names import Names
 from protocols.http.transport import HttpTransport
 from protocols.lanes.socket import other_end_left

@@ -35,7 +35,7 @@ from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved,
 from node.trainer.layout import Layout
 from protocols.errors import OperatorError
 from protocols.identity import Identity
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 
 async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.connections.accepted import sealing, tls
+from protocols.connections import sealing, tls
 from protocols.connections.sealing import (
     KEY_BYTES,
     MAX_FRAME_BYTES,

@@ -13,7 +13,7 @@ from test_leaving import Leaver
 
 from node import leaving
 from protocols.errors import TransferStalled
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 
 
 def weight(islander: Islander) -> float:

@@ -14,7 +14,8 @@ from gossip.membership.members import Liveness, Membership
 from gossip.membership.silence import MOST_LATE_S, Rhythm, Wakefulness, silence_s
 from gossip.membership.trips import RoundTrip
 from protocols.identity import PeerId
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 
 ME, A = PeerId("me"), PeerId("a")
 BEAT = 1.0

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from bootstrap.manifest_gossip import PAIRED
 from diloco import optimizers
 from gossip.membership.spread import Spread
 from gossip.pairs.rounded import Rounded
@@ -19,7 +20,7 @@ from node.cli import app
 from node.commands.simulating import _noted
 from node.simulate.learner import Learner, initial, rate_factor, validation_loss
 from node.simulate.meetings import Meetings
-from node.simulate.scenario import IN_FRAGMENTS, MODES, PAIRED, Scenario, load
+from node.simulate.scenario import IN_FRAGMENTS, MODES, Scenario, load
 from node.simulate.world import Node, Result, World, decide, simulate
 from node.trainer.pieces import OVERDUE
 from protocols.errors import OperatorError

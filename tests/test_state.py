@@ -18,7 +18,8 @@ from bootstrap.state import (
 from bootstrap.state.chunks import LATE_S
 from bootstrap.state.download import DARK_S
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 from protocols.memory.virtual_time import inline
 from protocols.messages import StateOffer, StateRequest
 

@@ -15,7 +15,8 @@ from bootstrap.state import StateServer
 from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
 from node.entry.arrival import COPIES, PATIENCE_S
 from protocols.errors import OperatorError
-from protocols.memory.transport import MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import MemoryTransport
 
 SIZE = 10**10
 

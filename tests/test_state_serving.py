@@ -25,7 +25,8 @@ from bootstrap.state.offers import ANSWER_S, MAKING
 from bootstrap.state.server import IDLE_S
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
-from protocols.memory.transport import MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import MemoryTransport
 from protocols.memory.virtual_time import inline
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
 

@@ -23,7 +23,8 @@ from bootstrap.state import (
 )
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateRequest
 

@@ -22,8 +22,8 @@ from gossip.plans.planning import MAX_PRODUCTS
 from gossip.plans.rules import Rules
 from protocols.identity import Identity, PeerId
 from protocols.lanes.streams import MOST
+from protocols.memory import virtual_time
 from protocols.memory.transport import Link as SimulatedLink
-from protocols.memory.transport import virtual_time
 
 FAST = 6e6  # bytes a second
 

@@ -12,7 +12,7 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from diloco import merge, robust
 from gossip.plans.mix import MEAN, Mix
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Certificate
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -15,7 +15,7 @@ from gossip.plans.grouping import Grouping
 from gossip.rounds.spreading import check_passed, legs, passed
 from protocols.errors import BadSignature
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Passed, Plan, Vote, Votes
 from protocols.wire import decode_any
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.x509.oid import NameOID
 
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.errors import IdentityMismatch, Malformed, TransportError, Unreachable
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId

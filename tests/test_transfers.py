@@ -16,12 +16,12 @@ from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.errors import Unreachable, Why
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
-from protocols.messages import Transfer
+from protocols.memory import virtual_time
+from protocols.messages import TransferHeader
 
 SIZE = 1000
 CODEC = RangeCodec("fp32", dense=SIZE)
-HEADER = Transfer(RUN, 0, 0, 0, SIZE, "fp32", bytes(32), 0)
+HEADER = TransferHeader(RUN, 0, 0, 0, SIZE, "fp32", bytes(32), 0)
 
 
 class Breaking:

@@ -17,7 +17,7 @@ from gossip.plans.trial import PATIENT, Trial
 from gossip.plans.validity import MAX_ROSTER
 from protocols.envelope import seal
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Certificate
 
 ONES = [Identity.from_seed(bytes([40 + n]) * 32) for n in range(50)]

@@ -8,7 +8,8 @@ from simulated_swarm import simulated_swarm
 
 from gossip.membership.trips import LEAST_S, MOST_S, RoundTrip, stillness_s
 from gossip.plans.rules import PATIENCE_S
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 
 
 def steady(seconds: float, count: int = 60) -> RoundTrip:

@@ -26,7 +26,7 @@ from node.replicas.mixing import mix_of
 from protocols.envelope import seal
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Gram, Plan, Prepare
 
 STRANGER = Identity.from_seed(b"s" * 32)

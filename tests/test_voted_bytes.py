@@ -16,7 +16,7 @@ from gossip.exchange.exchange import Exchange
 from gossip.plans.certificate import outcome_of, sign_result
 from protocols.bodies import BufferFeed
 from protocols.identity import PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.transport import Feed
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -13,7 +13,7 @@ from gossip.plans.validity import MAX_ROSTER
 from node.entry.waiting import Waiting
 from node.monitor.events import JoinProgress
 from protocols.identity import Identity, PeerId
-from protocols.memory.transport import virtual_time
+from protocols.memory import virtual_time
 from protocols.messages import Announce
 
 ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))

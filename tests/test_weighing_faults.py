@@ -18,7 +18,8 @@ from gossip.plans.weighing import sign_gram, triangle, unpack
 from gossip.rounds.instructions import Broadcast, Instruction
 from gossip.rounds.round import Round
 from protocols.identity import PeerId
-from protocols.memory.transport import Link, virtual_time
+from protocols.memory import virtual_time
+from protocols.memory.transport import Link
 from protocols.messages import Gram, Plan
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

@@ -150,7 +150,7 @@ class Chain(Reports, OwnStatus):
         return self.timing.chosen
 
     @property
-    def planned(self) -> bool:
+    def under_way(self) -> bool:
         """Whether the round under way has a plan."""
         return self.exchange.plan is not None
 

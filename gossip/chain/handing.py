@@ -17,10 +17,10 @@ from gossip.plans.rules import PATIENCE_S
 from protocols.asking import ask
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Passed, Plan, PlanRequest, Transfer
+from protocols.messages import Passed, Plan, PlanRequest, TransferHeader
 
 
-def explains(plan: Plan | None, basis: bytes, transfer: Transfer, ends: set[PeerId]) -> bool:
+def explains(plan: Plan | None, basis: bytes, transfer: TransferHeader, ends: set[PeerId]) -> bool:
     """Whether a plan, with this ``basis``, asks for a transfer between these two ``ends``.
 
     One of them owns the part, or relays it where the plan has groups.

@@ -38,7 +38,7 @@ from protocols.messages import (
     PlanRequest,
     Prepare,
     Suspect,
-    Transfer,
+    TransferHeader,
     Vote,
     Votes,
 )
@@ -104,7 +104,8 @@ class Service:
         return answer
 
     def _into(
-        self, take: Callable[Concatenate[Inbox, PeerId, Transfer, P], Coroutine[Any, Any, bytes]]
+        self,
+        take: Callable[Concatenate[Inbox, PeerId, TransferHeader, P], Coroutine[Any, Any, bytes]],
     ) -> Handler[Concatenate[bytes, P], bytes]:
         """A handler that has the inbox of the exchange that a header names ``take`` a transfer."""
 
@@ -212,9 +213,9 @@ class Service:
         transfer, exchange = await self._transfer(sender, body)
         return await exchange.outbox.bring(sender, transfer)
 
-    async def _transfer(self, sender: PeerId, header: bytes) -> tuple[Transfer, Exchange]:
+    async def _transfer(self, sender: PeerId, header: bytes) -> tuple[TransferHeader, Exchange]:
         """What is to be transferred, and the exchange that it belongs to."""
-        transfer = Transfer.decode(header)
+        transfer = TransferHeader.decode(header)
         self._check_run(transfer.run)
         chain = self._chain(transfer.fragment)
         await self._come_to(chain, transfer.round, sender)

@@ -41,7 +41,7 @@ from gossip.plans.weighing import inner_products, triangle
 from protocols.codecs import Chunk, RangeCodec
 from protocols.errors import BadSignature, Malformed, NonFinite
 from protocols.identity import PeerId
-from protocols.messages import Gram, Outcome, PartResult, Transfer
+from protocols.messages import Gram, Outcome, PartResult, TransferHeader
 
 # Tolerances, since sums may run in another order: an element at the edge between two steps of a
 # codec may be rounded either way, one of a million; and the last bits of a double differ.
@@ -176,10 +176,10 @@ class Case:
         return bool(off <= MERGED_OFF * wanted.double().norm())
 
     @property
-    def _draft(self) -> Transfer:
+    def _draft(self) -> TransferHeader:
         """The header under which slices were sent."""
         at = self.result
-        return Transfer(
+        return TransferHeader(
             self.run, at.fragment, at.round, at.start, at.stop, at.codec, self.gram.basis, 0
         )
 

@@ -21,7 +21,7 @@ from protocols.codecs import RangeCodec
 from protocols.counts import pack_counts, runs_of
 from protocols.errors import Malformed
 from protocols.identity import PeerId
-from protocols.messages import PartResult, Transfer
+from protocols.messages import PartResult, TransferHeader
 
 _DIGEST, _COUNT, _SIGNATURE = 32, 8, 64
 
@@ -43,7 +43,7 @@ def trailer_of(result: PartResult, contributors: int) -> bytes:
     return result.digest + numbers + result.signature
 
 
-def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
+def result_from(header: TransferHeader, owner: PeerId, trailer: bytes) -> PartResult:
     """The owner's statement, not verified yet; raises :class:`Malformed` for none at all."""
     counts = _counts(trailer[_DIGEST:-_SIGNATURE])
     if any(run.elements > header.stop - header.start for run in runs_of(counts)):
@@ -52,7 +52,7 @@ def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
 
 
 def result_of(
-    header: Transfer, owner: PeerId, digest: bytes, counts: bytes, signature: bytes = b""
+    header: TransferHeader, owner: PeerId, digest: bytes, counts: bytes, signature: bytes = b""
 ) -> PartResult:
     """What an owner states about the part of a transfer."""
     return PartResult(
@@ -75,7 +75,7 @@ def _counts(numbers: bytes) -> bytes:
     return pack_counts(struct.unpack(f">{len(numbers) // _COUNT}Q", numbers))
 
 
-def chunk_at(codec: RangeCodec, header: Transfer) -> int:
+def chunk_at(codec: RangeCodec, header: TransferHeader) -> int:
     """The number of the chunk a transfer begins with; Malformed if none begins there.
 
     ``codec`` is any of the vector's; the transfer names its own.

@@ -13,7 +13,7 @@ from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.plans.validity import PartKey
 from protocols.identity import PeerId
-from protocols.messages import Gram, Plan, Transfer
+from protocols.messages import Gram, Plan, TransferHeader
 
 
 @dataclass
@@ -24,7 +24,7 @@ class CollectedPart:
     """
 
     key: PartKey
-    header: Transfer
+    header: TransferHeader
     plan: Plan
     merge: PartMerge
     paths: Paths = STRAIGHT

@@ -29,7 +29,7 @@ from gossip.plans.validity import PartKey
 from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Plan, Transfer
+from protocols.messages import Plan, TransferHeader
 from protocols.transport import Incoming
 
 
@@ -57,7 +57,9 @@ class Collecting(ABC):
     def me(self) -> PeerId:
         return self.wiring.identity.peer_id
 
-    def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
+    def work(
+        self, key: PartKey, header: TransferHeader, plan: Plan, paths: Paths = STRAIGHT
+    ) -> None:
         """Merge this part by the plan, or go on with it; it may expect fewer contributors now."""
         expected = {c.peer for c in plan.contributors if c.active}
         part = self._parts.get(key)
@@ -102,12 +104,12 @@ class Collecting(ABC):
 
     # --- slices ----------------------------------------------------------------------------------
 
-    def reached(self, sender: PeerId, header: Transfer) -> Transfer:
+    def reached(self, sender: PeerId, header: TransferHeader) -> TransferHeader:
         """How much of a contributor's slice is in. Raises RemoteRefused ``late``."""
         merge = self._open_to(sender, header).merge
         return dataclasses.replace(header, done=merge.elements(sender))
 
-    async def take(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+    async def take(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> None:
         """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
         part = self._open_to(sender, header)
         if header.codec != part.plan.codec:
@@ -118,7 +120,7 @@ class Collecting(ABC):
         drain = part.merge.drain(sender, chunk_at(self.wiring.codec, header))
         await self.transfers.receive(sender, header, incoming, drain, part.plan.patience_s)
 
-    def _open_to(self, sender: PeerId, header: Transfer) -> CollectedPart:
+    def _open_to(self, sender: PeerId, header: TransferHeader) -> CollectedPart:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
         if part is None or not part.merge.open_to(sender):
             raise RemoteRefused("late", "this slice is not expected any more")
@@ -132,7 +134,7 @@ class Collecting(ABC):
         self.wiring.transport.post(part.merge.close)
 
     def _begin(
-        self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId], paths: Paths
+        self, key: PartKey, header: TransferHeader, plan: Plan, expected: set[PeerId], paths: Paths
     ) -> CollectedPart:
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
@@ -194,7 +196,7 @@ class Collecting(ABC):
     def _kind(
         self,
         key: PartKey,
-        header: Transfer,
+        header: TransferHeader,
         plan: Plan,
         paths: Paths,
         part: Callable[[], CollectedPart],

@@ -21,7 +21,7 @@ import torch
 
 from gossip.exchange.inbox import Inbox, Receiver
 from gossip.exchange.outbox import Outbox, Untaken
-from gossip.exchange.part_states import Planned, Route
+from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.routing import Routes
 from gossip.exchange.slicing import OwnContribution, Source, shares
 from gossip.exchange.transfers import Transfers, header_of
@@ -53,14 +53,14 @@ class Exchange:
     inbox: Inbox = field(init=False)
     outbox: Outbox = field(init=False)
     _transfers: Transfers = field(init=False)
-    _planned: Planned = field(init=False)
+    _planned: PartStates = field(init=False)
     _own: OwnContribution = field(init=False)
     _retention: Retention = field(init=False)
 
     def __post_init__(self, withheld: bool) -> None:
         self._retention = Retention(self.shape.size)
         self._transfers = moved = Transfers(self.wiring)
-        self._planned = planned = Planned(moved)
+        self._planned = planned = PartStates(moved)
         listener, me = self.listener, self.me  # not self: a cycle would keep parts in memory
         self._own = own = OwnContribution(
             self.wiring,
@@ -161,14 +161,14 @@ class Exchange:
             key = (part.start, part.stop, part.owner, basis)
             wanted.add(key)
             again = key in self._planned  # the owner may have some of my slice
-            route = self._planned.add(key, plan)
+            state = self._planned.add(key, plan)
             if part.owner == self.me:
                 header = header_of(self.place, key, plan)
                 self.inbox.relaying.drop(key)
                 self.inbox.owning.work(key, header, plan, routes.paths(number))
             elif key not in self.parts:
                 mine = contributes and key[:3] not in holders
-                self._follow(route, routes, number, contributes=mine, again=again)
+                self._follow(state, routes, number, contributes=mine, again=again)
         self.outbox.stop_but(wanted)  # taken over by another owner, or merged already
         self._let_go(plan)
         self._transfers.start(self._planned.announce())
@@ -181,34 +181,34 @@ class Exchange:
             self.inbox.drop(key)
 
     def _follow(
-        self, route: Route, routes: Routes, number: int, *, contributes: bool, again: bool
+        self, state: PartState, routes: Routes, number: int, *, contributes: bool, again: bool
     ) -> None:
         """Handle a part that another member merges: send it my slice, expect the merged part."""
-        plan = route.plan
+        plan = state.plan
         relay = routes.relay_of(self.me, number) if plan.groups else None
-        via = self._relay(route, relay, routes) if relay else None
-        if route.via not in (None, via):  # it is not my relay any more
-            self.outbox.detach(route)
-        with_sum = self.inbox.relaying.collects(route.key)
-        running = route.sending
+        via = self._relay(state, relay, routes) if relay else None
+        if state.via not in (None, via):  # it is not my relay any more
+            self.outbox.detach(state)
+        with_sum = self.inbox.relaying.collects(state.key)
+        running = state.sending
         # the owner may have dropped what came for a draft, or merged it by another plan; and in a
         # later epoch it may have restarted since, and have lost what it was sent
         asks = plan.draft or plan.epoch > 0
         idle = running is None or (asks and running.done())
         if contributes and not with_sum and idle:
-            self.outbox.send(route, via, ask=again)
+            self.outbox.send(state, via, ask=again)
         if not plan.draft:  # else its owner has nothing to give yet
-            self.inbox.watches.watch(route, plan, None if relay == self.me else relay)
+            self.inbox.watches.watch(state, plan, None if relay == self.me else relay)
 
-    def _relay(self, route: Route, relay: PeerId, routes: Routes) -> PeerId | None:
+    def _relay(self, state: PartState, relay: PeerId, routes: Routes) -> PeerId | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
         brought, passed_on = routes.through(relay)
-        self._planned.stand_in(relay, route)
+        self._planned.stand_in(relay, state)
         if relay == self.me:
-            route.passed_on = passed_on
+            state.passed_on = passed_on
             if brought:
-                header = header_of(self.place, route.key, route.plan)
-                self.inbox.relaying.collect(route.key, header, route.plan, brought)
+                header = header_of(self.place, state.key, state.plan)
+                self.inbox.relaying.collect(state.key, header, state.plan, brought)
             return None
         return relay if self.me in brought else None
 

@@ -16,7 +16,7 @@ import torch
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.gathering import unless
-from gossip.exchange.part_states import Planned
+from gossip.exchange.part_states import PartStates
 from gossip.exchange.receiving import Inflow, Pieced
 from gossip.exchange.transfers import Transfers
 from gossip.plans.lateness import Pace
@@ -42,7 +42,7 @@ class Fetching:
     listener: Told
     me: PeerId
     held: Mapping[PartKey, tuple[PartResult, torch.Tensor]]
-    planned: Planned
+    planned: PartStates
     whole: Whole
     hold: Callable[[PartResult, torch.Tensor], None]
     news: asyncio.Event = field(default_factory=asyncio.Event)  # each part wakes the waiting
@@ -121,13 +121,13 @@ class Fetching:
         It may stand still for the plan's patience, or a quarter of that with no connection open,
         and at its pace it has to be here about when the plan expects all parts to be.
         """
-        route, now = self.planned.get(key), self.transfers.wiring.now
-        inflow = route.inflow if route is not None else None
-        if route is None or inflow is None:
+        state, now = self.planned.get(key), self.transfers.wiring.now
+        inflow = state.inflow if state is not None else None
+        if state is None or inflow is None:
             return
         pace = Pace(now(), plan.patience_s)
         too_slow = self._judge(inflow, plan, pace)
-        while route.inflow is inflow and not self.transfers.closed:
+        while state.inflow is inflow and not self.transfers.closed:
             slow = too_slow()
             still = plan.patience_s if inflow.open else plan.patience_s / 4
             if slow or now() >= pace.since + still:
@@ -139,10 +139,10 @@ class Fetching:
     async def _left_over(self, key: PartKey, plan: Plan) -> Inflow | None:
         """What has arrived of a part whose transfer has stopped, to be completed by a fetch."""
         await self.while_it_comes(key, plan)
-        route = self.planned.get(key)
-        if route is None or route.passed_on is not None:
+        state = self.planned.get(key)
+        if state is None or state.passed_on is not None:
             return None  # what comes of that one is passed on to a group
-        inflow, route.inflow = route.inflow, None
+        inflow, state.inflow = state.inflow, None
         return inflow
 
     def _judge(self, inflow: Inflow, plan: Plan, pace: Pace | None = None) -> Callable[[], bool]:

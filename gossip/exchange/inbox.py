@@ -20,7 +20,7 @@ from gossip.exchange.buffers import Whole
 from gossip.exchange.collecting import Collecting
 from gossip.exchange.fetching import Fetching
 from gossip.exchange.owning import Owning
-from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, Planned, Route
+from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartState, PartStates
 from gossip.exchange.receiving import Inflow, PartDrain
 from gossip.exchange.relaying import Relaying, SharedInflow
 from gossip.exchange.slicing import OwnContribution
@@ -33,7 +33,7 @@ from gossip.plans.validity import PartKey, Shape, check_statement, fixes, key_of
 from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Gram, PartResult, Plan, Transfer
+from protocols.messages import Gram, PartResult, Plan, TransferHeader
 from protocols.transport import Incoming
 
 
@@ -60,7 +60,7 @@ class Inbox:
     place: Place
     shape: Shape
     transfers: Transfers
-    planned: Planned
+    planned: PartStates
     own: OwnContribution
     listener: Receiver
     shunned: set[PeerId]
@@ -86,35 +86,35 @@ class Inbox:
 
     # --- slices ------------------------------------------------------------------------------
 
-    async def on_slice(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+    async def on_slice(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> bytes:
         """Take a contributor's slice. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header)
         await self._merging(header).take(sender, header, incoming)
         return b""
 
-    async def slice_reached(self, sender: PeerId, header: Transfer) -> bytes:
+    async def slice_reached(self, sender: PeerId, header: TransferHeader) -> bytes:
         """How much of the sender's slice is here. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header, ANSWER_S)
         return self._merging(header).reached(sender, header).encode()
 
-    async def on_sum(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+    async def on_sum(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> bytes:
         """Take the sum of a group from its relay. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header)
         await self.owning.take_sum(sender, header, incoming)
         return b""
 
-    async def sum_reached(self, sender: PeerId, header: Transfer) -> bytes:
+    async def sum_reached(self, sender: PeerId, header: TransferHeader) -> bytes:
         """How much of a group's sum is here. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header, ANSWER_S)
         return self.owning.sum_reached(sender, header).encode()
 
-    async def give(self, sender: PeerId, header: Transfer) -> bytes:
+    async def give(self, sender: PeerId, header: TransferHeader) -> bytes:
         """A member asks for a part of mine that its relay does not pass on."""
         await self._asked_for(header)
         self.owning.give(sender, header)
         return b""
 
-    async def _asked_for(self, header: Transfer, wait: float = PLAN_WAIT_S) -> None:
+    async def _asked_for(self, header: TransferHeader, wait: float = PLAN_WAIT_S) -> None:
         """Wait for the plan in which I merge or relay this part.
 
         Raises RemoteRefused: ``early`` where it has not come, ``late`` where it is past.
@@ -122,18 +122,18 @@ class Inbox:
         me = self.wiring.identity.peer_id
         await self.planned.until((header.start, header.stop, me, header.basis), wait)
 
-    def _merging(self, header: Transfer) -> Collecting:
+    def _merging(self, header: TransferHeader) -> Collecting:
         return self.relaying if self.relaying.collects_range(header) else self.owning
 
     # --- merged parts ------------------------------------------------------------------------
 
-    async def on_merged(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+    async def on_merged(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> bytes:
         """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
-        route = await self._part_from(sender, header)
-        inflow, plan = self._inflow(route), route.plan
+        state = await self._part_from(sender, header)
+        inflow, plan = self._inflow(state), state.plan
         if header.codec != plan.codec:
             raise Malformed("a part in another codec than planned")
-        place, shape, owner = self.place, self.shape, route.key[2]
+        place, shape, owner = self.place, self.shape, state.key[2]
         found: list[PartResult] = []
 
         def finish(trailer: bytes) -> None:
@@ -146,8 +146,8 @@ class Inbox:
                 inflow.end(trailer)
 
         if isinstance(inflow, SharedInflow):
-            assert route.passed_on is not None
-            self.relaying.pass_on(route.key, header, plan, inflow, route.passed_on)
+            assert state.passed_on is not None
+            self.relaying.pass_on(state.key, header, plan, inflow, state.passed_on)
         first = chunk_at(self.wiring.codec, header)
         drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
         patience = merged_patience_s(plan.patience_s, plan.expected_s)
@@ -155,8 +155,8 @@ class Inbox:
         try:
             await self.transfers.receive(sender, header, incoming, drain, patience)
         except RemoteProtocolError:
-            if route.inflow is inflow:  # what has come of it is discarded
-                route.inflow = None
+            if state.inflow is inflow:  # what has come of it is discarded
+                state.inflow = None
                 if isinstance(inflow, SharedInflow):
                     self.wiring.transport.post(inflow.spoil)
             raise
@@ -165,7 +165,7 @@ class Inbox:
         self._hold(found[0], inflow.data)
         return b""
 
-    async def merged_reached(self, sender: PeerId, header: Transfer) -> bytes:
+    async def merged_reached(self, sender: PeerId, header: TransferHeader) -> bytes:
         """How much is here of a part that the sender merges or relays.
 
         Raises RemoteRefused ``early`` or ``late``.
@@ -174,20 +174,20 @@ class Inbox:
         return dataclasses.replace(header, done=inflow.elements).encode()
 
     async def _part_from(
-        self, sender: PeerId, header: Transfer, wait: float = PLAN_WAIT_S
-    ) -> Route:
-        """The route of the part that its owner, or the relay for it, refers to."""
+        self, sender: PeerId, header: TransferHeader, wait: float = PLAN_WAIT_S
+    ) -> PartState:
+        """Where the part stands that its owner, or the relay for it, refers to."""
         return await self.planned.until((header.start, header.stop, sender, header.basis), wait)
 
-    def _inflow(self, route: Route) -> Inflow:
-        start, stop, *_ = route.key
-        if route.key in self.parts:
+    def _inflow(self, state: PartState) -> Inflow:
+        start, stop, *_ = state.key
+        if state.key in self.parts:
             raise RemoteRefused("late", "held already")
-        if route.inflow is None:
-            codec = self.wiring.codec.named(route.plan.codec)
-            kind = Inflow if route.passed_on is None else SharedInflow
-            route.inflow = kind(codec, start, stop, self._whole)
-        return route.inflow
+        if state.inflow is None:
+            codec = self.wiring.codec.named(state.plan.codec)
+            kind = Inflow if state.passed_on is None else SharedInflow
+            state.inflow = kind(codec, start, stop, self._whole)
+        return state.inflow
 
     def _hold(self, result: PartResult, data: torch.Tensor) -> None:
         """Keep a part: the first version that comes, or the one that the plan names."""
@@ -197,8 +197,8 @@ class Inbox:
         if self.planned.get(key) is None and key not in self.fetching:
             return  # it was let go of meanwhile
         self._keep(result, data)
-        if (route := self.planned.get(key)) is not None:
-            route.inflow = None
+        if (state := self.planned.get(key)) is not None:
+            state.inflow = None
         self.fetching.news.set()
         self.fetching.news.clear()
         self.listener.held(result)
@@ -246,12 +246,12 @@ class Inbox:
 
     def drop(self, key: PartKey) -> None:
         """Let go of a part and whatever moves or merges it here, however far that has come."""
-        route = self.planned.drop(key)
-        if route is not None:
-            if route.sending is not None:
-                route.sending.cancel()
-            if (inflow := route.inflow) is not None:
-                route.inflow = inflow.newest = None  # what still comes of it is refused
+        state = self.planned.drop(key)
+        if state is not None:
+            if state.sending is not None:
+                state.sending.cancel()
+            if (inflow := state.inflow) is not None:
+                state.inflow = inflow.newest = None  # what still comes of it is refused
                 if isinstance(inflow, SharedInflow):
                     self.wiring.transport.post(inflow.spoil)
         self.fetching.drop(key)

@@ -22,7 +22,7 @@ from gossip.plans.mix import Column
 from gossip.plans.weighing import inner_products, triangle
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import PeerId
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 
 
 class KeptMerge(PartMerge):
@@ -89,7 +89,7 @@ class WeighedMerge(KeptMerge):
     """
 
     def __init__(
-        self, *args: Any, judged: Callable[[], None], header: Transfer, **kwargs: Any
+        self, *args: Any, judged: Callable[[], None], header: TransferHeader, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self._judged, self._header = judged, header

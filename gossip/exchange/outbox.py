@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossip.exchange.part_states import Planned, Route
+from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.relaying import Relaying
 from gossip.exchange.slicing import OwnContribution, SealedFeed, SliceFeed
 from gossip.exchange.transfers import Transfers, header_of
@@ -20,7 +20,7 @@ from gossip.plans.commitments import seal
 from gossip.plans.validity import PartKey
 from protocols.errors import NonFinite, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Plan, Transfer
+from protocols.messages import Plan, TransferHeader
 
 UNBLAMED = ("early", "late", "unfit")  # refusals of a slice that do not speak against the owner
 
@@ -40,7 +40,7 @@ class Outbox:
 
     place: Place
     transfers: Transfers
-    planned: Planned
+    planned: PartStates
     own: OwnContribution
     relaying: Relaying
     listener: Untaken
@@ -51,61 +51,61 @@ class Outbox:
     def me(self) -> PeerId:
         return self.transfers.wiring.identity.peer_id
 
-    def send(self, route: Route, via: PeerId | None = None, *, ask: bool = False) -> None:
+    def send(self, state: PartState, via: PeerId | None = None, *, ask: bool = False) -> None:
         """Send my slice to the part's owner, or to the relay ``via``; ``ask`` how much it has."""
-        route.via = via
-        route.sending = self.transfers.start(self._send(route, route.plan, via, ask=ask))
+        state.via = via
+        state.sending = self.transfers.start(self._send(state, state.plan, via, ask=ask))
 
-    def detach(self, route: Route) -> None:
+    def detach(self, state: PartState) -> None:
         """Stop sending through the relay: the rest of my slice is to go to the owner."""
-        running, route.via, route.sending = route.sending, None, None
+        running, state.via, state.sending = state.sending, None, None
         if running is not None:
             running.cancel()
 
     def stop_but(self, wanted: Collection[PartKey]) -> list[asyncio.Task[None]]:
         """Stop sending slices of all parts but these; returns the tasks of the others."""
         ended = []
-        for route in self.planned.routes():
-            if route.sending is None or route.key in wanted:
+        for state in self.planned.all():
+            if state.sending is None or state.key in wanted:
                 continue
-            ended.append(route.sending)
-            if route.sending.cancel():
-                route.via = route.sending = None  # the rest goes out if a later plan asks again
+            ended.append(state.sending)
+            if state.sending.cancel():
+                state.via = state.sending = None  # the rest goes out if a later plan asks again
         return ended
 
-    async def bring(self, sender: PeerId, header: Transfer) -> bytes:
+    async def bring(self, sender: PeerId, header: TransferHeader) -> bytes:
         """The owner of a part waits for my relay no more, and asks for my slice itself."""
-        route = await self.planned.until((header.start, header.stop, sender, header.basis))
-        plan, key = route.plan, route.key
+        state = await self.planned.until((header.start, header.stop, sender, header.basis))
+        plan, key = state.plan, state.key
         counts = any(c.peer == self.me and c.active for c in plan.contributors)
-        known = route.sending is not None and route.via is None  # it is on its way there already
+        known = state.sending is not None and state.via is None  # it is on its way there already
         if counts and plan.groups and key not in self.held and not known:
-            if route.via is not None and route.sending is not None and not route.sending.done():
-                self.shunned.add(route.via)  # it takes no slice, so it will pass on no part either
+            if state.via is not None and state.sending is not None and not state.sending.done():
+                self.shunned.add(state.via)  # it takes no slice, so it will pass on no part either
             self.relaying.drop(key)
-            self.detach(route)
-            self.send(route, ask=True)
+            self.detach(state)
+            self.send(state, ask=True)
         return b""
 
-    async def _send(self, route: Route, plan: Plan, via: PeerId | None, *, ask: bool) -> None:
+    async def _send(self, state: PartState, plan: Plan, via: PeerId | None, *, ask: bool) -> None:
         try:
-            await self._push(route.key, plan, via or route.key[2], ask=ask)
+            await self._push(state.key, plan, via or state.key[2], ask=ask)
         except (TransportError, RemoteProtocolError) as error:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
-            if harmless or route.key in self.held or self.transfers.closed:
+            if harmless or state.key in self.held or self.transfers.closed:
                 return
-            owner = route.key[2]
+            owner = state.key[2]
             if via is not None:
                 # maybe only the link failed, and the owner can get it from me: blame nobody
                 why = RemoteProtocolError.of("took no slice for its group", error)
                 self.listener.refused(via, why)
                 self.shunned.add(via)
-                route.via = None
-                await self._send(route, plan, None, ask=True)
+                state.via = None
+                await self._send(state, plan, None, ask=True)
             elif isinstance(error, RemoteRefused):
                 self.listener.declined(owner, f"wants no slice: {error}")
             else:
-                route.sending = None  # to be sent again by a later plan
+                state.sending = None  # to be sent again by a later plan
                 self.listener.fault(owner, f"took no slice: {error}")
 
     async def _push(self, key: PartKey, plan: Plan, to: PeerId, *, ask: bool) -> None:

@@ -31,7 +31,7 @@ from gossip.plans.weighing import draft_basis, gram_of
 from protocols.counts import pack_counts
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Gram, PartResult, Plan, Transfer
+from protocols.messages import Gram, PartResult, Plan, TransferHeader
 from protocols.transport import Incoming
 
 
@@ -48,7 +48,9 @@ class Owning(Collecting):
     _ended: set[PartKey] = field(default_factory=set)
     shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of what I have weighed
 
-    def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
+    def work(
+        self, key: PartKey, header: TransferHeader, plan: Plan, paths: Paths = STRAIGHT
+    ) -> None:
         """As :meth:`Collecting.work`; what was collected for a draft is merged by its plan."""
         if not plan.draft and self.mix.weigh is not None:
             self._deal(key, header, plan)
@@ -76,7 +78,7 @@ class Owning(Collecting):
 
     # --- drafts ----------------------------------------------------------------------------------
 
-    def _deal(self, key: PartKey, header: Transfer, plan: Plan) -> None:
+    def _deal(self, key: PartKey, header: TransferHeader, plan: Plan) -> None:
         """Merge the slices that came for this plan's draft, if all are here, and only once.
 
         In between the part may have had another owner, who got slices that I have not.
@@ -140,7 +142,7 @@ class Owning(Collecting):
     # --- how a part is merged --------------------------------------------------------------------
 
     def _begin(
-        self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId], paths: Paths
+        self, key: PartKey, header: TransferHeader, plan: Plan, expected: set[PeerId], paths: Paths
     ) -> CollectedPart:
         part = super()._begin(key, header, plan, expected, paths)
         if isinstance(part.merge, JointMerge):
@@ -158,7 +160,7 @@ class Owning(Collecting):
     def _kind(
         self,
         key: PartKey,
-        header: Transfer,
+        header: TransferHeader,
         plan: Plan,
         paths: Paths,
         part: Callable[[], CollectedPart],
@@ -184,12 +186,12 @@ class Owning(Collecting):
 
     # --- through relays --------------------------------------------------------------------------
 
-    def sum_reached(self, relay: PeerId, header: Transfer) -> Transfer:
+    def sum_reached(self, relay: PeerId, header: TransferHeader) -> TransferHeader:
         """How much of a group's sum is in. Raises RemoteRefused ``late``."""
         _, merge = self._joint(relay, header)
         return dataclasses.replace(header, done=merge.elements_by(relay))
 
-    async def take_sum(self, relay: PeerId, header: Transfer, incoming: Incoming) -> None:
+    async def take_sum(self, relay: PeerId, header: TransferHeader, incoming: Incoming) -> None:
         """Take the sum of a group. Raises RemoteRefused ``late`` when it is not wanted."""
         part, merge = self._joint(relay, header)
         if header.codec != part.plan.codec:
@@ -200,7 +202,7 @@ class Owning(Collecting):
         patience = merged_patience_s(part.plan.patience_s, part.plan.expected_s)
         await self.transfers.receive(relay, header, incoming, drain, patience)
 
-    def give(self, peer: PeerId, header: Transfer) -> None:
+    def give(self, peer: PeerId, header: TransferHeader) -> None:
         """A member asks for a part that its relay does not pass on."""
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
         if part is None:
@@ -209,7 +211,7 @@ class Owning(Collecting):
         if part.merge.merged:
             self._spread(part)
 
-    def _joint(self, relay: PeerId, header: Transfer) -> tuple[CollectedPart, JointMerge]:
+    def _joint(self, relay: PeerId, header: TransferHeader) -> tuple[CollectedPart, JointMerge]:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
         if part is None or not isinstance(part.merge, JointMerge) or not part.merge.brings(relay):
             raise RemoteRefused("late", "this sum is not expected any more")

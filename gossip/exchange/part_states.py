@@ -1,4 +1,4 @@
-"""The parts of a round as its plans ask for them, and the route that each of them takes.
+"""The parts of a round as its plans ask for them, and where each of them stands here.
 
 Bytes of a part may overtake the plan that asks for them, so whoever brings them waits a little.
 """
@@ -21,7 +21,7 @@ ANSWER_S = 2.5  # the same for the question how much is here, well before its as
 
 
 @dataclass(eq=False)
-class Route:
+class PartState:
     """One part (range, owner, basis) as this member deals with it.
 
     Where the plan has groups a part's relay stands in for its owner: slices go to it, and the
@@ -32,60 +32,61 @@ class Route:
     plan: Plan  # the newest that asks for the part
     sending: asyncio.Task[None] | None = None  # of my slice; kept when it has ended
     via: PeerId | None = None  # the relay that gets my slice, not the owner
-    passed_on: tuple[PeerId, ...] | None = (
-        None  # who gets the part from me; None: I do not relay it
-    )
+    # who gets the part from me; None: I do not relay it
+    passed_on: tuple[PeerId, ...] | None = None
     inflow: Inflow | None = None  # the merged part on its way in
 
 
 @dataclass
-class Planned:
-    """The routes of one exchange."""
+class PartStates:
+    """The parts of one exchange, by key."""
 
     transfers: Transfers
-    _routes: dict[PartKey, Route] = field(default_factory=dict)
-    _relayed: dict[PartKey, Route] = field(default_factory=dict)  # as if their relays owned them
+    _states: dict[PartKey, PartState] = field(default_factory=dict)
+    _relayed: dict[PartKey, PartState] = field(
+        default_factory=dict
+    )  # as if their relays owned them
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __contains__(self, key: PartKey) -> bool:
-        return key in self._routes or key in self._relayed
+        return key in self._states or key in self._relayed
 
-    def routes(self) -> Iterable[Route]:
+    def all(self) -> Iterable[PartState]:
         """The parts that plans have asked for."""
-        return self._routes.values()
+        return self._states.values()
 
-    def get(self, key: PartKey) -> Route | None:
-        """The route of a part, if a plan has asked for it."""
-        return self._routes.get(key)
+    def get(self, key: PartKey) -> PartState | None:
+        """Where a part stands, if a plan has asked for it."""
+        return self._states.get(key)
 
-    def add(self, key: PartKey, plan: Plan) -> Route:
-        """This plan asks for a part: its route, which may be under way."""
+    def add(self, key: PartKey, plan: Plan) -> PartState:
+        """This plan asks for a part: where it stands, which may be under way already."""
         self._relayed.pop(key, None)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = Route(key, plan)
-        route.plan = plan
-        return route
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = PartState(key, plan)
+        state.plan = plan
+        return state
 
-    def stand_in(self, relay: PeerId, route: Route) -> None:
+    def stand_in(self, relay: PeerId, state: PartState) -> None:
         """A relay speaks of a part as if it were its owner."""
-        start, stop, _, basis = route.key
-        self._relayed[start, stop, relay, basis] = route
+        start, stop, _, basis = state.key
+        self._relayed[start, stop, relay, basis] = state
 
-    def drop(self, key: PartKey) -> Route | None:
-        """No plan asks for a part any more: its route is forgotten, and returned if there was one.
+    def drop(self, key: PartKey) -> PartState | None:
+        """No plan asks for a part any more: it is forgotten, and returned if it was known.
 
         If a plan asks for it again, all of it is sent again.
         """
-        route = self._routes.pop(key, None)
-        if route is not None:
-            for relayed in [name for name, other in self._relayed.items() if other is route]:
+        state = self._states.pop(key, None)
+        if state is not None:
+            for relayed in [name for name, other in self._relayed.items() if other is state]:
                 del self._relayed[relayed]
-        return route
+        return state
 
     def clear(self) -> None:
         """The round is over: nothing is on its way any more."""
-        self._routes.clear()
+        self._states.clear()
         self._relayed.clear()
 
     async def announce(self) -> None:
@@ -93,7 +94,7 @@ class Planned:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, key: PartKey, wait: float = PLAN_WAIT_S) -> Route:
+    async def until(self, key: PartKey, wait: float = PLAN_WAIT_S) -> PartState:
         """Wait for the plan that has this part, which is named by its owner or its relay.
 
         A slice may be quicker than the plan that announces it. Raises RemoteRefused ``early`` where
@@ -107,4 +108,4 @@ class Planned:
         if self.transfers.closed:
             raise RemoteRefused("late", "the round is over here")
         relayed = self._relayed.get(key)
-        return self._routes[key] if relayed is None else relayed
+        return self._states[key] if relayed is None else relayed

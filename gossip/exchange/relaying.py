@@ -31,7 +31,7 @@ from gossip.plans.validity import PartKey
 from protocols.codecs import RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Plan, Transfer
+from protocols.messages import Plan, TransferHeader
 from protocols.transport import Buffer
 
 
@@ -190,7 +190,7 @@ class Relaying(Collecting):
     )
 
     def collect(
-        self, key: PartKey, header: Transfer, plan: Plan, brought: tuple[PeerId, ...]
+        self, key: PartKey, header: TransferHeader, plan: Plan, brought: tuple[PeerId, ...]
     ) -> None:
         """Merge the slices of ``brought`` for the owner of a part, or go on with it."""
         mine = self._as_mine(key)
@@ -204,7 +204,7 @@ class Relaying(Collecting):
         mine = self._ends.get(self._as_mine(key))
         return mine is not None and mine[0] == key
 
-    def collects_range(self, header: Transfer) -> bool:
+    def collects_range(self, header: TransferHeader) -> bool:
         """Whether slices of this range are merged here for somebody else."""
         return (header.start, header.stop, self.me, header.basis) in self._ends
 
@@ -223,7 +223,7 @@ class Relaying(Collecting):
             task.cancel()
 
     def pass_on(
-        self, key: PartKey, header: Transfer, plan: Plan, inflow: SharedInflow,
+        self, key: PartKey, header: TransferHeader, plan: Plan, inflow: SharedInflow,
         peers: Iterable[PeerId],
     ) -> None:  # fmt: skip
         """Send the group what comes of a merged part."""
@@ -243,7 +243,7 @@ class Relaying(Collecting):
         self._passing.clear()
 
     async def _pass(
-        self, peer: PeerId, header: Transfer, plan: Plan, inflow: SharedInflow, *, again: bool
+        self, peer: PeerId, header: TransferHeader, plan: Plan, inflow: SharedInflow, *, again: bool
     ) -> None:
         trailer = trailer_size(len(plan.contributors))
         patience = merged_patience_s(plan.patience_s, plan.expected_s)
@@ -266,7 +266,7 @@ class Relaying(Collecting):
     def _kind(
         self,
         key: PartKey,
-        header: Transfer,
+        header: TransferHeader,
         plan: Plan,
         paths: Paths,
         part: Callable[[], CollectedPart],

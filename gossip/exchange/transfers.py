@@ -19,7 +19,7 @@ from gossip.plans.validity import PartKey
 from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteRefused, Unreachable, Why
 from protocols.identity import PeerId
-from protocols.messages import Plan, Transfer
+from protocols.messages import Plan, TransferHeader
 from protocols.transport import Drain, Feed, Incoming
 
 TRIES = 5  # at least, of a push that breaks again and again without progress
@@ -29,10 +29,10 @@ AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next
 ASK_S = 5.0  # at most, for the answer of where to resume
 
 
-def header_of(place: Place, key: PartKey, plan: Plan) -> Transfer:
+def header_of(place: Place, key: PartKey, plan: Plan) -> TransferHeader:
     """The header of a slice of a part, or of the merged part, when sent from the beginning."""
     start, stop, _, basis = key
-    return Transfer(place.run, place.fragment, place.round, start, stop, plan.codec, basis, 0)
+    return TransferHeader(place.run, place.fragment, place.round, start, stop, plan.codec, basis, 0)
 
 
 class CountingFeed(Feed, Protocol):
@@ -69,7 +69,7 @@ class Transfers:
         self,
         peer: PeerId,
         name: str,
-        header: Transfer,
+        header: TransferHeader,
         feed_from: Callable[[int], CountingFeed],
         timeout: float,
         *,
@@ -107,9 +107,11 @@ class Transfers:
             await asyncio.sleep(breaks.pause)
             ask = True
 
-    async def _reached(self, peer: PeerId, name: str, header: Transfer, timeout: float) -> Transfer:
+    async def _reached(
+        self, peer: PeerId, name: str, header: TransferHeader, timeout: float
+    ) -> TransferHeader:
         reply = await self.wiring.transport.call(peer, name, header.encode(), timeout=timeout)
-        done = Transfer.decode(reply).done
+        done = TransferHeader.decode(reply).done
         if done > header.stop - header.start:
             raise Malformed("it has more than there is")
         return dataclasses.replace(header, done=done)
@@ -117,7 +119,7 @@ class Transfers:
     async def receive(
         self,
         sender: PeerId,
-        header: Transfer,
+        header: TransferHeader,
         incoming: Incoming,
         drain: SizedDrain,
         patience: float = 0.0,

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gossip.exchange.part_states import Route
+from gossip.exchange.part_states import PartState
 from gossip.exchange.transfers import Transfers, header_of
 from gossip.place import Place
 from gossip.plans.lateness import Overdue, owner_patience_s, passing_patience_s, usual_s
@@ -42,12 +42,12 @@ class Watches:
     _ends: dict[PartKey, float] = field(default_factory=dict)  # when each part that is here came
     _known: tuple[float, float] = (-1.0, 0.0)  # when it was asked what is usual, and the answer
 
-    def watch(self, route: Route, plan: Plan, passing: PeerId | None) -> None:
+    def watch(self, state: PartState, plan: Plan, passing: PeerId | None) -> None:
         """Blame the owner of a part that does not come and does not move.
 
         Where the relay ``passing`` ought to pass it on, the owner is first asked for it.
         """
-        self._tasks[route.key] = self.transfers.start(self._watch(route, plan, passing))
+        self._tasks[state.key] = self.transfers.start(self._watch(state, plan, passing))
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Watch no more; returns what has yet to end."""
@@ -58,13 +58,13 @@ class Watches:
         self._judges.clear()
         return ended
 
-    async def _watch(self, route: Route, plan: Plan, passing: PeerId | None) -> None:
-        key, patience = route.key, plan.patience_s
+    async def _watch(self, state: PartState, plan: Plan, passing: PeerId | None) -> None:
+        key, patience = state.key, plan.patience_s
         if plan.groups:
             patience = owner_patience_s(patience, plan.expected_s)
         if passing is not None:
             relayed = passing_patience_s(plan.patience_s, plan.expected_s)
-            await self._until_overdue(route, plan, relayed, passing)
+            await self._until_overdue(state, plan, relayed, passing)
             if key in self.held:
                 return
             try:
@@ -74,21 +74,21 @@ class Watches:
             except (TransportError, RemoteProtocolError) as error:
                 self.listener.fault(key[2], f"gives no part: {error}")
                 return
-        await self._until_overdue(route, plan, patience)
+        await self._until_overdue(state, plan, patience)
         if key not in self.held:
             self.listener.fault(key[2], "its part does not come")
 
     async def _until_overdue(
-        self, route: Route, plan: Plan, patience: float, relay: PeerId | None = None
+        self, state: PartState, plan: Plan, patience: float, relay: PeerId | None = None
     ) -> None:
         """Wait until a part is held, or is overdue, or its relay is found to be of no use."""
-        key, clock, wiring = route.key, self.transfers.wiring.now, self.transfers.wiring
+        key, clock, wiring = state.key, self.transfers.wiring.now, self.transfers.wiring
         size = wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
         overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
         if not plan.groups:  # else many come through one relay, whose pace would seem usual
             self._judges[key] = overdue
         while key not in self.held and relay not in self.shunned:
-            moved = route.inflow.moved if route.inflow is not None else 0
+            moved = state.inflow.moved if state.inflow is not None else 0
             left = overdue.left(clock(), moved, bool(self.held), self._usual(overdue, clock()))
             if left <= 0:
                 return

@@ -21,7 +21,7 @@ from statistics import fmean
 import torch
 from blake3 import blake3
 
-from gossip.membership.members import sketch
+from gossip.membership import sketch
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 from protocols.messages import Announce

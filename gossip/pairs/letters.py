@@ -31,7 +31,7 @@ from protocols.bounds import MAX_PEERS
 from protocols.codecs import Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 from protocols.transport import CHUNK_BYTES, Incoming
 
 VERB = "letter"
@@ -80,7 +80,7 @@ class _Feed(BufferFeed):
 class _Receipt:
     """A letter that is arriving; another try goes on in the same memory."""
 
-    header: Transfer
+    header: TransferHeader
     data: bytearray
     until: float  # from then on it makes way for another one
     filled: int = 0  # bytes from the first one on
@@ -195,7 +195,7 @@ class Letters:
         trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
         name = name or self.name()
         run = self.wiring.run
-        header = Transfer(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
+        header = TransferHeader(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
         chunks = codec.chunks(0, self.size)
 
         def feed_from(chunk: int) -> _Feed:
@@ -235,7 +235,7 @@ class Letters:
         """A letter out of the box; None where it had to make way."""
         return self.held.pop(stamp, None)
 
-    async def receive(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+    async def receive(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> None:
         """Take a letter in; raises RemoteProtocolError for one that is not to be had."""
         codec = self._check(sender, header)
         chunk, chunks = chunk_at(codec, header), codec.chunks(0, self.size)
@@ -301,7 +301,7 @@ class Letters:
         self.held[letter.stamp] = letter
         self.mail.arrived(letter)
 
-    def reached(self, sender: PeerId, header: Transfer) -> bytes:
+    def reached(self, sender: PeerId, header: TransferHeader) -> bytes:
         """How much of a letter is here, for the sender of the rest."""
         codec = self._check(sender, header)
         receipt, done = self._arriving.get(sender), 0
@@ -313,7 +313,7 @@ class Letters:
             done = codec.complete(0, self.size, filled)
         return replace(header, done=done).encode()
 
-    def _check(self, sender: PeerId, header: Transfer) -> RangeCodec:
+    def _check(self, sender: PeerId, header: TransferHeader) -> RangeCodec:
         """The codec of a letter that may come."""
         if header.run != self.wiring.run:
             raise Stale("another run")
@@ -326,10 +326,10 @@ class Letters:
             raise Malformed(f"a letter in {header.codec}, not in {' or '.join(self._codecs)}")
         return codec
 
-    def _length(self, header: Transfer) -> int:
+    def _length(self, header: TransferHeader) -> int:
         return self._sizes[header.codec] + _TRAILER.size
 
-    def _receipt(self, sender: PeerId, header: Transfer, at: int) -> _Receipt:
+    def _receipt(self, sender: PeerId, header: TransferHeader, at: int) -> _Receipt:
         """The receipt for a letter from byte ``at`` on; only a peer's newest letter goes on.
 
         Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
@@ -363,7 +363,7 @@ class Letters:
         return receipt
 
 
-def _same(one: Transfer, other: Transfer) -> bool:
+def _same(one: TransferHeader, other: TransferHeader) -> bool:
     """Whether both are tries of one letter."""
     return (one.basis, one.codec) == (other.basis, other.codec)
 
@@ -372,8 +372,8 @@ def receive(boxes: Sequence[Letters]) -> None:
     """Have letters that come put into the boxes of their fragments, 0, 1, …"""
     wiring = boxes[0].wiring
 
-    def header_of(data: bytes) -> tuple[Transfer, Letters]:
-        header: Transfer = Transfer.decode(data)
+    def header_of(data: bytes) -> tuple[TransferHeader, Letters]:
+        header: TransferHeader = TransferHeader.decode(data)
         if not 0 <= header.fragment < len(boxes):
             raise Malformed(f"a letter about fragment {header.fragment} of {len(boxes)}")
         return header, boxes[header.fragment]

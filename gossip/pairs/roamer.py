@@ -195,7 +195,7 @@ class Roamer(OfFragment):
         return ramp(self._rounds) if ramped else 1.0
 
     @property
-    def planned(self) -> bool:
+    def under_way(self) -> bool:
         """Whether an exchange is under way."""
         return not self.core.resting
 
@@ -210,7 +210,7 @@ class Roamer(OfFragment):
 
         It was copied, or is being copied, when the round began.
         """
-        return self._beginning or self.planned
+        return self._beginning or self.under_way
 
     @property
     def _meetings(self) -> int:
@@ -240,7 +240,7 @@ class Roamer(OfFragment):
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
         if changes.get("ready") is False:
             self._ours = False  # the trainer is another one now
-        if changes.get("ready") and not (self._beginning or self.planned or self._leaving):
+        if changes.get("ready") and not (self._beginning or self.under_way or self._leaving):
             self._beginning = True
             if self.status.status != "leaving":
                 changes["status"] = "active"

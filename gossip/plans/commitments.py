@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, verify
-from protocols.messages import Transfer
+from protocols.messages import TransferHeader
 from protocols.transport import Buffer
 
 _LEAF, _NODE = b"\x00", b"\x01"
@@ -118,7 +118,7 @@ def _join(left: Node, right: Node) -> Node:
 # --- what a contributor signs ---------------------------------------------------------------------
 
 
-def seal(identity: Identity, header: Transfer, leaves: Sequence[Node]) -> bytes:
+def seal(identity: Identity, header: TransferHeader, leaves: Sequence[Node]) -> bytes:
     """What is sent behind a slice: the root of its chunks, signed. ``SEAL_SIZE`` bytes."""
     found = root(leaves).hash
     return found + identity.sign(_statement(header, found))
@@ -134,10 +134,10 @@ def signature_of(seal_: bytes) -> bytes:
     return seal_[_HASH:]
 
 
-def check_seal(sender: PeerId, header: Transfer, seal_: bytes) -> None:
+def check_seal(sender: PeerId, header: TransferHeader, seal_: bytes) -> None:
     """Raise BadSignature unless ``sender`` has sealed its slice so."""
     verify(sender, signature_of(seal_), _statement(header, root_of(seal_)))
 
 
-def _statement(header: Transfer, found: bytes) -> bytes:
+def _statement(header: TransferHeader, found: bytes) -> bytes:
     return _SLICE + dataclasses.replace(header, done=0).encode() + found

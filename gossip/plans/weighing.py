@@ -34,7 +34,7 @@ from gossip.plans.commitments import Node, packed, root_of, signature_of, unpack
 from gossip.plans.mix import MAX_SCALE, Mix
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, verify
-from protocols.messages import Contributor, Gram, Part, Plan, Transfer
+from protocols.messages import Contributor, Gram, Part, Plan, TransferHeader
 
 _GRAM = b"atoll gram\x00"
 _PIECE = 8192  # elements of each slice that are multiplied at a time
@@ -48,7 +48,7 @@ def sign_gram(identity: Identity, run: bytes, unsigned: Gram) -> Gram:
 
 def gram_of(
     identity: Identity,
-    header: Transfer,
+    header: TransferHeader,
     plan: Plan,
     seals: Mapping[PeerId, bytes],
     products: Node,

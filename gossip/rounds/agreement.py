@@ -124,7 +124,7 @@ class Agreement:
         if epoch > self._epochs.get(peer, 0) and peer in self.roster:
             self._epochs[peer] = epoch
 
-    def owner_of(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> PeerId:
+    def proposer_of(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> PeerId:
         """Who may propose under a ballot."""
         order = self.order(roster)
         return order[ballot[1] % len(order)]
@@ -300,7 +300,7 @@ class Agreement:
             raise Stale("not the roster in office, or one without me")
         if not set(roster) <= set(self.roster):
             raise Malformed("a roster of strangers")
-        if sender != self.owner_of(ballot, roster):
+        if sender != self.proposer_of(ballot, roster):
             raise Malformed("the ballot is not the sender's")
         highest, reached = self.promised
         if epoch > highest + LEAP or number > LEAP + (reached if epoch == highest else 0):

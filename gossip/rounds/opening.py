@@ -274,7 +274,7 @@ class Opening:
         order.sort(key=lambda peer: peer in self.unreliable)  # their plans had to be repaired
         agreement = self.agreement
         if agreement.promised > NONE:  # the current or next leader is the first to repair
-            first = agreement.owner_of(agreement.promised, agreement.office)
+            first = agreement.proposer_of(agreement.promised, agreement.office)
             if first in order:
                 order.remove(first)
                 order.insert(0 if first == agreement.me or not overdue else len(order), first)

@@ -52,7 +52,7 @@ class Prospects:
         """Doubt a candidate that had my promise to repair a plan, and has not done so."""
         plan, (epoch, number) = self.agreement.plan, self.agreement.promised
         if plan is not None and (epoch, number) > (plan.epoch, plan.ballot):
-            candidate = self.agreement.owner_of((epoch, number), self.agreement.office)
+            candidate = self.agreement.proposer_of((epoch, number), self.agreement.office)
             if candidate != self.agreement.me:
                 self.company.doubt(candidate, now)
 

@@ -335,7 +335,7 @@ class Round:
         if (
             self.agreement.plan is None
             and self.agreement.promised == NONE
-            and self.agreement.owner_of((0, 0), self.roster) == self.me
+            and self.agreement.proposer_of((0, 0), self.roster) == self.me
         ):
             return self._lead(Remains((0, 0), self.roster, None, {}), now)
         if not self.company.intact(now):

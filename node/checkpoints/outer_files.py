@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints.checkpoint import (
     CheckpointError,
@@ -126,7 +126,7 @@ def read_outer(checkpoint: Path, verified: Index | None = None) -> OuterFiles:
         vectors = _vectors(tensors, signed.manifest, len(base))
         if residual is not None and (residual.shape, residual.dtype) != (base.shape, base.dtype):
             raise ValueError("the residual is no fp32 vector of the same length")
-        own = tensors if signed.manifest.mode in GOSSIP else {}
+        own = tensors if signed.manifest.mode in PAIRED else {}
         weights = tuple(map(float, own.get("weights", ())))
         rounds = tuple(map(int, own.get("rounds", ())))
         wanted = signed.manifest.rounds.fragments if own else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
@@ -91,7 +91,7 @@ def restore(
         return None
     path, facts = found.checkpoint.path, found.checkpoint.facts
     outer = read_outer(path, facts)
-    if outer.signed.manifest.mode in GOSSIP:
+    if outer.signed.manifest.mode in PAIRED:
         run, creator = outer.signed.run_id, outer.signed.creator
         own = tuple(own_standing(run, creator, at, n) for n, at in enumerate(outer.rounds))
         return Restored(

@@ -17,7 +17,7 @@ import torch
 
 from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.state import Sharing
 from gossip.catchup.lineage import Lineage
 from gossip.catchup.replay import Ending
@@ -75,7 +75,7 @@ class Fetcher:
                 await self.node.offload(partial(self._begin, manifest, self._making_first()))
             for replica in self.replicas:
                 await replica.settle()
-        elif self.run.manifest.mode in GOSSIP and self.node.config.role != "island":
+        elif self.run.manifest.mode in PAIRED and self.node.config.role != "island":
             self.joined_under_way = True  # each state is an island's own, and this node is none
         else:
             await self._join()
@@ -197,7 +197,7 @@ class Fetcher:
         In certified rounds a newcomer follows the rounds meanwhile. In gossip each island has a
         state of its own and trains on, so the downloaded one would be old.
         """
-        if self.run.manifest.mode not in GOSSIP or not self.downloaded:
+        if self.run.manifest.mode not in PAIRED or not self.downloaded:
             return None
         return lambda: self._refresh(swarm)
 
@@ -248,7 +248,7 @@ class Fetcher:
         return Sharing(self.node.transport, self.run.signed.run_id)
 
     def _arrival(self, ask: Callable[[], list[PeerId]]) -> Arrival:
-        kind = OwnArrival if self.run.manifest.mode in GOSSIP else Arrival
+        kind = OwnArrival if self.run.manifest.mode in PAIRED else Arrival
         return kind(
             self.node.transport,
             self.run.signed.run_id,

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from bootstrap.handshake import LEAST_INVITATION
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints.checkpoint import run_of
 from node.checkpoints.outer_files import BESIDE, SHARD, read_beside
@@ -273,7 +273,7 @@ def check_known(node: Node, restored: Restored) -> None:
     office = {peer for state in restored.states if state for peer in state.roster}
     if (
         node.config.role == "island"
-        and signed.manifest.mode not in GOSSIP
+        and signed.manifest.mode not in PAIRED
         and node.identity.peer_id not in (office or {signed.creator})
         and not node.config.peers
         and not node.cache.load()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import mean, median_low
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from diloco.fragments import delay_for
 from diloco.knobs import Decision
 from diloco.knobs import inner_steps as for_exposure
@@ -63,7 +63,7 @@ class Chooser:
         speeds = [announce.steps_per_second for announce in others]
         whole = rounds.inner_steps
         if rounds.most_steps:
-            whole = self._in_pairs(others) if self.manifest.mode in GOSSIP else self._of_all(others)
+            whole = self._in_pairs(others) if self.manifest.mode in PAIRED else self._of_all(others)
         if self.own_inner_steps:
             self._tell("own_inner_steps", self.own_inner_steps, {}, "set with --inner-steps")
             return self.own_inner_steps

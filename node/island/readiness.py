@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from gossip.common import AnySwarm
 from gossip.membership.sketch import sketch
 from gossip.membership.spread import WholeSketch, turn_of
@@ -46,7 +46,7 @@ class Readiness:
         # round of the last snapshot, and turn of the sketch that was made with it
         self.sketched = [(-1, 0)] * fragments
         # in pairs there are no common turns: a sketch is as old as its oldest part
-        self._whole = WholeSketch(fragments, min if manifest.mode in GOSSIP else turn_of)
+        self._whole = WholeSketch(fragments, min if manifest.mode in PAIRED else turn_of)
 
     def answered(self, fragment: int, *, contributed: bool) -> None:
         """A round has ended; ``contributed``: with this island's snapshot."""

@@ -19,7 +19,7 @@ from statistics import median, median_low
 from typing import Any
 
 from bootstrap.handshake import Clocks, Greeting, admission, greet
-from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.seeds import Reached, explain, find_peers
 from bootstrap.state import fetch_manifest
 from gossip.membership.members import Liveness, Membership
@@ -141,7 +141,7 @@ class Observer:
             signed = await self._manifest(peers, run)
             manifest = signed.manifest
             self._run, self._total = run, manifest.rounds.total_rounds
-            self._in_pairs = manifest.mode in GOSSIP
+            self._in_pairs = manifest.mode in PAIRED
             self._at_will = self._in_pairs or at_will(manifest)
             self.history.begin(run.hex())
             self.state.run = RunView(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.validation import check
 from node.simulate.learner import BETAS, DECAY
-from node.simulate.scenario import PAIRED, Scenario
+from node.simulate.scenario import Scenario
 
 # the outer optimizers of modes that merge gradients
 GRADIENTS: dict[str, dict[str, Any]] = {

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from bootstrap import manifest_rounds
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_modes import check_arrivals
 from bootstrap.manifest_rounds import COARSE, SPARSE, Codec, CodecChoice
 from bootstrap.validation import bad_config, explain, read_toml
@@ -27,7 +28,6 @@ from protocols.errors import OperatorError
 
 Mode = Literal[manifest_rounds.Mode, "powersgd", "onebit-adam"]
 MODES: tuple[str, ...] = get_args(Mode)
-PAIRED = ("gossip", "push-sum")  # modes that meet in pairs
 IN_FRAGMENTS = ("streaming", "async", "server", "fedavg", *PAIRED)  # modes that may be
 # modes whose inner steps from one merge to the next are fixed
 FIXED_STEPS = ("btm", "sparta", "allreduce", "powersgd", "onebit-adam")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from bootstrap.manifest_gossip import PAIRED
 from bootstrap.state import StateServer
 from bootstrap.validation import bad_config
 from diloco.federated import merged_branches
@@ -42,7 +43,6 @@ from node.simulate.learner import layout_of
 from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
 from node.simulate.run import GRADIENTS, manifest_of
-from node.simulate.scenario import PAIRED
 from node.simulate.trainer import Simulated, Trainer
 from node.simulate.world import Node, World
 from node.trainer.channel import Applied

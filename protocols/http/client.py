@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from protocols.address_book import AddressBook
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.connections.names import Names
 from protocols.errors import (
     IdentityMismatch,

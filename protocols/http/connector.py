@@ -17,7 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from protocols.address_book import AddressBook
 from protocols.addresses import is_relayed
-from protocols.connections.accepted import tls
+from protocols.connections import tls
 from protocols.connections.names import Names
 from protocols.connections.sockets import prefer_small_queue
 from protocols.dialling import reach, unreached

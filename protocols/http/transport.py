@@ -27,8 +27,8 @@ from typing import Self
 
 from protocols.address_book import AddressBook
 from protocols.addresses import host_of, hostport, is_relayed, normal, parse_address, source_of
-from protocols.connections.accepted import same_machine
-from protocols.connections.accepted import tls as tls_links
+from protocols.connections import same_machine
+from protocols.connections import tls as tls_links
 from protocols.connections.names import Names
 from protocols.connections.sockets import open_listener
 from protocols.errors import LocalProtocolError, Unreachable, Why

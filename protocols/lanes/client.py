@@ -15,7 +15,7 @@ from functools import partial
 
 from protocols.address_book import AddressBook
 from protocols.addresses import is_relayed
-from protocols.connections.accepted import same_machine, tls
+from protocols.connections import same_machine, tls
 from protocols.connections.names import Names
 from protocols.connections.sockets import prepare_lane
 from protocols.dialling import reach, unreached
