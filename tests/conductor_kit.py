@@ -63,7 +63,7 @@ class Trainer:
 class Chain:
     """What this node says of itself."""
 
-    planned, contributes, fragment = False, False, 0
+    under_way, contributes, fragment = False, False, 0
     exchanges = False  # the snapshot, in pairs
 
     def __init__(self) -> None:

@@ -75,7 +75,7 @@ def test_only_what_explains_a_failure_is_left_behind(end: type[BaseException] | 
 
 DEMONSTRATION = """
 import signal, time
-from node.demo.run.run import run as demo
+from node.demo import run as demo
 from node.interrupts import clean_up_at_any_end
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup

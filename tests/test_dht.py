@@ -375,7 +375,7 @@ def test_hivemind_is_imported_beside_the_event_loop() -> None:
 import asyncio, sys, threading
 from identity_kit import identity
 from bootstrap.dht import Dht
-from protocols.memory.transport.transport import MemoryNetwork
+from protocols.memory.transport import MemoryNetwork
 from protocols.whereabouts import Whereabouts
 
 class Witness:
