@@ -29,6 +29,7 @@ from node.entry.entrance import Run
 from node.errors import operator_error
 from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
+from node.island.beginning import Beginning
 from node.island.cores import contention
 from node.island.hardware import Hardware, training
 from node.island.island import Island
@@ -196,14 +197,17 @@ def make_conductor(
         tuple(replicas),
         layout,
         node.events,
-        restored.trained if restored else None,
+        Beginning(
+            manifest,
+            checkpoint=restored.trained if restored else None,
+            moments=restored.moments if restored else None,
+            joined=joined,
+        ),
         on_applied,
-        joined=joined,
         swarm=swarm,
         own_inner_steps=config.inner_steps,
     )
     if restored is not None:
-        conductor.moments = restored.moments
         conductor.pace.step = restored.facts.step
         conductor.pace.tokens = restored.facts.tokens
     return conductor

@@ -18,6 +18,7 @@ from node.checkpoints.restoring import steps_in
 from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.live import is_recipe
 from node.island.allotment import Allotment
+from node.island.beginning import Beginning, Todo
 from node.island.choosing import Chooser
 from node.island.events import notice_of, problem_of, shrunk_of, step_of, validation_of
 from node.island.guessing import Guesses
@@ -28,7 +29,7 @@ from node.island.rank_ends import TrainerDied
 from node.island.readiness import Readiness
 from node.island.restarts import Restarts
 from node.island.targets import Targets
-from node.modes import at_will, by_gradients, once
+from node.modes import at_will, once
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
 from node.multiples import Multiples
@@ -37,7 +38,6 @@ from node.replicas.replica import OuterReplica, Side
 from node.trainer.channel import (
     Applied,
     Apply,
-    Begin,
     ChannelClosedError,
     Cold,
     Donated,
@@ -73,21 +73,14 @@ class Conductor:
     replicas: tuple[OuterReplica, ...]  # by fragment
     layout: Outline
     events: EventLog
-    resume_dir: Path | None
+    beginning: Beginning
     on_applied: Callable[[Applied], Awaitable[None]]
-    joined: bool  # came into a run under way: its optimizer is cold
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
     refresh: Callable[[], Awaitable[None]] | None = None  # brings the state up to date, once
-    moments: Taken | None = None  # for a trainer that does not resume, once
     # gives the moments of the newest checkpoint, for ranks that are started again
     spare: Callable[[], Awaitable[Taken | None]] | None = None
-    expects_moments: bool = False  # a donor's are on their way: training begins in :meth:`take`
-    ready: Ready | None = None  # what the trainer has built; None: it is not there yet, or no more
-    _begun: bool = False
-    _beginning: bool = False
-    _anew: bool = False  # the ranks have been started again, from the last merge
     _target: int = 0  # inner steps from one contribution to the next
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
     _grows: bool = False  # a host is to be taken in
@@ -101,7 +94,7 @@ class Conductor:
         self.files = TrainerFiles(self.island)
         self._at_will = at_will(self.manifest)
         # after a restart the trainer first has to stand where its checkpoint was made
-        self._turns = Turns(len(self.replicas), free=self.resume_dir is None)
+        self._turns = Turns(len(self.replicas), free=self.beginning.checkpoint is None)
         self._restarts = Restarts(self.replicas)
         start = self.replicas[0].place.round
         self._evaluations = Multiples(self.manifest.rounds.eval_every, start)
@@ -120,7 +113,7 @@ class Conductor:
     async def hold(self, fragment: int) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""
         await self._turns.take(fragment)
-        if not self._begun or not self.island.alive:
+        if not self.training:
             return None
         self._time_transfer(fragment)
         await self.island.claim(fragment)
@@ -138,7 +131,7 @@ class Conductor:
         self._turns.written(fragment)
         slot, slots = self._targets.slot(self.swarm)
         batches, anew = self._allotment.turn(slot) if fragment == 0 else ((), False)
-        if not self._begun:
+        if not self.beginning.begun:
             self._turns.free(fragment)
             await self._begin()
             return
@@ -219,7 +212,7 @@ class Conductor:
     @property
     def training(self) -> bool:
         """Whether there is a trainer at work, whose state belongs into a checkpoint."""
-        return self._begun and self.island.alive
+        return self.beginning.begun and self.island.alive
 
     async def take_back(self) -> None:
         """Before :meth:`save`: have the trainer go back from its guess, if it stands on one."""
@@ -237,12 +230,12 @@ class Conductor:
 
     async def take(self, moments: Taken | None) -> None:
         """Begin with a donor's moments, or without where none are to be had."""
-        self.expects_moments, self.moments = False, moments
+        self.beginning.given(moments)
         await self._begin()
 
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""
-        if not self._begun:
+        if not self.beginning.begun:
             return UNKNOWN_ETA_S
         if self.pace.steps_per_second <= 0:
             return 60.0
@@ -260,84 +253,65 @@ class Conductor:
                 f"{ready.parameters:,} parameters instead of {self.layout.size:,}",
                 "all ranks need the same version of Atoll",
             )
-        self.ready = ready
+        self.beginning.built()
         await self._begin()
 
     async def _begin(self) -> None:
-        in_office = any(self.me in r.roster for r in self.replicas) or self.resume_dir is not None
-        if self.ready is None or not in_office or self._beginning or self.expects_moments:
-            return  # the node follows the rounds until it is in office, see :meth:`resume`
-        self._beginning = True
-        refresh, self.refresh = self.refresh, None
-        try:
-            if refresh is not None:
-                await refresh()
-            if self._anew:
-                await self._find_moments()
-                self._anew = False
-            await self._turns.all_to_read()
-            if self._guesses is not None:
-                await self._guesses.leave()
-        finally:
-            self._beginning = False
-        if self.ready is None or not self.island.alive:
-            if self.resume_dir is None:
+        """Begin if it is time; else the node follows the rounds until it is, see :meth:`resume`."""
+        steps = self.beginning.steps(
+            in_office=any(self.me in replica.roster for replica in self.replicas),
+            alive=lambda: self.island.alive,
+        )
+        with contextlib.closing(steps):  # also where one of them fails
+            for todo in steps:
+                await self._carry_out(todo)
+
+    async def _carry_out(self, todo: Todo) -> None:
+        match todo:
+            case Todo.REFRESH if self.refresh is not None:
+                await self.refresh()
+            case Todo.FIND_MOMENTS if self.spare is not None:
+                donated = self.beginning.donated
+                if donated is None or not donated.exists():
+                    self.beginning.found(await self.spare())
+            case Todo.HAND_OVER:
+                await self._turns.all_to_read()
+                if self._guesses is not None:
+                    await self._guesses.leave()
+            case Todo.BEGIN:
+                await self._send_begin()
+            case Todo.LET_GO:
                 self._turns.free()
-            return  # it has died meanwhile: the next one begins when it is ready
-        self._begun = True
-        round_, *others = [replica.place.round for replica in self.replicas]
-        self._evaluations.pass_over(round_)
-        slot, slots = self._targets.slot(self.swarm)
-        self._aim(self._targets.next(self.swarm), anew=range(len(self.replicas)))
-        resume = str(self.resume_dir) if self.resume_dir else ""
-        self._since = steps_in(self.resume_dir, at_will=self._at_will)
+
+    async def _send_begin(self) -> None:
+        rounds, checkpoint = [r.place.round for r in self.replicas], self.beginning.checkpoint
+        self._evaluations.pass_over(rounds[0])
+        slot = self._targets.slot(self.swarm)
+        self._aim(self._targets.next(self.swarm), anew=range(len(rounds)))
+        self._since = steps_in(checkpoint, at_will=self._at_will)
         self._turns.begin()
-        for fragment in range(len(self.replicas)):
+        for fragment in range(len(rounds)):
             self.readiness.keep(self.swarm, fragment)
         read = self.readiness.read(self.swarm)
-        if not (resume or self._at_will):
+        if not (checkpoint or self._at_will):
             self._since = read
-        moments = self.moments
-        begin = Begin(
-            round_,
+        begin = self.beginning.command(
+            rounds,
             self._target,
             slot,
-            slots,
-            self.pace.step,
-            self.pace.tokens,
-            resume,
-            rewarm=self.joined and not (resume or moments),
-            evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
-            others=tuple(others),
+            self.pace,
             tau=self._chooser.tau(),
-            at_will=self._at_will,
-            forgets=not self.manifest.inner.keep_moments,
-            gradients=by_gradients(self.manifest),
-            moments=str(moments.path) if moments else "",
-            moments_steps=moments.steps if moments else 0,
-            position=max(self.pace.position, self._targets.position(self.swarm)),
-            round_step=read,
-            batches=self._allotment.begin(self.resume_dir, slot),
+            position=self._targets.position(self.swarm),
+            read=read,
+            batches=self._allotment.begin(checkpoint, slot[0]),
         )
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
 
     def _has_begun(self) -> None:
-        """Drop what the trainer began with, now that it has read it.
-
-        Not earlier: ranks that die while they read it are to get it again.
-        """
-        if self.moments is not None and self.moments.steps:
+        if (file := self.beginning.read()) is not None:
             with contextlib.suppress(OSError):
-                self.moments.path.unlink()
-        self.resume_dir = self.moments = None
-
-    async def _find_moments(self) -> None:
-        """Find moments for restarted ranks: a donor's, else those of the newest checkpoint."""
-        donated = self.moments is not None and self.moments.steps and self.moments.path.exists()
-        if self.spare is not None and not donated:
-            self.moments = await self.spare()
-            self.joined = self.moments is None
+                file.unlink()
 
     def _on_step(self, done: StepDone) -> None:
         if short := shrunk_of(done, self.pace.halved):
@@ -374,7 +348,9 @@ class Conductor:
             return
         if self.swarm is None:
             return
-        ready = await self.readiness.contribution(snapshot, self.swarm, ramped=self.joined)
+        ready = await self.readiness.contribution(
+            snapshot, self.swarm, ramped=self.beginning.joined
+        )
         if ready is None:
             return
         if self._guesses is not None:
@@ -390,7 +366,7 @@ class Conductor:
             changes["micro_batch"] = settings.halved
         # a restart with a smaller micro-batch is not counted, as halving comes to an end by itself;
         # but where no step was tried it was the model that did not fit (--compile tries one first)
-        stepped = self._begun or settings.compile
+        stepped = self.beginning.begun or settings.compile
         less = bool(changes) and stepped and settings.halved < settings.at_once
         fatal = self._restarts.died(died, counted=not less)
         problem = problem_of(died)
@@ -400,18 +376,13 @@ class Conductor:
         await self._start_again(**changes)
 
     async def _start_again(self, **changes: int) -> None:
-        """Start all ranks anew, from the last merge, with the moments of the newest checkpoint.
-
-        Where there is none they start without moments, like a newcomer's. Ranks that had yet to
-        begin from ``resume_dir`` begin from that checkpoint instead.
-        """
-        self._begun, self.ready = False, None
+        """Start all ranks anew; :mod:`node.island.beginning` says with what they begin."""
+        may_change = self.beginning.lost()
         self.files.lost()
         if self._guesses is not None:
             self._guesses.lost()
-        if self.resume_dir is None:
+        if may_change:
             self._turns.free()
-            self.joined = self._anew = True
         for fragment in range(len(self.replicas)):
             self.readiness.withdraw(self.swarm, fragment, self.eta(fragment))
         await self.island.restart(**changes)
@@ -453,7 +424,7 @@ class Conductor:
 
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""
-        if self._begun and not self._target and self._targets.drawn(self.swarm):
+        if self.beginning.begun and not self._target and self._targets.drawn(self.swarm):
             await self._set_target(self._targets.next(self.swarm))
 
     def _aim(self, target: int, *, anew: Sequence[int] = ()) -> None:

@@ -273,7 +273,7 @@ class Participation:
                 )
                 stack.push_async_callback(moments.aclose)
             wanted = self.config.moments == "donor"
-            self.conductor.expects_moments = wanted and self.fetcher.downloaded
+            self.conductor.beginning.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
 
     def _copying(self, store: CheckpointStore) -> Copying | None:
@@ -298,7 +298,7 @@ class Participation:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
             spawn(self.conductor.run())
-            if self.conductor.expects_moments:
+            if self.conductor.beginning.expects_moments:
                 spawn(self._take_moments(self.conductor))
         self.node.say_started(run.manifest.label, device_kind(self.config))
         self._check_end()  # a node that resumes or comes late may find the run over

@@ -14,6 +14,7 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
 from node.conductor import Conductor
+from node.island.beginning import Beginning, Stage
 from node.replicas.replica import OuterReplica
 from node.trainer.channel import (
     Snapshot,
@@ -106,9 +107,8 @@ def conductor(
         (replica,),
         cast(Any, layout),
         cast(Any, SimpleNamespace(emit=lambda event: None)),
-        None,
+        Beginning(manifest),
         on_applied,
-        joined=False,
     )
     chain = Chain()
     nobody = SimpleNamespace(islands_alive=lambda now: (), announcement=lambda peer: None)
@@ -119,7 +119,7 @@ def conductor(
             chains=[chain], me=ME, presence=presence, membership=nobody, now=lambda: 0.0
         ),
     )
-    made._begun = True
+    made.beginning.stage = Stage.BEGUN
     return made, chain
 
 

@@ -24,7 +24,7 @@ from node.trainer.channel import Saved
 class SlowTrainer:
     """Has copied its files at once, or at ``copies``; writes them when told to."""
 
-    training, resume_dir = True, None
+    training, beginning = True, SimpleNamespace(checkpoint=None)
 
     def __init__(self, *, copies: bool = True) -> None:
         self.writing: asyncio.Future[Saved] | None = None

@@ -24,6 +24,7 @@ from conductor_kit import (
 )
 
 from node.checkpoints.trainer_files import Taken
+from node.island.beginning import Stage
 from node.island.ownership import Turns
 from node.island.readiness import Readiness
 from node.replicas.eager_state import EagerReplica
@@ -61,17 +62,19 @@ async def test_a_trainer_that_dies_before_it_begins_is_sent_nothing(
     gate.open.set()
     made, _ = conductor(vectors, gate.offload)
     trainer = cast(Trainer, made.island)
-    made._begun, made.ready = False, cast(Any, object())
+    made.beginning.built()
 
     async def refresh() -> None:
-        trainer.alive, made.ready = False, None
+        trainer.alive = False
+        made.beginning.lost()
 
     made.refresh = refresh
     await made._begin()
     assert trainer.sent == []
-    assert not made._begun
+    assert not made.beginning.begun
     assert made._turns.is_free(0)
-    trainer.alive, made.ready = True, cast(Any, object())
+    trainer.alive = True
+    made.beginning.built()
     await made._begin()
     assert len(trainer.sent) == 1
 
@@ -94,11 +97,11 @@ async def test_ranks_that_are_started_again_have_the_newest_moments(
 
     made.spare, trainer.restart = spare, restart  # type: ignore[attr-defined]
     await made._start_again(micro_batch=1)
-    made.ready = cast(Any, object())
+    made.beginning.built()
     await made._begin()
     (begin,) = trainer.sent
     assert (begin.moments, begin.moments_steps) == ("checkpoint" * kept, 0)
-    assert begin.rewarm is made.joined is not kept
+    assert begin.rewarm is made.beginning.joined is not kept
     assert not begin.resume
 
 
@@ -110,14 +113,15 @@ async def test_ranks_that_die_while_they_resume_begin_from_the_checkpoint_again(
     made, _ = conductor(vectors, at_once)
     trainer = cast(Trainer, made.island)
     trainer.restart = nobody  # type: ignore[attr-defined]
-    made._begun, made.ready, made.resume_dir = False, cast(Any, object()), Path("ckpt-00000000")
+    made.beginning.checkpoint = Path("ckpt-00000000")
+    made.beginning.built()
     await made._begin()
     assert not made._turns.is_free(0)
     if begun:
         await take_in(made, Applied(0, 0, 0, None, None))
     await made._start_again()
     assert made._turns.is_free(0) is begun, "rounds wait until it stands where that was made"
-    made.ready = cast(Any, object())
+    made.beginning.built()
     await made._begin()
     resumed = [begin.resume for begin in trainer.sent]
     assert resumed == ["ckpt-00000000", "" if begun else "ckpt-00000000"]
@@ -135,10 +139,10 @@ async def test_a_newcomer_s_ranks_that_die_early_have_the_donor_s_moments_all_th
     async def spare() -> Taken | None:
         return None  # it has no checkpoint yet
 
-    made.spare, made.joined = spare, True
-    made._begun, made.ready = False, cast(Any, object())
+    made.spare, made.beginning.joined = spare, True
+    made.beginning.built()
     if where == "before it begins":
-        made.expects_moments = True
+        made.beginning.expects_moments = True
         await made._start_again()
         await made.take(Taken(file, 7))
     else:
@@ -147,7 +151,7 @@ async def test_a_newcomer_s_ranks_that_die_early_have_the_donor_s_moments_all_th
             made._has_begun()
             assert not file.exists()
         await made._start_again()
-    made.ready = cast(Any, object())
+    made.beginning.built()
     await made._begin()
     begin, kept = trainer.sent[-1], where != "once it has read them"
     assert (begin.moments, begin.moments_steps) == ((str(file), 7) if kept else ("", 0))
@@ -166,7 +170,7 @@ async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
     assert made.eta(0) == 100
     await made._start_again()
     assert chain.said == [{"ready": False, "eta": UNKNOWN_ETA_S}]
-    made.ready = cast(Any, object())
+    made.beginning.built()
     await made._begin()
     made._target = 500
     assert made.eta(0) == 500
@@ -176,7 +180,8 @@ async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
     )
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / STATE).write_text(standing.model_dump_json())
-    made.resume_dir = tmp_path
+    made.beginning.checkpoint = tmp_path
+    made.beginning.built()
     await made._begin()
     made._target = 500
     assert made.eta(0) == (480 if mode == "diloco" else 465)
@@ -201,7 +206,7 @@ async def test_ranks_that_were_started_meanwhile_are_told_of_no_round_before_the
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         await made._start_again()
-        made.ready = cast(Any, object())
+        made.beginning.built()
         beginning = tasks.create_task(made._begin())
         await asyncio.sleep(0)
         assert not applying.done()
@@ -226,7 +231,7 @@ async def test_ranks_that_were_started_while_a_guess_was_made_are_not_moved_to_i
         guessing = tasks.create_task(made._guesses.make())
         await gate.reached.wait()
         await made._start_again()
-        made.ready = cast(Any, object())
+        made.beginning.built()
         beginning = tasks.create_task(made._begin())
         await asyncio.sleep(0)
         assert not beginning.done()
@@ -265,7 +270,7 @@ async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
     made.files.told(Saved("draft", "", full=False))
     await step()
     assert restarted == [4]
-    made._begun = True
+    made.beginning.stage = Stage.BEGUN
     await step()
     assert restarted == [4]
 
@@ -278,7 +283,7 @@ async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVect
     assert isinstance(replica, EagerReplica)
     await replica.aim()
     await replica.arrived()
-    made._begun, made.ready = False, cast(Any, object())
+    made.beginning.built()
     await made._begin()
     replica.sent.copy_(replica.base - 1)  # the new trainer's first snapshot
     assert replica.delta(0, SIZE, torch.empty(SIZE)).allclose(torch.ones(SIZE), atol=1e-5)
@@ -303,7 +308,7 @@ async def test_what_is_sent_of_a_snapshot_stays_as_it_was_when_its_trainer_begin
     else:
         made._guesses.lost()
         made._turns.free()
-        made._begun, made.ready = False, cast(Any, object())
+        made.beginning.built()
         await made._begin()
     made._turns.free()
     assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
@@ -325,7 +330,7 @@ async def test_no_snapshot_takes_the_place_of_one_that_is_being_sent(
         await made._reset_if_due()
     else:
         vectors.clear()  # its ranks are no more
-        made._begun, made.ready = False, cast(Any, object())
+        made.beginning.built()
         await made._begin()
     vectors.clear()  # the trainer has read what it was given
     made._turns.free()
@@ -350,7 +355,7 @@ async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_b
     async def begun() -> Begin:
         vectors.clear()  # its ranks are no more
         await made._start_again()
-        made.ready = cast(Any, object())
+        made.beginning.built()
         await made._begin()
         begin = cast(Any, made.island).sent[-1]
         assert isinstance(begin, Begin)
@@ -379,7 +384,7 @@ async def test_in_pairs_ranks_that_are_started_again_begin_behind_what_is_exchan
         chain.exchanges = True
         vectors.clear()
         await made._start_again()
-        made.ready = cast(Any, object())
+        made.beginning.built()
         await made._begin()
         assert cast(Any, made.island).sent[-1].round_step == 7
         assert vectors.try_snapshot(), "the copy is what travels"
@@ -468,7 +473,7 @@ async def test_what_is_learnt_anew_is_not_turned_for_the_age_of_what_was_given_u
         await made._reset_if_due()
     else:
         await made._start_again()
-        made.ready = cast(Any, object())
+        made.beginning.built()
         await made._begin()
     assert turning.gone == 0
     vectors.clear()
@@ -501,7 +506,7 @@ async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(
     """Also where it has ended before they were there."""
     made, _ = conductor(vectors, at_once)
     vectors.keep(0, on=True)  # of ranks that have died as well
-    made._begun, made.ready = False, cast(Any, object())
+    made.beginning.built()
     await commit_without(made.replicas[0])
     vectors.clear()
     assert [type(sent) for sent in cast(Any, made.island).sent] == [Begin]

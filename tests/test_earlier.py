@@ -128,7 +128,8 @@ async def test_the_last_checkpoint_of_a_script_that_was_killed_has_moments(
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
     keeper = keeper_at(tmp_path, [])
     keeper.newest = made(keeper.store, FACTS.model_copy(update={"round": 2})).path
-    gone = SimpleNamespace(training=False, pace=SlowTrainer().pace, resume_dir=None)
+    nothing = SimpleNamespace(checkpoint=None)
+    gone = SimpleNamespace(training=False, pace=SlowTrainer().pace, beginning=nothing)
     keeper.conductor = cast(Conductor, gone)
     assert await keeper.save(wait=True)
     found = keeper.store.latest().checkpoint

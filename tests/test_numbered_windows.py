@@ -207,17 +207,17 @@ async def test_ranks_that_are_started_again_read_on(vectors: SharedVectors) -> N
     made, _ = conductor(vectors, at_once, run)
     trainer = cast(Listener, made.island)
     trainer.restart = nobody  # type: ignore[attr-defined]
-    made._begun, made.ready = False, cast(Any, object())
+    made.beginning.built()
     await made._begin()
     steps = [StepDone(0, n, 3.0, 1.0, 0.1, 128, 0.1) for n in range(3)]
     await take_in(made, Applied(0, 0, 0, None, None), *steps)
     await made._start_again()
     await commit(made.replicas[0], {OTHER: 3 * 128, ME: 5 * 128})
-    made.ready = cast(Any, object())
+    made.beginning.built()
     await made._begin()
     await take_in(made, Applied(1, 0, 0, None, None), *steps)
     await made._start_again()
-    made.ready = cast(Any, object())
+    made.beginning.built()
     await made._begin()
     first, merged, again = trainer.sent
     assert first.batches == (0, 5)

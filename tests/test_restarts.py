@@ -10,6 +10,7 @@ import pytest
 
 from bootstrap.manifest import Data, Manifest
 from node.conductor import Conductor
+from node.island.beginning import Beginning, Stage
 from node.island.rank_ends import TrainerDied
 from node.island.restarts import MAX_RESTARTS, Restarts
 from node.trainer.channel import Applied
@@ -40,7 +41,7 @@ def conductor(ranks: Ranks) -> Any:
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
     made.island, made.events, made.files, made._turns = ranks, nothing, nothing, nothing
     made.swarm, made._guesses, made.replicas = None, None, ()
-    made._restarts, made.resume_dir = Restarts(()), None
+    made._restarts, made.beginning = Restarts(()), Beginning(Manifest())
     return made
 
 
@@ -64,7 +65,7 @@ async def test_tries_with_less_at_once_are_not_counted(
 
     async def die_again_and_again() -> None:
         while True:
-            driver._begun = training
+            driver.beginning.stage = Stage.BEGUN if training else Stage.COMING
             await driver._on_death(TrainerDied(1, 77, "", code, "rank 1 ended", Path(), ""))
 
     with pytest.raises(OperatorError, match="rank 1 ended") as caught:
@@ -87,12 +88,14 @@ async def test_ranks_that_die_before_they_have_resumed_begin_from_the_checkpoint
     driver = conductor(Ranks())
     freed: list[None] = []
     driver._turns = SimpleNamespace(free=lambda: freed.append(None))
-    driver.joined, driver._begun = False, begun
-    driver.resume_dir = None if begun else Path("ckpt-00000003")  # as it is once it has begun
+    driver.beginning.checkpoint = Path("ckpt-00000003")
+    driver.beginning.built()
+    if begun:
+        driver.beginning.read()
     await driver._on_death(TrainerDied(1, -9, "", "E405", "rank 1 ended", Path(), ""))
-    assert driver.resume_dir == (None if begun else Path("ckpt-00000003"))
+    assert driver.beginning.checkpoint == (None if begun else Path("ckpt-00000003"))
     # rounds wait until it stands where the checkpoint was made
-    assert (len(freed), driver.joined) == ((1, True) if begun else (0, False))
+    assert (len(freed), driver.beginning.joined) == ((1, True) if begun else (0, False))
 
 
 def ended() -> TrainerDied:

@@ -252,7 +252,7 @@ async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_p
     """A checkpoint of the same round, without the trainer's files, would take its place."""
     keeper = keeper_at(tmp_path, [])
     path = make(keeper.store, 3).path
-    waits = SimpleNamespace(training=False, pace=None, resume_dir=path)
+    waits = SimpleNamespace(training=False, pace=None, beginning=SimpleNamespace(checkpoint=path))
     keeper.conductor = cast(Conductor, waits)
     before = verify(path)
     assert not await keeper.save(wait=True)

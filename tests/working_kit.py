@@ -28,6 +28,7 @@ from gossip.plans.certificate import genesis
 from gossip.plans.rules import Rules
 from node.conductor import Conductor
 from node.entry.downloading import kept_after
+from node.island.beginning import Beginning
 from node.island.island import Island
 from node.monitor.event_log import EventLog
 from node.replicas.replica import ChainStanding, OuterReplica
@@ -254,8 +255,8 @@ class Life:
         self.trainer = island.trainer = Trainer(self, layout, theta, swarm.wait_s)
         resumed = Path("saved") if saved else None
         self.conductor = Conductor(
-            manifest, peer, island, tuple(self.replicas), layout, EventLog(), resumed,
-            self._applied, joined=peer not in founders,
+            manifest, peer, island, tuple(self.replicas), layout, EventLog(),
+            Beginning(manifest, checkpoint=resumed, joined=peer not in founders), self._applied,
         )  # fmt: skip
 
     async def _applied(self, applied: Applied) -> None:

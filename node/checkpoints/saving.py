@@ -112,7 +112,7 @@ class Keeper:
         After the ``last`` one no round is applied until that stack is unwound. With ``wait`` it is
         made without the trainer where that has ended, or does not answer.
         """
-        if self.conductor is not None and self.conductor.resume_dir is not None:
+        if self.conductor is not None and self.conductor.beginning.checkpoint is not None:
             return False
         if self._lock.locked() and not wait:
             return False

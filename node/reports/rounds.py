@@ -99,7 +99,7 @@ class Reporter(PeerReports):
         leaving = self.state.status == "leaving"  # rounds come until its farewell
         if not leaving and self.swarm.status.status in ("joining", "active"):
             self.state.status = "active" if self.swarm.status.status == "active" else "joining"
-        if self.conductor is None or self.conductor.ready is None:
+        if self.conductor is None or not self.conductor.beginning.there:
             self._done(fragment, None)
 
     def _done(self, fragment: int, applied: Applied | None) -> bool:

@@ -34,6 +34,7 @@ from gossip.pairs.swarm import Pairs
 from node.conductor import Conductor
 from node.entry.arrival import Arrival, OwnArrival
 from node.entry.downloading import take_newer, take_state
+from node.island.beginning import Beginning
 from node.island.choosing import Codecs
 from node.modes import is_over
 from node.replicas.replica import OuterReplica
@@ -194,8 +195,8 @@ class Members:
         conductor: Conductor | None = None
         if island is not None:
             conductor = Conductor(
-                manifest, node.me, island, replicas, layout, events, None, _nothing, joins,
-                swarm=swarm,
+                manifest, node.me, island, replicas, layout, events,
+                Beginning(manifest, joined=joins), _nothing, swarm=swarm,
             )  # fmt: skip
             if joins and self.meetings is not None:  # in rounds it follows the others meanwhile
                 newer = partial(take_newer, swarm, replicas, arrival, lambda: _unseen)
