@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Protocol
 
+from gossip.chain.auditor import Bench
 from gossip.common import Wired
+from gossip.exchange.listener import Listener
 from gossip.hooks import Hooks
 from gossip.plans.missed import Missed
 from gossip.plans.retaining import needed
@@ -24,8 +26,8 @@ class CarriesOut(Protocol):
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None: ...
 
 
-class Reports(Wired, CarriesOut):
-    """A :class:`~gossip.exchange.exchange.Listener` in front of the round under way."""
+class Reports(Wired, CarriesOut, Listener, Bench):
+    """Told by the exchange and the auditor, in front of the round under way."""
 
     hooks: Hooks
     round: Round

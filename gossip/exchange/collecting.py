@@ -14,11 +14,11 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gossip.exchange.bodies import chunk_at
 from gossip.exchange.buffers import Whole
 from gossip.exchange.collected import CollectedPart
+from gossip.exchange.listener import Listener
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.exchange.slicing import OwnContribution, shares
@@ -27,18 +27,10 @@ from gossip.plans.lateness import Lateness
 from gossip.plans.mix import Mix
 from gossip.plans.validity import PartKey
 from gossip.wiring import Wiring
-from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
+from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Plan, TransferHeader
 from protocols.transport import Incoming
-
-
-class Refused(Protocol):
-    """Told of contributors that are given up on; knows who is behind, and who is doubtful."""
-
-    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
-    def behind(self, peer: PeerId) -> bool: ...
-    def doubtful(self) -> Set[PeerId]: ...
 
 
 @dataclass
@@ -48,7 +40,7 @@ class Collecting(ABC):
     wiring: Wiring
     transfers: Transfers
     own: OwnContribution
-    listener: Refused
+    listener: Listener
     whole: Whole
     mix: Mix
     _parts: dict[PartKey, CollectedPart] = field(default_factory=dict, kw_only=True)

@@ -7,20 +7,21 @@ it from any member that holds it (:mod:`gossip.exchange.inbox`). So a chunk is o
 the next ones come in. A later plan of the same round changes only what it has to: transfers it
 still wants go on.
 
-Results are reported to a :class:`Listener`: a part is held, a peer did not deliver, nobody has a
-merged part any more, the slices of a draft are weighed (:mod:`gossip.plans.weighing`).
+Results are reported to a :class:`~gossip.exchange.listener.Listener`: a part is held, a peer did
+not deliver, nobody has a merged part any more, the slices of a draft are weighed
+(:mod:`gossip.plans.weighing`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import InitVar, dataclass, field
-from typing import Protocol
 
 import torch
 
-from gossip.exchange.inbox import Inbox, Receiver
-from gossip.exchange.outbox import Outbox, Untaken
+from gossip.exchange.inbox import Inbox
+from gossip.exchange.listener import Listener
+from gossip.exchange.outbox import Outbox
 from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.routing import Routes
 from gossip.exchange.slicing import OwnContribution, Source, shares
@@ -33,10 +34,6 @@ from gossip.plans.validity import PartKey, Shape, key_of
 from gossip.wiring import Wiring
 from protocols.identity import PeerId
 from protocols.messages import Certificate, PartResult, Plan
-
-
-class Listener(Receiver, Untaken, Protocol):
-    """Told of what happens in an exchange."""
 
 
 @dataclass

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.gathering import unless
+from gossip.exchange.listener import Listener
 from gossip.exchange.part_states import PartStates
 from gossip.exchange.receiving import Inflow, Pieced
 from gossip.exchange.transfers import Transfers
@@ -26,20 +26,13 @@ from protocols.identity import PeerId
 from protocols.messages import PartResult, Plan
 
 
-class Told(Protocol):
-    """Told of parts that nobody has, and of peers that gave wrong bytes."""
-
-    def lost(self, result: PartResult) -> None: ...
-    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
-
-
 @dataclass
 class Fetching:
     """The fetches of one exchange. ``held`` are the parts that are here; those that are
     ``planned`` may be on their way. ``hold`` gets what is fetched."""
 
     transfers: Transfers
-    listener: Told
+    listener: Listener
     me: PeerId
     held: Mapping[PartKey, tuple[PartResult, torch.Tensor]]
     planned: PartStates

@@ -9,9 +9,7 @@ watched for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -19,6 +17,7 @@ from gossip.exchange.bodies import chunk_at, result_from, trailer_size
 from gossip.exchange.buffers import Whole
 from gossip.exchange.collecting import Collecting
 from gossip.exchange.fetching import Fetching
+from gossip.exchange.listener import Listener
 from gossip.exchange.owning import Owning
 from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartState, PartStates
 from gossip.exchange.receiving import Inflow, PartDrain
@@ -33,23 +32,8 @@ from gossip.plans.validity import PartKey, Shape, check_statement, fixes, key_of
 from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Gram, PartResult, Plan, TransferHeader
+from protocols.messages import PartResult, Plan, TransferHeader
 from protocols.transport import Incoming
-
-
-class Receiver(Protocol):
-    """Told of what arrives, and of what fails to arrive."""
-
-    def held(self, result: PartResult) -> None: ...
-    def fault(self, peer: PeerId, why: str) -> None: ...
-    def lost(self, result: PartResult) -> None: ...
-    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
-    def weighed(self, gram: Gram) -> None: ...
-    def behind(self, peer: PeerId) -> bool: ...
-    def doubtful(self) -> Set[PeerId]: ...
-    def needed(self) -> set[PartKey]: ...
-    def voted_for(self, result: PartResult) -> bool: ...
-    def dropped(self, key: PartKey) -> None: ...
 
 
 @dataclass
@@ -62,7 +46,7 @@ class Inbox:
     transfers: Transfers
     planned: PartStates
     own: OwnContribution
-    listener: Receiver
+    listener: Listener
     shunned: set[PeerId]
     parts: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
     # parts that I voted for, and of which a later plan names other bytes of the same owner
@@ -79,8 +63,8 @@ class Inbox:
         self._whole = whole = Whole(self.shape.size)
         collecting = (self.wiring, self.transfers, self.own, told, whole, self.shape.mix)
         moved, me = self.transfers, self.wiring.identity.peer_id
-        self.owning = Owning(*collecting, self._hold, told.weighed)
-        self.relaying = Relaying(*collecting, told.fault)
+        self.owning = Owning(*collecting, self._hold)
+        self.relaying = Relaying(*collecting)
         self.watches = Watches(moved, told, self.place, self.parts, self.shunned)
         self.fetching = Fetching(moved, told, me, self.parts, self.planned, whole, self._hold)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
+from gossip.exchange.listener import Listener
 from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.relaying import Relaying
 from gossip.exchange.slicing import OwnContribution, SealedFeed, SliceFeed
@@ -25,14 +25,6 @@ from protocols.messages import Plan, TransferHeader
 UNBLAMED = ("early", "late", "unfit")  # refusals of a slice that do not speak against the owner
 
 
-class Untaken(Protocol):
-    """Told of slices that are not accepted."""
-
-    def fault(self, peer: PeerId, why: str) -> None: ...
-    def declined(self, peer: PeerId, why: str) -> None: ...
-    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
-
-
 @dataclass
 class Outbox:
     """My slices in one exchange. ``held`` are the parts that are here merged, ``shunned`` the
@@ -43,7 +35,7 @@ class Outbox:
     planned: PartStates
     own: OwnContribution
     relaying: Relaying
-    listener: Untaken
+    listener: Listener
     held: Collection[PartKey]
     shunned: set[PeerId]
 

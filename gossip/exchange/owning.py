@@ -37,13 +37,9 @@ from protocols.transport import Incoming
 
 @dataclass
 class Owning(Collecting):
-    """All parts of one round that this member merges; ``held`` gets each when it is merged.
-
-    ``weighed`` gets the inner products of a draft's part, for the draft's leader.
-    """
+    """All parts of one round that this member merges; ``held`` gets each when it is merged."""
 
     held: Callable[[PartResult, torch.Tensor], None]
-    weighed: Callable[[Gram], None]
     # not merged again: the bytes might differ, and all count on one result for each part
     _ended: set[PartKey] = field(default_factory=set)
     shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of what I have weighed
@@ -110,7 +106,7 @@ class Owning(Collecting):
         def tell() -> None:
             part.gram = gram
             if part.plan.draft:
-                self.weighed(gram)
+                self.listener.weighed(gram)
 
         return tell
 
@@ -155,7 +151,7 @@ class Owning(Collecting):
             self._drop(part, relay, Stale("no relay any more"))
         super()._renew(part, plan, paths)
         if part.gram is not None and plan.draft:
-            self.weighed(part.gram)  # there may be a new leader, which does not have it
+            self.listener.weighed(part.gram)  # there may be a new leader, which does not have it
 
     def _kind(
         self,

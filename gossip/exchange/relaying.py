@@ -183,7 +183,6 @@ class PassingFeed:
 class Relaying(Collecting):
     """The parts that this member relays for its group in one round."""
 
-    fault: Callable[[PeerId, str], None]
     _ends: dict[PartKey, tuple[PartKey, tuple[PeerId, ...]]] = field(default_factory=dict)
     _passing: dict[tuple[PartKey, PeerId], tuple[SharedInflow, asyncio.Task[None]]] = field(
         default_factory=dict
@@ -299,4 +298,4 @@ class Relaying(Collecting):
         except (TransportError, RemoteProtocolError) as error:
             late = isinstance(error, RemoteRefused) and error.code in ("early", "late")
             if not late and not self.transfers.closed:
-                self.fault(peer, f"took no sum: {error}")
+                self.listener.fault(peer, f"took no sum: {error}")

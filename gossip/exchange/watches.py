@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from gossip.exchange.listener import Listener
 from gossip.exchange.part_states import PartState
 from gossip.exchange.transfers import Transfers, header_of
 from gossip.place import Place
@@ -21,19 +21,13 @@ from protocols.identity import PeerId
 from protocols.messages import Plan
 
 
-class Blamed(Protocol):
-    """Who is told of an owner that does not deliver."""
-
-    def fault(self, peer: PeerId, why: str) -> None: ...
-
-
 @dataclass
 class Watches:
     """The watches of one exchange. ``held`` are the parts that are here; ``shunned`` are relays
     that are of no use."""
 
     transfers: Transfers
-    listener: Blamed
+    listener: Listener
     place: Place
     held: Collection[PartKey]
     shunned: Collection[PeerId]
