@@ -66,11 +66,12 @@ class Member:
             self.transport, self.identity, RUN, self.codec, self.spawn, virtual_time.inline, clock
         )
         self.exchange = Exchange(wiring, PLACE, self.shape, self, self)
-        for name in ("slice", "merged", "sum"):
-            self._answer_push(name, getattr(self.exchange.inbox, f"on_{name}"))
-            self._answer_call(name, getattr(self.exchange.inbox, f"{name}_reached"))
+        slices, merged = self.exchange.slices, self.exchange.merged
+        for name, takes in (("slice", slices), ("merged", merged), ("sum", slices)):
+            self._answer_push(name, getattr(takes, f"on_{name}"))
+            self._answer_call(name, getattr(takes, f"{name}_reached"))
         self._answer_call("bring", self.exchange.outbox.bring)
-        self._answer_call("give", self.exchange.inbox.give)
+        self._answer_call("give", slices.give)
 
     def _answer_push(self, name: str, take: Callable[..., Any]) -> None:
         async def push(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:

@@ -122,30 +122,30 @@ class Peer:
 
     async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         message = TransferHeader.decode(header)
-        return await self.counted(sender, self.exchange.inbox.on_slice(sender, message, incoming))
+        return await self.counted(sender, self.exchange.slices.on_slice(sender, message, incoming))
 
     async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         message = TransferHeader.decode(header)
-        return await self.counted(sender, self.exchange.inbox.on_merged(sender, message, incoming))
+        return await self.counted(sender, self.exchange.merged.on_merged(sender, message, incoming))
 
     async def slice_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.slice_reached(sender, TransferHeader.decode(body))
+        return await self.exchange.slices.slice_reached(sender, TransferHeader.decode(body))
 
     async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.merged_reached(sender, TransferHeader.decode(body))
+        return await self.exchange.merged.merged_reached(sender, TransferHeader.decode(body))
 
     async def on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         message = TransferHeader.decode(header)
-        return await self.counted(sender, self.exchange.inbox.on_sum(sender, message, incoming))
+        return await self.counted(sender, self.exchange.slices.on_sum(sender, message, incoming))
 
     async def sum_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.sum_reached(sender, TransferHeader.decode(body))
+        return await self.exchange.slices.sum_reached(sender, TransferHeader.decode(body))
 
     async def on_bring(self, sender: PeerId, body: bytes) -> bytes:
         return await self.exchange.outbox.bring(sender, TransferHeader.decode(body))
 
     async def on_give(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.inbox.give(sender, TransferHeader.decode(body))
+        return await self.exchange.slices.give(sender, TransferHeader.decode(body))
 
     async def on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)

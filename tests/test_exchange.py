@@ -77,7 +77,7 @@ def test_what_a_contributor_sent_before_it_died_is_merged() -> None:
             for peer in here.peers:
                 peer.exchange.work(plan)
             owner = here.peers[0]
-            (part,) = owner.exchange.inbox.owning._parts.values()
+            (part,) = owner.exchange.owning._parts.values()
             # its matrices are there, its vectors on the way
             await until(lambda: part.merge.elements(dead.me) > 0)
             here.network.kill(dead.me)
@@ -188,7 +188,7 @@ def test_what_one_plan_before_has_asked_for_is_kept_and_no_more() -> None:
     async def scene() -> None:
         async with world() as here:
             plans = [other_plan(here, number) for number in range(6)]
-            owner = here.peers[0].exchange.inbox.owning
+            owner = here.peers[0].exchange.owning
             first: list[weakref.ref[PartMerge]] = []
             for number, plan in enumerate(plans):
                 here.work(plan)
@@ -203,9 +203,9 @@ def test_what_one_plan_before_has_asked_for_is_kept_and_no_more() -> None:
             assert [one() for one in first] == [None]  # and nothing waits for the collector
             await until(lambda: all(keys_of(plans[-1])[0] in p.exchange.parts for p in here.peers))
             for peer in here.peers:
-                inbox = peer.exchange.inbox
-                assert len(list(inbox.planned.all())) == 2
-                assert set(inbox.parts) <= {keys_of(plan)[0] for plan in plans[-2:]}
+                merged = peer.exchange.merged
+                assert len(list(merged.planned.all())) == 2
+                assert set(merged.held) <= {keys_of(plan)[0] for plan in plans[-2:]}
                 assert peer.dropped_ == [keys_of(plan)[0] for plan in plans[:3]]
             here.work(plans[-2])  # by a leader who knew of no other
             await until(lambda: all(keys_of(plans[-2])[0] in p.exchange.parts for p in here.peers))
@@ -242,7 +242,7 @@ def test_an_owner_that_let_go_of_a_part_does_not_merge_it_again() -> None:
                 await until(lambda key=key: all(key in p.exchange.parts for p in here.peers))
             here.work(first := other_plan(here, 0))
             await until(lambda: owner.me in other.faults)
-            assert keys_of(first)[0] not in owner.exchange.inbox.owning._parts
+            assert keys_of(first)[0] not in owner.exchange.owning._parts
             taken_over = plan_of(LEADER, MEMBERS, shape=SHAPE, owners=[other.identity])
             taken_over = dataclasses.replace(taken_over, contributors=first.contributors)
             here.work(taken_over)

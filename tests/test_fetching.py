@@ -82,7 +82,7 @@ class Scene:
         self.newcomer.exchange.work(plan)
         part = plan.parts[0]
         key = (part.start, part.stop, part.owner, basis_of(plan.codec, plan.contributors))
-        route = self.newcomer.exchange.inbox.planned.get(key)
+        route = self.newcomer.exchange.merged.planned.get(key)
         assert route is not None
         push = asyncio.create_task(self._push(plan, 0))
         await until(lambda: route.inflow is not None and route.inflow.checked >= 2, 60.0)

@@ -212,7 +212,7 @@ def test_what_is_on_its_way_is_waited_for_as_long_as_it_moves(broken: bool) -> N
             if broken:
                 for result, _ in missing:
                     here.network.kill(result.owner)
-            came = await asyncio.gather(*(slow.exchange.inbox.part(one) for one, _ in missing))
+            came = await asyncio.gather(*(slow.exchange.merged.part(one) for one, _ in missing))
             assert broken == any(found is None for found in came)  # that one is to be fetched
             for (_, data), found in zip(missing, came, strict=True):
                 assert found is None or torch.equal(found, data)

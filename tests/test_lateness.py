@@ -273,7 +273,7 @@ def test_parts_that_all_stand_still_are_overdue_as_well() -> None:
             node.upload = 1e8  # what others need of me is with them soon
             here.plan = dataclasses.replace(here.plan, expected_s=1.5 * SIZE / 1e6)
             here.work()
-            routes = [r for r in me.exchange.inbox.planned.all() if r.key[2] != me.me]
+            routes = [r for r in me.exchange.merged.planned.all() if r.key[2] != me.me]
             await until(lambda: all(r.sending is not None and r.sending.done() for r in routes))
             await until(lambda: all(r.inflow is not None and r.inflow.moved for r in routes))
             for peer in others:

@@ -59,7 +59,7 @@ def test_what_was_voted_for_stays_when_a_plan_names_another_outcome_of_its_owner
                 assert after is not None
                 assert after.keys() == before.keys()
                 assert all(torch.equal(after[key], before[key]) for key in before)
-                assert await mine.exchange.inbox.part(first) is not None
+                assert await mine.exchange.merged.part(first) is not None
             assert not mine.lost_
 
     run(scene)

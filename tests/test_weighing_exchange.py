@@ -135,7 +135,7 @@ def test_who_has_weighed_a_part_can_show_it_if_another_merges_it(grams: list[Gra
             here.work(dataclasses.replace(plan, ballot=1, parts=others))
             await until(here.whole, 10.0)
             for gram in plan.grams:
-                shown = here.of(gram.owner).exchange.inbox.owning.shown[gram.start, gram.stop]
+                shown = here.of(gram.owner).exchange.owning.shown[gram.start, gram.stop]
                 assert root(shown.products).hash == gram.tree
                 assert [root(leaves).hash for leaves in shown.leaves.values()] == list(gram.roots)
 

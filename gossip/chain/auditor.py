@@ -85,7 +85,7 @@ class Auditor:
         if self.mix.weigh is not None:
             outcome = certificate.outcome
             basis = draft_basis(outcome.codec, outcome.contributors)
-            exchange.inbox.owning.answer_as_decided(basis)
+            exchange.owning.answer_as_decided(basis)
 
     def ended(self, certificate: Certificate, exchange: Exchange, *, replayed: bool) -> None:
         """A round is over: look at something of it, if this member took part in it.
@@ -98,7 +98,7 @@ class Auditor:
         for peer in self._unanswered.keys() - set(certificate.outcome.next_roster):
             del self._unanswered[peer]
         said = plan.grams if plan is not None and not replayed else ()
-        grams, shown = {(gram.start, gram.stop): gram for gram in said}, exchange.inbox.owning.shown
+        grams, shown = {(gram.start, gram.stop): gram for gram in said}, exchange.owning.shown
         if self.mix.weigh is None or not (grams or shown):
             return
         self._rounds[round_] = _Weighed(certificate, grams, shown)

@@ -402,7 +402,7 @@ class Chain(Reports, OwnStatus):
         self.signed_plan = None  # a plan of a fork's other side could have the same number
 
     async def _bytes_of(self, result: PartResult) -> torch.Tensor | None:
-        return await self.exchange.inbox.part(result)
+        return await self.exchange.merged.part(result)
 
     # --- news of others --------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from gossip.chain.chain import Chain
 from gossip.chain.handing import Handing, explains
 from gossip.exchange.bodies import MAX_TRAILER, as_bytes
 from gossip.exchange.exchange import Exchange
-from gossip.exchange.inbox import Inbox
 from gossip.exchange.ledger import NOT_KEPT
 from gossip.membership.presence import Presence
 from gossip.plans.commitments import SEAL_SIZE
@@ -78,15 +77,19 @@ class Service:
         transport.on_call("certificates", told(self._on_certificates))
         transport.on_call("handovers", told(self._on_handovers))
         into = self._into
-        transport.on_push("slice", into(Inbox.on_slice), max_length=largest + SEAL_SIZE)
-        transport.on_push("merged", into(Inbox.on_merged), max_length=largest + MAX_TRAILER)
-        transport.on_call("slice", into(Inbox.slice_reached))
-        transport.on_call("merged", into(Inbox.merged_reached))
+        transport.on_push(
+            "slice", into(lambda to: to.slices.on_slice), max_length=largest + SEAL_SIZE
+        )
+        transport.on_push(
+            "merged", into(lambda to: to.merged.on_merged), max_length=largest + MAX_TRAILER
+        )
+        transport.on_call("slice", into(lambda to: to.slices.slice_reached))
+        transport.on_call("merged", into(lambda to: to.merged.merged_reached))
         marked = 2 * largest  # with a mark for each chunk
-        transport.on_push("sum", into(Inbox.on_sum), max_length=marked)
-        transport.on_call("sum", into(Inbox.sum_reached))
-        transport.on_call("bring", told(self._on_bring))
-        transport.on_call("give", into(Inbox.give))
+        transport.on_push("sum", into(lambda to: to.slices.on_sum), max_length=marked)
+        transport.on_call("sum", into(lambda to: to.slices.sum_reached))
+        transport.on_call("bring", into(lambda to: to.outbox.bring))
+        transport.on_call("give", into(lambda to: to.slices.give))
         transport.on_pull("part", told(self._on_part))
         transport.on_pull("evidence", told(self._on_evidence))
         transport.on_call("accuse", told(self._on_accuse))
@@ -105,15 +108,15 @@ class Service:
 
     def _into(
         self,
-        take: Callable[Concatenate[Inbox, PeerId, TransferHeader, P], Coroutine[Any, Any, bytes]],
+        part_of: Callable[[Exchange], Handler[Concatenate[TransferHeader, P], bytes]],
     ) -> Handler[Concatenate[bytes, P], bytes]:
-        """A handler that has the inbox of the exchange that a header names ``take`` a transfer."""
+        """A handler that gives a transfer to that part of the exchange that its header names."""
 
         async def answer(
             sender: PeerId, header: bytes, /, *args: P.args, **kwargs: P.kwargs
         ) -> bytes:
             transfer, exchange = await self._transfer(sender, header)
-            return await take(exchange.inbox, sender, transfer, *args, **kwargs)
+            return await part_of(exchange)(sender, transfer, *args, **kwargs)
 
         return self._told(answer)
 
@@ -209,10 +212,6 @@ class Service:
         lineage = self._chain(request.fragment).lineage
         return lineage.page(request.first, request.count).encode()
 
-    async def _on_bring(self, sender: PeerId, body: bytes) -> bytes:
-        transfer, exchange = await self._transfer(sender, body)
-        return await exchange.outbox.bring(sender, transfer)
-
     async def _transfer(self, sender: PeerId, header: bytes) -> tuple[TransferHeader, Exchange]:
         """What is to be transferred, and the exchange that it belongs to."""
         transfer = TransferHeader.decode(header)
@@ -245,7 +244,7 @@ class Service:
         chain = self._chain(request.fragment)
         data = chain.ledger.part(request.round, *wanted)
         if data is None and request.round == chain.exchange.round:
-            for result, held in chain.exchange.inbox.kept():
+            for result, held in chain.exchange.merged.kept():
                 if (result.start, result.stop, result.digest) == wanted:
                     data = held
         if data is None:

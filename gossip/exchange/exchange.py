@@ -3,9 +3,9 @@
 The driver side of a :class:`~protocols.messages.Plan`. A contributor streams its slice of every
 part to the part's owner (:mod:`gossip.exchange.outbox`); an owner merges chunk by chunk and streams
 what is merged to every member (:mod:`gossip.exchange.owning`); the others receive the part, or pull
-it from any member that holds it (:mod:`gossip.exchange.inbox`). So a chunk is on its way out while
-the next ones come in. A later plan of the same round changes only what it has to: transfers it
-still wants go on.
+it from any member that holds it (:mod:`gossip.exchange.merged_parts`). So a chunk is on its way out
+while the next ones come in. A later plan of the same round changes only what it has to: transfers
+it still wants go on.
 
 Results are reported to a :class:`~gossip.exchange.listener.Listener`: a part is held, a peer did
 not deliver, nobody has a merged part any more, the slices of a draft are weighed
@@ -19,10 +19,14 @@ from dataclasses import InitVar, dataclass, field
 
 import torch
 
-from gossip.exchange.inbox import Inbox
+from gossip.exchange.buffers import Whole
+from gossip.exchange.incoming_slices import IncomingSlices
 from gossip.exchange.listener import Listener
+from gossip.exchange.merged_parts import MergedParts
 from gossip.exchange.outbox import Outbox
+from gossip.exchange.owning import Owning
 from gossip.exchange.part_states import PartState, PartStates
+from gossip.exchange.relaying import Relaying
 from gossip.exchange.routing import Routes
 from gossip.exchange.slicing import OwnContribution, Source, shares
 from gossip.exchange.transfers import Transfers, header_of
@@ -47,7 +51,10 @@ class Exchange:
     listener: Listener
     withheld: InitVar[bool] = False  # my contribution is not ready before :meth:`prepare`
     sent: bool = False  # a plan has asked for my contribution, and some of it may have come
-    inbox: Inbox = field(init=False)
+    merged: MergedParts = field(init=False)
+    slices: IncomingSlices = field(init=False)
+    owning: Owning = field(init=False)
+    relaying: Relaying = field(init=False)
     outbox: Outbox = field(init=False)
     _transfers: Transfers = field(init=False)
     _planned: PartStates = field(init=False)
@@ -67,11 +74,25 @@ class Exchange:
             withheld,
         )
         shunned: set[PeerId] = set()  # relays that took no slice
-        self.inbox = Inbox(
-            self.wiring, self.place, self.shape, moved, planned, own, listener, shunned
+        whole = Whole(self.shape.size)
+        collecting = (self.wiring, moved, own, listener, whole, self.shape.mix)
+        self.relaying = relaying = Relaying(*collecting)
+        self.merged = merged = MergedParts(
+            self.wiring,
+            self.place,
+            self.shape,
+            moved,
+            planned,
+            relaying,
+            listener,
+            whole,
+            shunned,
         )
-        relaying, parts = self.inbox.relaying, self.inbox.parts
-        self.outbox = Outbox(self.place, moved, planned, own, relaying, listener, parts, shunned)
+        self.owning = Owning(*collecting, merged.hold)
+        self.slices = IncomingSlices(planned, self.owning, relaying)
+        self.outbox = Outbox(
+            self.place, moved, planned, own, relaying, listener, merged.held, shunned
+        )
 
     @property
     def round(self) -> int:
@@ -85,19 +106,19 @@ class Exchange:
     @property
     def plan(self) -> Plan | None:
         """The newest plan that is worked on."""
-        return self.inbox.plan
+        return self.merged.plan
 
     @property
     def parts(self) -> dict[PartKey, tuple[PartResult, torch.Tensor]]:
         """The merged parts that are here, with their bytes as they were encoded."""
-        return self.inbox.parts
+        return self.merged.held
 
     def certified(self, certificate: Certificate) -> dict[tuple[int, int], torch.Tensor] | None:
         """The parts that a certificate names, by start and stop; None where one is not here."""
         named = {(key_of(r), r.digest) for r in certificate.outcome.parts if r.digest}
         found = {
             (result.start, result.stop): data
-            for result, data in self.inbox.kept()
+            for result, data in self.merged.kept()
             if (key_of(result), result.digest) in named
         }
         return found if len(found) == len(named) else None
@@ -141,19 +162,19 @@ class Exchange:
         """
         if self.closed:
             return
-        self.inbox.plan, basis = plan, basis_of(plan.codec, plan.contributors)
+        self.merged.plan, basis = plan, basis_of(plan.codec, plan.contributors)
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
         self.sent = self.sent or (contributes and not self._own.withheld)
         holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # have all slices
-        self.inbox.watches.stop()
-        self.inbox.owning.answer_for(plan.grams)  # first: below, parts are merged or dropped
+        self.merged.watches.stop()
+        self.owning.answer_for(plan.grams)  # first: below, parts are merged or dropped
         wanted: set[PartKey] = set()
         routes = Routes(plan)
         for number in in_turn([part.owner for part in plan.parts], self.me):
             part = plan.parts[number]
             if part.result is not None:
-                self.inbox.want(part.result, plan)
+                self.merged.want(part.result, plan)
                 continue
             key = (part.start, part.stop, part.owner, basis)
             wanted.add(key)
@@ -161,8 +182,8 @@ class Exchange:
             state = self._planned.add(key, plan)
             if part.owner == self.me:
                 header = header_of(self.place, key, plan)
-                self.inbox.relaying.drop(key)
-                self.inbox.owning.work(key, header, plan, routes.paths(number))
+                self.relaying.drop(key)
+                self.owning.work(key, header, plan, routes.paths(number))
             elif key not in self.parts:
                 mine = contributes and key[:3] not in holders
                 self._follow(state, routes, number, contributes=mine, again=again)
@@ -174,8 +195,23 @@ class Exchange:
         """Free parts that the plan does not ask for, except those that may be needed again."""
         keys = keys_of(plan)
         self._retention.ask(keys)
-        for key in self._retention.excess(set(keys), self.listener.needed(), self.inbox.copies):
-            self.inbox.drop(key)
+        for key in self._retention.excess(set(keys), self.listener.needed(), self._copies):
+            self._drop(key)
+
+    def _copies(self, key: PartKey) -> int:
+        """How many encoded copies of a part take memory here, at most."""
+        return max(1, self.owning.copies(key)) + (key in self.merged.replaced)
+
+    def _drop(self, key: PartKey) -> None:
+        """Let go of a part and whatever moves or merges it here, however far that has come."""
+        state, inflow = self._planned.drop(key), None
+        if state is not None:
+            if state.sending is not None:
+                state.sending.cancel()
+            inflow, state.inflow = state.inflow, None
+        self.merged.drop(key, inflow)
+        self.owning.drop(key)
+        self.relaying.forget(key)
 
     def _follow(
         self, state: PartState, routes: Routes, number: int, *, contributes: bool, again: bool
@@ -186,7 +222,7 @@ class Exchange:
         via = self._relay(state, relay, routes) if relay else None
         if state.via not in (None, via):  # it is not my relay any more
             self.outbox.detach(state)
-        with_sum = self.inbox.relaying.collects(state.key)
+        with_sum = self.relaying.collects(state.key)
         running = state.sending
         # the owner may have dropped what came for a draft, or merged it by another plan; and in a
         # later epoch it may have restarted since, and have lost what it was sent
@@ -195,7 +231,7 @@ class Exchange:
         if contributes and not with_sum and idle:
             self.outbox.send(state, via, ask=again)
         if not plan.draft:  # else its owner has nothing to give yet
-            self.inbox.watches.watch(state, plan, None if relay == self.me else relay)
+            self.merged.watches.watch(state, plan, None if relay == self.me else relay)
 
     def _relay(self, state: PartState, relay: PeerId, routes: Routes) -> PeerId | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
@@ -205,7 +241,7 @@ class Exchange:
             state.passed_on = passed_on
             if brought:
                 header = header_of(self.place, state.key, state.plan)
-                self.inbox.relaying.collect(state.key, header, state.plan, brought)
+                self.relaying.collect(state.key, header, state.plan, brought)
             return None
         return relay if self.me in brought else None
 
@@ -215,14 +251,14 @@ class Exchange:
         Transfers to others that are under way go on.
         """
         self._transfers.closed = True
-        inbox = self.inbox
-        ended = [*self.outbox.stop_but(()), *inbox.watches.stop(), *inbox.fetching.stop()]
-        inbox.owning.stop()
-        inbox.relaying.stop()
+        merged = self.merged
+        ended = [*self.outbox.stop_but(()), *merged.watches.stop(), *merged.fetching.stop()]
+        self.owning.stop()
+        self.relaying.stop()
         await self._planned.announce()
         if ended:
             await asyncio.wait(ended)
         self._planned.clear()
-        await inbox.owning.stopped()
-        await inbox.relaying.stopped()
+        await self.owning.stopped()
+        await self.relaying.stopped()
         await self._own.stop()
