@@ -189,6 +189,7 @@ class Conductor:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
                     self._restarts.applied(applied)
+                    self._allotment.heard(applied)
                     if applied.fragment is None:
                         self._has_begun()
                     self._turns.free(applied.fragment)
@@ -317,7 +318,7 @@ class Conductor:
         if short := shrunk_of(done, self.pace.halved):
             self.events.emit(Problem.of(short))
         self.pace.add(done)
-        self._allotment.stepped()
+        self._allotment.heard(done)
         self._since += 1
         if (swarm := self.swarm) is not None:
             for chain in swarm.chains:

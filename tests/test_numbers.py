@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gossip_kit import PLACE, SHAPE, counts_of, leader, plan_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planning_kit import Identities
 from replica_kit import ME, OTHER
@@ -20,6 +21,7 @@ from gossip.plans.certificate import work_after
 from gossip.plans.validity import MAX_TOKENS, Known, check_plan
 from node.island.allotment import Allotment
 from node.run_rules import CARRIED, most_tokens
+from node.trainer.channel import Applied, StepDone
 from node.trainer.numbers import MOST, Numbers, following
 from node.trainer.resume import FOLDER, STATE, Share, Standing
 from protocols.counts import Included
@@ -42,6 +44,10 @@ def read(numbers: Numbers, count: int) -> list[int]:
         found.append(numbers.next)
         numbers.take()
     return found
+
+
+def stepped(*left: int) -> StepDone:
+    return StepDone(0, 1, 3.0, 1.0, 0.1, BATCH, 0.1, batches=left)
 
 
 def test_numbers_are_read_in_the_order_in_which_they_are_given() -> None:
@@ -171,13 +177,87 @@ def test_ranks_that_are_started_again_go_on_where_the_others_were() -> None:
     chain = Chain(2)
     island = chain.islands[0]
     island.begin(None, 0)
-    for _ in range(STEPS + 3):
-        island.stepped()
+    island.heard(stepped(STEPS + 3, STEPS))  # it has read on
     chain.commit({0: STEPS * BATCH})
     more, _ = island.turn(0)
     assert island.begin(None, 0) == more == (ISLANDS * STEPS, ISLANDS * STEPS + STEPS)
-    island.stepped()
+    island.heard(stepped(more[0] + 1, more[1]))
     assert island.begin(None, 0) == (more[0] + 1, more[1])
+
+
+class Ranks:
+    """A trainer that reads numbers, whose reports and commands are under way for a while."""
+
+    def __init__(self, island: Allotment) -> None:
+        self.island, self.read = island, list[int]()
+        self.numbers = Numbers(island.begin(None, 0))
+        self.reports = deque[StepDone | Applied]()
+        self.commands = deque[tuple[tuple[int, ...], bool]]()
+
+    def step(self) -> None:
+        self.read.append(self.numbers.next)
+        self.numbers.take()
+        self.reports.append(stepped(*self.numbers.stretches))
+
+    def apply(self) -> None:
+        more, anew = self.commands.popleft()
+        if more:
+            self.numbers.give(more, anew=anew)
+        self.reports.append(Applied(0, 0, 0, None, 0, batches=self.numbers.stretches))
+
+    def hear(self, count: int) -> None:
+        for _ in range(min(count, len(self.reports))):
+            self.island.heard(self.reports.popleft())
+
+    def die(self) -> None:
+        """All that they have said is heard, and what they were told last is not done."""
+        self.hear(len(self.reports))
+        self.commands.clear()
+        self.numbers = Numbers(self.island.begin(None, 0))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("step"), st.integers(1, STEPS + 4)),
+            st.tuples(st.just("hear"), st.integers(1, 4)),
+            st.tuples(st.sampled_from(["round", "relived", "apply", "die"]), st.just(0)),
+        ),
+        max_size=20,
+    )
+)
+@example([("step", STEPS + 4), ("round", 0), ("die", 0)])  # it reads on, and that is not known yet
+@example([("step", 3), ("relived", 0), ("die", 0)])
+@example([("round", 0), ("apply", 0), ("step", STEPS + 4), ("die", 0)])
+def test_ranks_that_are_killed_between_steps_leave_no_batch_out_and_read_none_twice(
+    happens: list[tuple[str, int]],
+) -> None:
+    """Whenever a round brings some, reports of steps are under way, and so may the numbers be."""
+    chain = Chain(2)
+    island, given_ = chain.islands[0], list[int]()
+    ranks = Ranks(island)
+    for what, count in [*happens, ("apply", 0), ("step", STEPS + 20 * len(happens))]:
+        if what == "step":
+            for _ in range(count):
+                ranks.step()
+        elif what == "hear":
+            ranks.hear(count)
+        elif what == "die":
+            ranks.die()
+        elif what == "apply" and ranks.commands:
+            ranks.apply()
+        elif what in ("round", "relived") and not ranks.commands:
+            if any(isinstance(report, Applied) for report in ranks.reports):
+                continue  # the daemon has yet to hear that the last round is applied
+            chain.commit({0: 5 * BATCH, 1: 500 * BATCH})  # who reads on reads of the other's
+            chain.replicas[0].relived = what == "relived"
+            more, anew = island.turn(0)
+            ranks.commands.append((more, anew))
+            if anew:
+                given_.clear()
+            given_ += range(*more)
+    times = Counter(ranks.read)
+    assert [number for number in given_ if times[number] != 1] == []
 
 
 def test_a_checkpoints_numbers_are_preferred_and_an_earlier_lifes_left_out(tmp_path: Path) -> None:
@@ -208,7 +288,8 @@ def test_a_run_whose_rounds_have_windows_of_their_own_numbers_nothing(tmp_path: 
     chain.commit({0: BATCH})
     chain.replicas[0].relived = True
     assert island.turn(0) == ((), False)
-    island.stepped()
+    island.heard(stepped())
+    assert island.begin(None, 0) == ()
 
 
 def test_a_false_count_of_tokens_sends_nobody_far_ahead(identities: Identities) -> None:

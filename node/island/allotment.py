@@ -8,12 +8,18 @@ from bootstrap.manifest import Manifest
 from gossip.plans.certificate import merged_tokens
 from node.checkpoints.restoring import standing_in
 from node.replicas.replica import OuterReplica
-from node.trainer.numbers import Numbers
+from node.trainer.channel import Applied, StepDone
+from node.trainer.numbers import MOST, Numbers
 from protocols.messages import Outcome
 
 
 class Allotment:
-    """One island's batch numbers, as its trainer has them: restarted ranks go on with them."""
+    """One island's batch numbers, as its trainer says: restarted ranks go on with them.
+
+    Steps are not counted here. Reports of some are still under way when a round brings numbers, and
+    a copy that counted them then would be ahead of the trainer: restarted ranks would leave out
+    what nobody has read.
+    """
 
     def __init__(self, manifest: Manifest, replica: OuterReplica, *, ahead: bool = False) -> None:
         """``replica`` is fragment 0's, whose rounds count.
@@ -26,7 +32,9 @@ class Allotment:
         self._at_first = (1 + ahead) * (rounds.inner_steps + rounds.overlap_steps)
         # for islands that have had nothing merged yet, when the run begins
         self._reserve = data.islands * self._at_first
-        self._numbers: Numbers | None = None
+        self._left: tuple[int, ...] = ()  # to read, as the trainer said last, or is to begin with
+        self._given: tuple[int, ...] = ()  # on their way to it: behind those, or in their place
+        self._anew = False  # in their place
 
     def begin(self, checkpoint: Path | None, slot: int) -> tuple[int, ...]:
         """What a trainer begins with, from its ``checkpoint`` if there is one."""
@@ -34,10 +42,11 @@ class Allotment:
             return ()
         standing = standing_in(checkpoint)
         if standing is not None and standing.batches:
-            self._numbers = Numbers(standing.batches)
-        if self._numbers is None:
-            self._numbers = Numbers(self._newcomers(slot))
-        return self._numbers.stretches
+            self._left = standing.batches
+        else:
+            self._left = Numbers(self._left + self._given or self._newcomers(slot)).stretches
+        self._given, self._anew = (), False
+        return self._left
 
     def turn(self, slot: int) -> tuple[tuple[int, ...], bool]:
         """The numbers that the replica's last move brings, once; and whether all others are void.
@@ -51,16 +60,17 @@ class Allotment:
         if not self._numbered or (outcome is None and not anew):
             return (), False
         more = self._newcomers(slot) if outcome is None else self._for(outcome)
-        if self._numbers is None:
-            self._numbers = Numbers(more)
-        else:
-            self._numbers.give(more, anew=anew)
+        if anew:
+            self._left, self._given, self._anew = (), (), True
+        self._given = (*self._given, *more)[-2 * MOST :]
         return more, anew
 
-    def stepped(self) -> None:
-        """The trainer has taken an inner step."""
-        if self._numbers is not None:
-            self._numbers.take()
+    def heard(self, report: StepDone | Applied) -> None:
+        """The trainer says what it has left; its answer for fragment 0 has what was given."""
+        if isinstance(report, Applied) and not report.fragment:
+            self._given, self._anew = (), False
+        if report.batches and not self._anew:
+            self._left = report.batches
 
     def _newcomers(self, slot: int) -> tuple[int, int]:
         """For an island with nothing merged: after all merged work, by its place in the roster."""

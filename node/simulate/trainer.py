@@ -149,6 +149,7 @@ class Trainer(Progress):
                 batch,
                 node.step_s,
                 position=self.position,
+                batches=self.batches,
             )
         )
 

@@ -192,6 +192,7 @@ class StepDone(Message, kind=111):
     halved: int = 0  # times it was halved since the rank's start, for lack of memory
     position: int = 0  # in the learning rate's schedule, after this step
     finite: bool = True  # loss and gradient were, as far as they are known
+    batches: Stretches = ()  # left to read, by number; empty: each round has windows of its own
 
 
 class Snapshot(Message, kind=112):
@@ -216,6 +217,7 @@ class Applied(Message, kind=113):
     validation_loss: float | None  # of `base`, where asked for
     fragment: int | None = 0  # None: all of them, in answer to :class:`Begin`
     waited_s: float = 0.0  # seconds with nothing to do since the previous answer
+    batches: Stretches = ()  # as in :class:`StepDone`
 
 
 class Shifted(Message, kind=123):

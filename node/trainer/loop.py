@@ -201,6 +201,7 @@ class Trainer(Progress):
                 self.halved,
                 self.position,
                 finite,
+                self.batches,
             )
         )
         self._data_s = 0.0

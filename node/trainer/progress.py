@@ -94,6 +94,11 @@ class Progress:
         return self.pieces[0].round
 
     @property
+    def batches(self) -> tuple[int, ...]:
+        """Those left to read, by number; empty where each round has windows of its own."""
+        return () if self.numbers is None else self.numbers.stretches
+
+    @property
     def due(self) -> list[int]:
         """Fragments of which a snapshot is to be taken: it is their turn, or training is lost.
 
@@ -392,7 +397,7 @@ class Progress:
             position=self.position,
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
-            batches=self.numbers.stretches if self.numbers is not None else (),
+            batches=self.batches,
         )
         self.files.save(command.directory, standing)
 
@@ -410,6 +415,7 @@ class Progress:
                 validation_loss,
                 fragment,
                 self.leader.take_waited_s(),
+                self.batches,
             )
         )
 
