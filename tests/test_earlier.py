@@ -34,6 +34,7 @@ FACTS = Facts(run="aa", round=3, step=9, tokens=9, head="bb", state="cc")
 def made(store: CheckpointStore, facts: Facts, folder: str = FOLDER) -> Checkpoint:
     """A checkpoint with a trainer's files."""
     with store.draft() as draft:
+        (draft / "outer.safetensors").write_bytes(b"a merge")
         (draft / folder).mkdir()
         standing = Standing(
             fragments=(Share(round=facts.round),), round_step=0, step=1, tokens=1, rewarm_from=None,
@@ -91,6 +92,18 @@ def test_nothing_is_taken_of_a_damaged_one_or_of_none(tmp_path: Path) -> None:
         assert moments_in(path) is None
 
 
+@pytest.mark.parametrize("folder", [FOLDER, MOMENTS])
+def test_of_a_checkpoint_no_more_is_read_than_is_taken_over(tmp_path: Path, folder: str) -> None:
+    """The outer state of a large model takes as long to read as the moments do."""
+    store = CheckpointStore(tmp_path)
+    path = made(store, FACTS.model_copy(update={"round": 2}), folder).path
+    (path / "outer.safetensors").write_bytes(b"garbage")
+    assert moments_in(path) == Taken(path, 0)
+    with store.draft() as draft:
+        take_over(path, FACTS, (3,), draft)
+        assert (draft / MOMENTS / STATE).exists()
+
+
 def test_a_full_disk_without_hard_links_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +124,7 @@ def test_a_full_disk_without_hard_links_is_told_as_such(
 def test_an_old_checkpoint_that_cannot_be_read_keeps_no_new_one_from_being_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(path: Path) -> None:
+    def unreadable(path: Path, folder: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     store = CheckpointStore(tmp_path)

@@ -244,11 +244,16 @@ class CheckpointStore:
         return Search(None, tuple(damaged))
 
 
-def verify(path: Path) -> Index:
-    """Check every file of a checkpoint; raises ValueError or OSError that says what is wrong."""
+def verify(path: Path, folder: str = "") -> Index:
+    """Check every file of a checkpoint, or of one ``folder`` in it.
+
+    Raises ValueError or OSError that says what is wrong.
+    """
     index = _read_index(path)
     check_names(index)
     for name, expected in index.files.items():
+        if folder and not name.startswith(f"{folder}/"):
+            continue
         if not (path / name).is_file():
             raise ValueError(f"{name} is missing")
         length = (path / name).stat().st_size

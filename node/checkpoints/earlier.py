@@ -24,7 +24,8 @@ def has_trained(checkpoint: Path, folder: str = FOLDER) -> bool:
 def moments_in(checkpoint: Path | None) -> Taken | None:
     """What a trainer that begins at the last merge can take of it; of a damaged one nothing."""
     with suppress(OSError, ValueError):
-        if checkpoint is not None and verify(checkpoint) and _folder_in(checkpoint):
+        if checkpoint is not None and (folder := _folder_in(checkpoint)):
+            verify(checkpoint, folder)  # the rest is as long, and nothing of it is read
             return Taken(checkpoint, 0)
     return None
 
@@ -39,9 +40,9 @@ def take_over(newest: Path | None, facts: Facts, rounds: tuple[int, ...], draft:
     if newest is None:
         return
     try:
-        was, found = verify(newest), _folder_in(newest)
-        if not found:
+        if not (found := _folder_in(newest)):
             return
+        was = verify(newest, found)  # as above
         standing = Standing.model_validate_json((newest / found / STATE).read_bytes())
     except (OSError, ValueError):
         return
