@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from saving_kit import SlowTrainer, keeper_at
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from gossip.catchup.lineage import Lineage
+from node.checkpoints import freezing
 from node.checkpoints.freezing import FrozenOuter, GivenUpError
 from node.checkpoints.tensor_files import PIECE, read_tensors
 from node.conductor import Conductor
@@ -69,6 +71,47 @@ async def test_what_is_written_already_is_not_copied(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.Tensor, "clone", counted)
     await one.release(0)
     assert copied == [SIZE - ONE]
+    next(pieces)
+    await one.release(0)
+    assert copied == [SIZE - ONE], "the next round finds nothing in its way"
+
+
+async def test_the_file_goes_on_while_much_is_copied_and_that_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(freezing, "COPIED", PIECE)
+    vector = normal(1, SIZE)
+    before = vector.clone()
+    one, pieces = frozen(vector)
+    found, copied = list[np.ndarray[Any, Any]](), list[int]()
+    clone = torch.Tensor.clone
+
+    def counted(part: torch.Tensor) -> torch.Tensor:
+        copied.append(len(part))
+        found.extend(islice(pieces, 2))
+        return clone(part)
+
+    monkeypatch.setattr(torch.Tensor, "clone", counted)
+    await one.release(0)
+    vector.zero_()
+    assert copied == [ONE, 7], "of the last one not even that is kept: it has been written"
+    found += pieces
+    assert np.array_equal(np.concatenate(found), before.numpy())
+
+
+async def test_a_copy_that_nobody_wants_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freezing, "COPIED", PIECE)
+    one, _ = frozen(normal(1, SIZE))
+    copied, clone = list[int](), torch.Tensor.clone
+
+    def counted(part: torch.Tensor) -> torch.Tensor:
+        copied.append(len(part))
+        one.close()
+        return clone(part)
+
+    monkeypatch.setattr(torch.Tensor, "clone", counted)
+    await one.release(0)
+    assert copied == [ONE]
 
 
 async def test_two_fragments_do_not_count_on_the_same_memory() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from node.checkpoints.outer_files import numbers
 from node.checkpoints.tensor_files import PIECE, Bytes, Entry
 from protocols.tasks import Offload
 
+COPIED = 1 << 26  # bytes that are copied at once, of which each is an allocation of its own
 SPARE = 1.1  # of what is to be copied: others take memory meanwhile
 
 
@@ -30,10 +32,48 @@ class GivenUpError(Exception):
 
 @dataclass
 class _Part:
-    """What one fragment has of a vector; ``values`` begin behind what was written already."""
+    """What one fragment has of a vector that is not written yet: flat, and first what is in place.
+
+    It is written from the front and copied from the back, so that what is written is not copied.
+    """
 
     fragment: int
-    values: Tensor  # flat
+    values: Tensor  # where they lie
+    copied: deque[Tensor] = field(default_factory=deque)  # what follows these and `copying`
+    copying: Tensor = field(init=False)  # what follows them and is being copied, where it lies
+
+    def __post_init__(self) -> None:
+        self.copying = self.values[:0]
+
+    @property
+    def left(self) -> int:
+        """Elements that are to be written."""
+        return len(self.values) + len(self.copying) + sum(map(len, self.copied))
+
+    def take(self, most: int) -> Tensor:
+        """Up to so many of the first elements, which are to be written; none: all are."""
+        if len(self.values):
+            taken, self.values = self.values[:most], self.values[most:]
+            return taken
+        if len(self.copying) or not self.copied:
+            taken, self.copying = self.copying[:most], self.copying[most:]
+            return taken
+        first = self.copied.popleft()
+        if len(first) > most:
+            self.copied.appendleft(first[most:])
+        return first[:most]
+
+    def begin_copy(self, most: int) -> Tensor:
+        """Up to so many elements to be copied, the last that lie where they did; or none."""
+        first = max(0, len(self.values) - most)
+        self.copying, self.values = self.values[first:], self.values[:first]
+        return self.copying
+
+    def end_copy(self, copy: Tensor) -> None:
+        """They are copied; some of them may have been written meanwhile."""
+        if left := len(self.copying):
+            self.copied.appendleft(copy[len(copy) - left :])
+        self.copying = self.values[:0]
 
 
 @dataclass
@@ -67,7 +107,8 @@ class FrozenOuter:
         found = numbers(self.weights, self.rounds)
         for name, parts in self._parts.items():
             dtype = str(parts[0].values.dtype).removeprefix("torch.")
-            shape = (sum(len(part.values) for part in parts),)
+            with self._lock:  # a copy may be under way
+                shape = (sum(part.left for part in parts),)
             found.append(Entry(name, dtype, shape, partial(self._pieces, parts)))
         return found
 
@@ -78,20 +119,16 @@ class FrozenOuter:
                 with self._lock:
                     if self._given_up:
                         raise GivenUpError
-                    piece = part.values[: len(buffer)]
+                    piece = part.take(len(buffer))
                     count = len(piece)
                     buffer[:count].copy_(piece)
-                    part.values = part.values[count:]
                 if not count:
                     break
                 data: Bytes = buffer[:count].view(torch.uint8).numpy()
                 yield data
 
     def close(self) -> None:
-        """The file is written, or nobody wants it: a write or copy that is under way ends.
-
-        Without the lock, which a copy of much holds for seconds.
-        """
+        """The file is written, or nobody wants it: a write or copy that is under way ends."""
         self._given_up = True
         self._over.set()
 
@@ -112,7 +149,11 @@ class FrozenOuter:
 
     def _copy(self, parts: Sequence[_Part]) -> None:
         for part in parts:
-            with self._lock:  # vector by vector, so that the file goes on in between
-                if self._given_up:
-                    return
-                part.values = part.values.clone()
+            while not self._given_up:
+                with self._lock:
+                    piece = part.begin_copy(COPIED // part.values.element_size())
+                if not len(piece):
+                    break
+                copy = piece.clone()  # without the lock: the file goes on meanwhile
+                with self._lock:
+                    part.end_copy(copy)
