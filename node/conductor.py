@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
-from node.checkpoints.restoring import steps_in
 from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.live import is_recipe
-from node.island.allotment import Allotment
 from node.island.beginning import Beginning, Todo
-from node.island.choosing import Chooser
+from node.island.course import Course
 from node.island.events import notice_of, problem_of, shrunk_of, step_of, validation_of
 from node.island.guessing import Guesses
 from node.island.island import Island
@@ -28,16 +26,12 @@ from node.island.pace import Pace
 from node.island.rank_ends import TrainerDied
 from node.island.readiness import Readiness
 from node.island.restarts import Restarts
-from node.island.targets import Targets
-from node.modes import at_will, once
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
-from node.multiples import Multiples
 from node.replicas.eager_state import EagerReplica
 from node.replicas.replica import OuterReplica, Side
 from node.trainer.channel import (
     Applied,
-    Apply,
     ChannelClosedError,
     Cold,
     Donated,
@@ -52,7 +46,6 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.layout import Outline
-from node.trainer.pieces import offset
 from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
 from protocols.messages import UNKNOWN_ETA_S
@@ -81,23 +74,23 @@ class Conductor:
     refresh: Callable[[], Awaitable[None]] | None = None  # brings the state up to date, once
     # gives the moments of the newest checkpoint, for ranks that are started again
     spare: Callable[[], Awaitable[Taken | None]] | None = None
-    _target: int = 0  # inner steps from one contribution to the next
-    _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
     _grows: bool = False  # a host is to be taken in
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
-        self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_inner_steps)
-        self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
-        streams = is_recipe(str(self.island.settings.tokens))
-        self._allotment = Allotment(self.manifest, self.replicas[0], ahead=streams)
+        self.course = Course(
+            self.manifest,
+            self.me,
+            self.replicas,
+            self.pace,
+            self.events,
+            own_inner_steps=self.own_inner_steps,
+            streams=is_recipe(str(self.island.settings.tokens)),
+        )
         self.files = TrainerFiles(self.island)
-        self._at_will = at_will(self.manifest)
         # after a restart the trainer first has to stand where its checkpoint was made
         self._turns = Turns(len(self.replicas), free=self.beginning.checkpoint is None)
         self._restarts = Restarts(self.replicas)
-        start = self.replicas[0].place.round
-        self._evaluations = Multiples(self.manifest.rounds.eval_every, start)
         self.readiness = Readiness(
             self.manifest, self.island, self.replicas, self.layout, self._turns
         )
@@ -129,38 +122,30 @@ class Conductor:
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
-        slot, slots = self._targets.slot(self.swarm)
-        batches, anew = self._allotment.turn(slot) if fragment == 0 else ((), False)
+        turn = self.course.turn(fragment, self.swarm)
         if not self.beginning.begun:
             self._turns.free(fragment)
             await self._begin()
             return
-        self._aim(self._targets.next(self.swarm), anew=[fragment] if reset else ())
+        self.course.aim(self.swarm, anew=[fragment] if reset else ())
         round_ = self.replicas[fragment].place.round
-        evaluate = fragment == 0 and self._evaluations.due(round_)
+        evaluate = self.course.evaluates(fragment)
         if evaluate:  # of all fragments
             starts = self.island.starts
             await self._turns.all_to_read()
             if self.island.starts != starts:
                 return  # other ranks by now: they begin, or have begun, with what was written here
         steps_count_from_here = contributed and self._guesses is None  # else from a snapshot
-        if fragment == 0 and (reset or steps_count_from_here or not self._at_will):
-            self._since = 0 if self._at_will else read
-        apply = Apply(
+        self.course.merged(fragment, contributed=steps_count_from_here, reset=reset, read=read)
+        apply = self.course.apply(
             round_,
-            self._target,
-            slot,
-            slots,
+            fragment,
+            self.swarm,
+            turn,
             contributed=contributed,
             reset=reset,
             evaluate=evaluate,
-            fragment=fragment,
-            tau=self._chooser.tau(),
-            position=self._targets.position(self.swarm),
-            voids=self.replicas[fragment].voids,
-            round_step=read,
-            batches=batches,
-            anew=anew,
+            read=read,
         )
         try:
             await self.island.send(apply)
@@ -181,15 +166,14 @@ class Conductor:
                 case StepDone() as done:
                     self._on_step(done)
                     await self._take_hosts_in()
-                    if once(self.manifest) and (
-                        end := self._targets.together(self.swarm, self._since, self._target)
-                    ):
-                        await self._set_target(end)
+                    if end := self.course.ends_with_others(self.swarm):
+                        self.course.take(end)
+                        await self._tell_target()
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
                     self._restarts.applied(applied)
-                    self._allotment.heard(applied)
+                    self.course.heard(applied)
                     if applied.fragment is None:
                         self._has_begun()
                     self._turns.free(applied.fragment)
@@ -238,11 +222,7 @@ class Conductor:
         """Seconds until a fragment's next snapshot, by the present pace."""
         if not self.beginning.begun:
             return UNKNOWN_ETA_S
-        if self.pace.steps_per_second <= 0:
-            return 60.0
-        left = offset(fragment, len(self.replicas), self._target) - self._since
-        had = self.replicas[fragment].place.round > self.replicas[0].place.round
-        return max(0, left + self._target * had) / self.pace.steps_per_second
+        return self.course.eta(fragment)
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -285,27 +265,10 @@ class Conductor:
                 self._turns.free()
 
     async def _send_begin(self) -> None:
-        rounds, checkpoint = [r.place.round for r in self.replicas], self.beginning.checkpoint
-        self._evaluations.pass_over(rounds[0])
-        slot = self._targets.slot(self.swarm)
-        self._aim(self._targets.next(self.swarm), anew=range(len(rounds)))
-        self._since = steps_in(checkpoint, at_will=self._at_will)
         self._turns.begin()
-        for fragment in range(len(rounds)):
+        for fragment in range(len(self.replicas)):
             self.readiness.keep(self.swarm, fragment)
-        read = self.readiness.read(self.swarm)
-        if not (checkpoint or self._at_will):
-            self._since = read
-        begin = self.beginning.command(
-            rounds,
-            self._target,
-            slot,
-            self.pace,
-            tau=self._chooser.tau(),
-            position=self._targets.position(self.swarm),
-            read=read,
-            batches=self._allotment.begin(checkpoint, slot[0]),
-        )
+        begin = self.course.begin(self.beginning, self.swarm, self.readiness.read(self.swarm))
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
 
@@ -318,8 +281,7 @@ class Conductor:
         if short := shrunk_of(done, self.pace.halved):
             self.events.emit(Problem.of(short))
         self.pace.add(done)
-        self._allotment.heard(done)
-        self._since += 1
+        self.course.heard(done)
         if (swarm := self.swarm) is not None:
             for chain in swarm.chains:
                 chain.note(eta=self.eta(chain.fragment))
@@ -355,7 +317,7 @@ class Conductor:
         if ready is None:
             return
         if self._guesses is not None:
-            self._since = 0
+            self.course.since = 0
             await self._guesses.make()
             if self.island.vectors.snapshot(fragment) != snapshot.round:
                 return  # the trainer has died: others wait while a guess is made
@@ -394,7 +356,7 @@ class Conductor:
         That is after the first step of a cycle: by then a checkpoint of the ended round has begun.
         The restart waits until that is written, which may take longer than the step.
         """
-        self._grows = self.island.grown and (self._grows or self._since == 1)
+        self._grows = self.island.grown and (self._grows or self.course.since == 1)
         if self._grows and not self.files.writing:
             await self._start_again()
 
@@ -419,27 +381,16 @@ class Conductor:
             return
         if self.readiness.snapshot_of[fragment] == self.replicas[fragment].place.round:
             taken = self.readiness.snapshot_at[fragment]  # of this round, not of an earlier one
-            self._chooser.transfer.add(asyncio.get_running_loop().time() - taken)
+            self.course.chooser.transfer.add(asyncio.get_running_loop().time() - taken)
         for seconds in chain.timed():
-            self._chooser.timed(seconds)
+            self.course.chooser.timed(seconds)
 
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""
-        if self.beginning.begun and not self._target and self._targets.drawn(self.swarm):
-            await self._set_target(self._targets.next(self.swarm))
+        if self.beginning.begun and self.course.needed(self.swarm):
+            self.course.aim(self.swarm)
+            await self._tell_target()
 
-    def _aim(self, target: int, *, anew: Sequence[int] = ()) -> None:
-        """Set the inner steps that come next; fragments ``anew`` have no unmerged work left."""
-        self._target = target
-        for fragment, replica in enumerate(self.replicas):
-            if (turning := replica.turning) is None:
-                continue
-            if fragment in anew:
-                turning.reset()
-            if target:  # an island at rest does not fall behind
-                turning.train()
-
-    async def _set_target(self, target: int) -> None:
-        self._aim(target)
+    async def _tell_target(self) -> None:
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
-            await self.island.send(InnerSteps(target))
+            await self.island.send(InnerSteps(self.course.target))

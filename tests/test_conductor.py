@@ -97,7 +97,7 @@ async def test_a_round_without_a_snapshot_of_ours_says_nothing_of_transfers(
     made, chain = conductor(vectors, at_once)
     chain.under_way = True
     seconds: list[float] = []
-    made._chooser.transfer = cast(Any, SimpleNamespace(add=seconds.append, most=0.0))
+    made.course.chooser.transfer = cast(Any, SimpleNamespace(add=seconds.append, most=0.0))
     await made._on_snapshot(snapshot(vectors))
     await commit_without(made.replicas[0])
     assert len(seconds) == 1

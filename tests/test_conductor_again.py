@@ -166,13 +166,13 @@ async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
     made, chain = conductor(vectors, at_once, {"mode": mode})
     cast(Any, made.island).restart = nobody
     made.pace.add(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
-    made._since, made._target = 400, 500
+    made.course.since, made.course.target = 400, 500
     assert made.eta(0) == 100
     await made._start_again()
     assert chain.said == [{"ready": False, "eta": UNKNOWN_ETA_S}]
     made.beginning.built()
     await made._begin()
-    made._target = 500
+    made.course.target = 500
     assert made.eta(0) == 500
     share = Share(round=0, carried=Work(steps=30), unsent=Work(steps=5))
     standing = Standing(
@@ -183,7 +183,7 @@ async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
     made.beginning.checkpoint = tmp_path
     made.beginning.built()
     await made._begin()
-    made._target = 500
+    made.course.target = 500
     assert made.eta(0) == (480 if mode == "diloco" else 465)
 
 
@@ -249,11 +249,11 @@ async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
     trainer.grown, restarted = False, []
 
     async def restart() -> None:
-        restarted.append(made._since)
+        restarted.append(made.course.since)
         trainer.grown = False
 
     trainer.restart = restart
-    made.swarm, made._since = None, 7
+    made.swarm, made.course.since = None, 7
 
     async def step() -> None:
         made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
@@ -262,7 +262,7 @@ async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
     trainer.grown = True
     await step()
     assert restarted == [], "in the middle of a cycle much would be lost"
-    made._since = 0
+    made.course.since = 0
     await made.files.save(Path("draft"))
     for _ in range(3):
         await step()
@@ -364,7 +364,7 @@ async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_b
     chain.contributes = kept
     for _ in range(2):  # also where these die
         assert (await begun()).round_step == (7 if kept else 0)
-    assert made._since == (7 if kept and mode == "diloco" else 0)
+    assert made.course.since == (7 if kept and mode == "diloco" else 0)
     vectors.clear()
     made._turns.free()
     await commit_without(made.replicas[0])
@@ -408,7 +408,7 @@ async def test_a_trainer_that_goes_back_does_not_read_again_what_is_still_to_be_
         await made._reset_if_due()
         back = cast(Any, made.island).sent[-1]
         assert (back.reset, back.round_step) == (True, 7 if kept else 0)
-        assert made._since == (7 if kept and mode == "diloco" else 0)
+        assert made.course.since == (7 if kept and mode == "diloco" else 0)
         vectors.clear()
         made._turns.free()
     made._reset_due = {0}
@@ -489,7 +489,7 @@ async def test_rounds_that_a_client_rests_in_do_not_make_its_next_work_late(
     turning = made.replicas[0].turning
     assert turning is not None
     drawn = [False, False, True, True]
-    cast(Any, made)._targets.drawn = lambda swarm: drawn.pop(0)
+    cast(Any, made).course.targets.drawn = lambda swarm: drawn.pop(0)
     ages = []
     for _ in range(4):
         await commit_without(made.replicas[0])

@@ -1,0 +1,175 @@
+"""What an island's trainer is told to do next: inner steps, data, evaluations. Not when it is told.
+
+Its cycle goes from fragment 0's merge to the next one; where islands meet at will, from one
+contribution to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bootstrap.manifest import Manifest
+from gossip.common import AnySwarm
+from node.checkpoints.restoring import steps_in
+from node.island.allotment import Allotment
+from node.island.beginning import Beginning
+from node.island.choosing import Chooser
+from node.island.pace import Pace
+from node.island.targets import Targets
+from node.modes import at_will, once
+from node.monitor.event_log import EventLog
+from node.multiples import Multiples
+from node.replicas.replica import OuterReplica
+from node.trainer.channel import Applied, Apply, Begin, StepDone
+from node.trainer.pieces import offset
+from protocols.identity import PeerId
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a fragment's move says of the data to read."""
+
+    slot: int
+    slots: int
+    batches: tuple[int, ...] = ()
+    anew: bool = False  # earlier batches are void
+
+
+class Course:
+    """Of one island; ``replicas`` are by fragment."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        replicas: tuple[OuterReplica, ...],
+        pace: Pace,
+        events: EventLog,
+        *,
+        own_inner_steps: int,
+        streams: bool,
+    ) -> None:
+        """``own_inner_steps``: the operator's H, 0: none.
+
+        ``streams``: data has to be made before it is read.
+        """
+        self.manifest, self.replicas, self.pace = manifest, replicas, pace
+        self.chooser = Chooser(manifest, pace, events, own_inner_steps)
+        self.targets = Targets(manifest, me, replicas[0], self.chooser)
+        self.target = 0  # inner steps from one contribution to the next; 0: at rest
+        self.since = 0  # inner steps of the cycle so far
+        self._allotment = Allotment(manifest, replicas[0], ahead=streams)
+        start = replicas[0].place.round
+        self._evaluations = Multiples(manifest.rounds.eval_every, start)
+        self._at_will = at_will(manifest)
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def begin(self, beginning: Beginning, swarm: AnySwarm | None, read: int) -> Begin:
+        """For ranks that begin; ``read`` inner steps of the cycle are not read again."""
+        rounds, checkpoint = [r.place.round for r in self.replicas], beginning.checkpoint
+        self._evaluations.pass_over(rounds[0])
+        slot, slots = self.targets.slot(swarm)
+        self.aim(swarm, anew=range(len(rounds)))
+        self.since = steps_in(checkpoint, at_will=self._at_will)
+        if not (checkpoint or self._at_will):
+            self.since = read
+        return beginning.command(
+            rounds,
+            self.target,
+            (slot, slots),
+            self.pace,
+            tau=self.chooser.tau(),
+            position=self.targets.position(swarm),
+            read=read,
+            batches=self._allotment.begin(checkpoint, slot),
+        )
+
+    def turn(self, fragment: int, swarm: AnySwarm | None) -> Turn:
+        """A fragment has moved; the batches that this brings are given once."""
+        slot, slots = self.targets.slot(swarm)
+        return Turn(slot, slots, *self._allotment.turn(slot)) if not fragment else Turn(slot, slots)
+
+    def evaluates(self, fragment: int) -> bool:
+        """Whether the base is to be evaluated where a fragment stands; asked once a round."""
+        return fragment == 0 and self._evaluations.due(self.replicas[fragment].place.round)
+
+    def apply(
+        self,
+        round_: int,
+        fragment: int,
+        swarm: AnySwarm | None,
+        turn: Turn,
+        *,
+        contributed: bool,
+        reset: bool,
+        evaluate: bool,
+        read: int,
+    ) -> Apply:
+        """For a trainer that takes a fragment's new base."""
+        return Apply(
+            round_,
+            self.target,
+            turn.slot,
+            turn.slots,
+            contributed=contributed,
+            reset=reset,
+            evaluate=evaluate,
+            fragment=fragment,
+            tau=self.chooser.tau(),
+            position=self.targets.position(swarm),
+            voids=self.replicas[fragment].voids,
+            round_step=read,
+            batches=turn.batches,
+            anew=turn.anew,
+        )
+
+    # --- the cycle -------------------------------------------------------------------------------
+
+    def heard(self, report: StepDone | Applied) -> None:
+        """The trainer has taken an inner step, or has applied what it was sent."""
+        self._allotment.heard(report)
+        if isinstance(report, StepDone):
+            self.since += 1
+
+    def merged(self, fragment: int, *, contributed: bool, reset: bool, read: int) -> None:
+        """A round of a fragment is over, after which a new cycle may begin.
+
+        ``contributed``: with this island's work, from which steps count where islands meet at will.
+        """
+        if fragment == 0 and (reset or contributed or not self._at_will):
+            self.since = 0 if self._at_will else read
+
+    def aim(self, swarm: AnySwarm | None, *, anew: Sequence[int] = ()) -> None:
+        """Choose the inner steps that come next; fragments ``anew`` have no unmerged work left."""
+        self.take(self.targets.next(swarm), anew=anew)
+
+    def take(self, target: int, *, anew: Sequence[int] = ()) -> None:
+        """Set the inner steps that come next."""
+        self.target = target
+        for fragment, replica in enumerate(self.replicas):
+            if (turning := replica.turning) is None:
+                continue
+            if fragment in anew:
+                turning.reset()
+            if target:  # an island at rest does not fall behind
+                turning.train()
+
+    def ends_with_others(self, swarm: AnySwarm | None) -> int | None:
+        """With a single merge, the target that lets a late island end with the others."""
+        if not once(self.manifest):
+            return None
+        return self.targets.together(swarm, self.since, self.target)
+
+    def needed(self, swarm: AnySwarm | None) -> bool:
+        """Whether an island at rest is one of the round's clients after all."""
+        return not self.target and self.targets.drawn(swarm)
+
+    def eta(self, fragment: int) -> float:
+        """Seconds until a fragment's next snapshot, by the present pace."""
+        if self.pace.steps_per_second <= 0:
+            return 60.0
+        left = offset(fragment, len(self.replicas), self.target) - self.since
+        had = self.replicas[fragment].place.round > self.replicas[0].place.round
+        return max(0, left + self.target * had) / self.pace.steps_per_second
