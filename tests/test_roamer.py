@@ -14,8 +14,8 @@ import torch
 from roamer_kit import Islander, Islands, ToyState, islands
 
 from diloco.mixing import extra_exchanges
+from gossip.pairs.patience import LONGEST_S
 from gossip.pairs.roamer import SPENT
-from gossip.pairs.wandering import LONGEST_S
 from protocols.memory.transport import Link
 from protocols.memory.virtual_time import run
 

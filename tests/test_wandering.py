@@ -63,8 +63,8 @@ def test_patience_ends():
     core = member(2)
     core.begin(3, 1, 0.0)
     core.on_posted(PEERS[1], 0.05)
-    assert core.tick(core.patience_s - 0.01) == []
-    assert core.tick(core.patience_s) == [Finish(3)]
+    assert core.tick(core.patience.answer_s - 0.01) == []
+    assert core.tick(core.patience.answer_s) == [Finish(3)]
 
 
 def test_what_moves_is_waited_for():
@@ -90,7 +90,7 @@ def test_what_hardly_moves_is_waited_for_two_usual_rounds():
             core.on_finished()
     core.on_posted(PEERS[1], 200.1)
     core.on_coming(PEERS[1], 200.1)
-    assert core.longest_s == 200.0
+    assert core.patience.longest_s == 200.0
     assert core.tick(399.0) == []
     assert core.tick(401.0) == [Finish(5)]
     core.on_finished()

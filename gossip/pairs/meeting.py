@@ -7,6 +7,7 @@ letters, the instructions, and what was done.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from protocols.identity import PeerId
 
@@ -83,18 +84,19 @@ class Finish:
 Instruction = Post | Take | Drop | Finish
 
 
+# mixed with the partner's answer, answered openings of others, open (the answer has yet to come),
+# lost (the partner is gone), alone, or sent one way
+MeetingOutcome = Literal["mixed", "answered", "open", "lost", "alone", "sent"]
+
+
 @dataclass(frozen=True, slots=True)
 class Met:
-    """One exchange as it ended.
-
-    ``outcome``: "mixed" with the partner's answer, "answered" openings of others, "open" (the
-    answer has yet to come), "lost" (the partner is gone), "alone", or "sent" one way.
-    """
+    """One exchange as it ended."""
 
     round: int
     exchange: int
     partner: PeerId | None
-    outcome: str
+    outcome: MeetingOutcome
     seconds: float
     # of these, while a letter of the two was on its way, or for the longest time that it may be;
     # None: it went to somebody who is gone

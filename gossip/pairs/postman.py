@@ -83,7 +83,8 @@ class Postman:
         self, post: Post, body: Encoded, weight: float, name: bytes, *, again: bool = False
     ) -> Exception | None:
         """Send a letter; returns why it may not have arrived."""
-        stall, longest = self.membership.stillness_s([post.to], STALL_S), self.core.longest_s
+        stall = self.membership.stillness_s([post.to], STALL_S)
+        longest = self.core.patience.longest_s
         try:
             async with asyncio.timeout(None if longest == inf else longest):
                 await self.letters.send(

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gossip.catchup.lineage import Lineage
 from gossip.common import OfFragment
@@ -21,12 +21,14 @@ from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.pairs.letter_times import Choice, LetterTimes, Terms
 from gossip.pairs.letters import Letter, Letters, Mail
-from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Key, Met, Post, Take, Taken
+from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Key, Post, Take, Taken
 from gossip.pairs.postman import Postman
-from gossip.pairs.rounded import Acquaintance, Exchanged, Rounded
+from gossip.pairs.replica import PairReplica
+from gossip.pairs.rounded import Acquaintance, Rounded, RoundLog
 from gossip.pairs.wandering import Wandering
 from gossip.place import Place
 from gossip.plans.ladder import Chosen
+from gossip.plans.ramp import ramp
 from gossip.wiring import Wiring
 from protocols.codecs import Encoded
 from protocols.errors import RemoteProtocolError
@@ -39,52 +41,6 @@ SPENT = (
 )
 LEAST_HEAVIEST = 8.0  # weight of a share that is taken, however few islands are known
 SPARE = 6  # letters that have room beside those of one round's exchanges
-RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
-
-
-def ramp(merged: int) -> float:
-    """What a newcomer's work counts for, in pairs and in rounds, after ``merged`` merges."""
-    return RAMP[min(merged, len(RAMP) - 1)]
-
-
-class Mixing(Protocol):
-    """The state of one island, as far as exchanges are concerned."""
-
-    @property
-    def place(self) -> Place: ...
-
-    @property
-    def lost(self) -> float:
-        """Mean square of an element of what the codec of the newest letter lost."""
-        ...
-
-    @property
-    def gives(self) -> bool:
-        """Whether letters may be sent: without weight there is no share to give."""
-        ...
-
-    async def start(self) -> None:
-        """What the trainer has learnt becomes what is exchanged."""
-        ...
-
-    async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
-        """What is exchanged, as a letter to ``receivers`` peers, and the letter's weight."""
-        ...
-
-    async def take_back(self, letter: Encoded, weight: float) -> None:
-        """A letter that did not arrive."""
-        ...
-
-    async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
-        """Move by each letter's difference to an own one; returns the RMS of the first."""
-        ...
-
-    async def finish(self, round_: int, *, ours: bool) -> None:
-        """Take the outer step; then ``place`` is the one after round ``round_``.
-
-        ``ours``: the trainer's snapshot is still the one that was exchanged.
-        """
-        ...
 
 
 class Own(NamedTuple):
@@ -106,7 +62,7 @@ class Roamer(OfFragment):
     """
 
     wiring: Wiring
-    replica: Mixing
+    replica: PairReplica
     presence: Presence
     habits: Habits
     size: int  # elements of the fragment
@@ -126,10 +82,7 @@ class Roamer(OfFragment):
     times: LetterTimes = field(init=False)
     _own: Own | None = None  # of the exchange under way
     _bodies: dict[Key, Encoded] = field(default_factory=dict)  # that answers may come to
-    _codecs: dict[int, str] = field(default_factory=dict)  # of own letters of the round
-    _timed: list[float] = field(default_factory=list)  # seconds of exchanges not told of yet
-    _exchanged: list[Exchanged] = field(default_factory=list)
-    _began: float = 0.0
+    _log: RoundLog = field(init=False)
     _norm: float = 0.0
     _rounds: int = 0  # that are through
     _extra: int = 0
@@ -142,7 +95,6 @@ class Roamer(OfFragment):
     _leaving: bool = False  # begins no round any more
     _sending: int = 0  # letters on their way for the first time
     _sent: asyncio.Event = field(default_factory=asyncio.Event)  # something has become of one
-    _counted: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         place = self.replica.place
@@ -166,7 +118,7 @@ class Roamer(OfFragment):
             keep_all=self.habits.one_way,
             fragment=self.fragment,
             codecs=self.terms.codecs,
-            longest=lambda: self.core.longest_s,
+            longest=lambda: self.core.patience.longest_s,
             heaviest=self._heaviest,
         )
         self.postman = Postman(
@@ -180,6 +132,7 @@ class Roamer(OfFragment):
         )
         size_as, size = self.wiring.codec.size_as, self.size
         self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
+        self._log = RoundLog(self.letters.transfers)
 
     # --- for whoever owns this -------------------------------------------------------------------
 
@@ -229,7 +182,7 @@ class Roamer(OfFragment):
 
     def timed(self) -> list[float]:
         """Seconds of letters on their way in a round, by each exchange since it was last asked."""
-        timed, self._timed = self._timed, []
+        timed, self._log.timed = self._log.timed, []
         return [self.exchanges * seconds for seconds in timed]
 
     def waiting_weight(self) -> float:
@@ -307,14 +260,14 @@ class Roamer(OfFragment):
     async def _begin(self) -> None:
         self._ours = True
         await self.replica.start()
-        self._beginning, self._began = False, self.now()
+        self._beginning, now = False, self.now()
         self._sent.set()  # if any
-        self._exchanged, self._codecs = [], {}
+        self._log.begin(now)
         meetings = self._meetings if self.replica.gives else 0
         if not (meetings or self._spent):
             self._spent = True
             self.notice(SPENT)
-        await self._carry(self.core.begin(self.replica.place.round, meetings, self._began))
+        await self._carry(self.core.begin(self.replica.place.round, meetings, now))
         self.presence.tell()  # the round may have another number now
 
     def _carry_soon(self, instructions: list[Instruction]) -> None:
@@ -326,13 +279,8 @@ class Roamer(OfFragment):
     async def _carry(self, instructions: list[Instruction]) -> None:
         while instructions:
             following: list[Instruction] = []
-            posts = [one for one in instructions if isinstance(one, Post)]
-            if posts:
-                key = posts[0].round, posts[0].exchange
-                self._sending += 1
-                if self._own is None or self._own.key != key:  # the last brought nothing to mix in
-                    self._own = await self._write(key, posts)
-                self.wiring.spawn(self._send_all(posts, self._own))
+            if posts := [one for one in instructions if isinstance(one, Post)]:
+                await self._post(posts)  # first: what is mixed in moves what they tell of
             for instruction in instructions:
                 match instruction:
                     case Take(letters):
@@ -344,14 +292,21 @@ class Roamer(OfFragment):
                         await self._finish(round_)
             instructions = following
 
+    async def _post(self, posts: Sequence[Post]) -> None:
+        key = posts[0].round, posts[0].exchange
+        self._sending += 1
+        if self._own is None or self._own.key != key:  # the last brought nothing to mix in
+            self._own = await self._write(key, posts)
+        self.wiring.spawn(self._send_all(posts, self._own))
+
     async def _write(self, key: Key, posts: Sequence[Post]) -> Own:
         """This island's letter of an exchange."""
         me, said = self.status, [self.membership.announcement(post.to) for post in posts]
-        budget = self.times.budget(self.core.cycle_s, me, self.exchanges)
+        budget = self.times.budget(self.core.patience.cycle_s, me, self.exchanges)
         choice = self.times.choose(budget, me, [one for one in said if one is not None])
         own = Own(key, *await self.replica.encode(len(posts), choice.codec), choice, budget)
         self._bodies[key] = own.body
-        self._codecs[key[1]] = choice.codec
+        self._log.codecs[key[1]] = choice.codec
         return own
 
     async def _send_all(self, posts: Sequence[Post], own: Own) -> None:
@@ -365,7 +320,7 @@ class Roamer(OfFragment):
             nobody_else = alive <= {self.me, *to}
             self.times.note(own.choice, took, to, own.budget, nobody_else=nobody_else)
             if not any(post.awaited for post in posts):
-                self._timed.append(took)
+                self._log.timed.append(took)
         self._sending -= 1
         self._sent.set()
 
@@ -380,28 +335,17 @@ class Roamer(OfFragment):
         difference = await self.replica.mix(letters) if letters else None
         self._taking = 0.0
         self._end_exchange()
-        self._ended(self.core.met[-1], difference)
+        self._log.ended(self.core.met[-1], difference)
         return self.core.on_taken(self.now())
 
     def _end_exchange(self) -> None:
         self._own, needed = None, self.core.needed
         self._bodies = {key: body for key, body in self._bodies.items() if key in needed}
 
-    def _ended(self, met: Met, difference: float | None) -> None:
-        """An exchange is over."""
-        codec = self._codecs.get(met.exchange, "")
-        self._exchanged.append(Exchanged(met, *self._count(), difference, codec))
-        if met.moving_s:
-            self._timed.append(met.moving_s)
-
     async def _finish(self, round_: int) -> None:
-        told = {one.met.exchange for one in self._exchanged}
-        for met in self.core.met:
-            if met.exchange not in told:
-                self._ended(met, None)
-        self._exchanged.sort(key=lambda one: one.met.exchange)
+        exchanged = self._log.through(self.core.met)
         said = [*self.core.others(self.now()), self.status]
-        mixed = [peer for one in self._exchanged for peer in one.met.mixed]
+        mixed = [peer for one in exchanged for peer in one.met.mixed]
         spread, after = self.acquaintance.left(said, self.me, self.fragment, mixed)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
@@ -417,9 +361,9 @@ class Roamer(OfFragment):
             Rounded(
                 self.fragment,
                 round_,
-                self._began,
+                self._log.began,
                 ended,
-                tuple(self._exchanged),
+                exchanged,
                 spread,
                 after,
                 self._meetings,
@@ -428,12 +372,6 @@ class Roamer(OfFragment):
             )
         )
         self.presence.tell()
-
-    def _count(self) -> tuple[int, int]:
-        """Bytes of letters sent and received since the last time."""
-        before, transfers = self._counted, self.letters.transfers
-        self._counted = transfers.bytes_sent, transfers.bytes_received
-        return self._counted[0] - before[0], self._counted[1] - before[1]
 
     # --- news ------------------------------------------------------------------------------------
 

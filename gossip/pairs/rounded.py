@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gossip.exchange.transfers import Transfers
 from gossip.membership.spread import Spread, in_pairs
 from gossip.pairs.meeting import Met
 from protocols.identity import PeerId
@@ -36,6 +37,43 @@ class Rounded:
     exchanges: int  # in the next round, and what that follows from
     progress: float  # mean square of what the inner steps moved
     lost: float  # mean square of what the codec loses
+
+
+@dataclass
+class RoundLog:
+    """What is to be told of a round, gathered while it is under way; ``transfers`` are letters'."""
+
+    transfers: Transfers
+    began: float = 0.0
+    codecs: dict[int, str] = field(default_factory=dict)  # of own letters, by exchange
+    timed: list[float] = field(default_factory=list)  # seconds of exchanges, until they are told of
+    _exchanged: list[Exchanged] = field(default_factory=list)
+    _counted: tuple[int, int] = (0, 0)
+
+    def begin(self, now: float) -> None:
+        """A round begins."""
+        self.began, self.codecs, self._exchanged = now, {}, []
+
+    def ended(self, met: Met, difference: float | None) -> None:
+        """An exchange is over."""
+        codec = self.codecs.get(met.exchange, "")
+        self._exchanged.append(Exchanged(met, *self._count(), difference, codec))
+        if met.moving_s:
+            self.timed.append(met.moving_s)
+
+    def through(self, all_: Iterable[Met]) -> tuple[Exchanged, ...]:
+        """The round's exchanges in order, also those that nothing was mixed in."""
+        told = {one.met.exchange for one in self._exchanged}
+        for met in all_:
+            if met.exchange not in told:
+                self.ended(met, None)
+        return tuple(sorted(self._exchanged, key=lambda one: one.met.exchange))
+
+    def _count(self) -> tuple[int, int]:
+        """Bytes of letters sent and received since the last time."""
+        before, now = self._counted, (self.transfers.bytes_sent, self.transfers.bytes_received)
+        self._counted = now
+        return now[0] - before[0], now[1] - before[1]
 
 
 class Acquaintance:

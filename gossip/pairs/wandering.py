@@ -17,11 +17,10 @@ with the parameters as they are then.
   (:mod:`gossip.pairs.pairing`): islands that are ready at about the same time choose each other.
 - An island that finds an opening when it is ready answers that instead of opening another exchange,
   so that it sends one letter a round.
-- It waits for an answer only while that is worth it, a tenth of a round at most, by how late
-  answers usually are and when the partner says that it will be ready. What is on its way is waited
-  for while it moves, two usual rounds at most, or a minute; a partner that takes longer is chosen
-  ever less. Later answers are taken with the next exchange, up to ``max_staleness`` rounds late; so
-  slow islands give and get, too.
+- It waits for an answer only while that is worth it, by how late answers usually are
+  (:mod:`gossip.pairs.patience`) and when the partner says that it will be ready. Later answers are
+  taken with the next exchange, up to ``max_staleness`` rounds late; so slow islands give and get,
+  too.
 - A partner that is gone costs one exchange, or none: another one is chosen. If it did receive the
   opening, and answers, that counts like any late answer.
 
@@ -35,19 +34,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf
-from statistics import median, median_low
+from statistics import median_low
+from typing import Literal
 
-from gossip.interval import Interval
 from gossip.membership.members import Membership
-from gossip.membership.trips import RoundTrip
 from gossip.pairs.meeting import (
     Drop,
     Finish,
     Habits,
     Instruction,
     Key,
+    MeetingOutcome,
     Met,
     Post,
     Stamp,
@@ -55,21 +52,16 @@ from gossip.pairs.meeting import (
     Taken,
 )
 from gossip.pairs.pairing import partner, successors
+from gossip.pairs.patience import Patience
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
-LEAST_PATIENCE_S = 0.25
-FIRST_PATIENCE_S = 1.0  # before anything was measured
-SHARE = 0.1  # of a round that a partner is waited for at most
 MOST_MORE = 8  # exchanges that a round has beyond its own, to answer openings that keep coming
 AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
-# an exchange takes at most this many usual rounds, or this many seconds if that is longer: a peer
-# whose letter moves byte by byte holds nobody up for longer
-LONGEST_ROUNDS, LONGEST_S = 2.0, 60.0
-ROUNDS_KNOWN = 9  # of which the median is usual
-MOST_DOUBLINGS = 5  # of the rounds in which a partner that took longer is not chosen
+
+Phase = Literal["training", "meeting", "mixing", "finishing"]
 
 
 @dataclass
@@ -85,7 +77,8 @@ class Wandering:
     met: list[Met] = field(default_factory=list)  # of the round under way
     # peers that may have a share of ours, or not: until that is known they get no other
     owed: set[PeerId] = field(default_factory=set)
-    _phase: str = "training"  # then "meeting", "mixing", "finishing"
+    patience: Patience = field(default_factory=Patience)
+    _phase: Phase = "training"
     _label: int = 0  # the round from which partners follow
     _partner: PeerId | None = None
     _lost: set[PeerId] = field(default_factory=set)
@@ -98,11 +91,6 @@ class Wandering:
     _since: float = 0.0  # when the exchange began
     _moving_s: float = 0.0  # of it, while a letter that it waits for was on its way
     _seen: float = 0.0  # until when that was counted
-    _began: float | None = None  # when the round did
-    _interval: Interval = field(default_factory=Interval)  # from one to the next
-    _slow: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often; until round
-    _gaps: deque[float] = field(default_factory=partial(deque, maxlen=ROUNDS_KNOWN))
-    _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
 
     # --- for whoever owns this -------------------------------------------------------------------
 
@@ -110,28 +98,6 @@ class Wandering:
     def resting(self) -> bool:
         """Whether no exchange is under way."""
         return self._phase == "training"
-
-    @property
-    def cycle_s(self) -> float:
-        """Usual seconds from one round to the next; 0: not known yet."""
-        return self._interval.usual_s
-
-    @property
-    def patience_s(self) -> float:
-        """How long a partner is waited for at most."""
-        if not self.cycle_s:
-            return FIRST_PATIENCE_S
-        most = max(LEAST_PATIENCE_S, SHARE * self.cycle_s)
-        if self._usual is None:
-            return most
-        return min(most, max(LEAST_PATIENCE_S, self._usual.longest))
-
-    @property
-    def longest_s(self) -> float:
-        """How long an exchange takes at most, whatever still moves; inf: not known yet."""
-        if not self._gaps:
-            return inf
-        return max(LONGEST_S, LONGEST_ROUNDS * median(self._gaps))
 
     @property
     def needed(self) -> set[Key]:
@@ -156,11 +122,7 @@ class Wandering:
         """
         if not self.resting:
             return []
-        if self._began is not None:
-            gap = now - self._began
-            self._interval.add(gap)
-            self._gaps.append(gap)
-        self._began = now
+        self.patience.begun(now)
         self._label = median_low([place, *(a.round for a in self.others(now))])
         # who has just trained for round r is not behind others that train for r + 1 already
         self.round = max(place, self._label - 1)
@@ -174,8 +136,7 @@ class Wandering:
         oldest = self._begun[0]
         self._opened = {peer: key for peer, key in self._opened.items() if key[0] >= oldest}
         self._failed = {peer: key for peer, key in self._failed.items() if key[0] >= oldest}
-        known = self.membership.islands
-        self._slow = {peer: slow for peer, slow in self._slow.items() if peer in known}
+        self.patience.keep(self.membership.islands)
         return self._open(now)
 
     def on_coming(self, sender: PeerId, now: float) -> None:
@@ -198,12 +159,7 @@ class Wandering:
             held[:] = [one for one in held if not one.makes_way(stamp)]  # all shares count
         held.append(stamp)
         if self._phase == "meeting" and stamp.sender == self._partner and stamp in self._fresh():
-            took = now - self._since
-            if self._usual is None:
-                self._usual = RoundTrip.first(took)
-            else:
-                self._usual.add(took)
-            self._slow.pop(stamp.sender, None)
+            self.patience.answered(stamp.sender, now - self._since)
         return self.tick(now)
 
     def on_dropped(self, stamp: Stamp) -> None:
@@ -227,7 +183,7 @@ class Wandering:
         if self._phase == "meeting":
             self._lost.add(to)
             if self._overdue(now):
-                self._put_off(to)
+                self.patience.put_off(to, self.round)
         if self._phase != "meeting" or self.habits.one_way or to != self._partner:
             return self.tick(now)
         if not self._held.get(to) and len(self._lost) <= TURNS:
@@ -259,14 +215,14 @@ class Wandering:
         if self._phase != "meeting" or self._posting or self._waits(now):
             return []
         if self._partner in self._coming and self._overdue(now):
-            self._put_off(self._partner)
+            self.patience.put_off(self._partner, self.round)
         return self._close(now)
 
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` is due."""
         if self._phase != "meeting" or self._moves():
             return now + LOOK_S  # events tell of all ends
-        return max(now, self._since + self.patience_s)
+        return max(now, self._since + self.patience.answer_s)
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -292,8 +248,7 @@ class Wandering:
 
     def _choose(self, now: float) -> PeerId | None:
         """Whom to open an exchange with; nobody who owes us an answer, or was just tried."""
-        slow = {peer for peer, (_, until) in self._slow.items() if self.round < until}
-        out = self._lost | self._opened.keys() | slow
+        out = self._lost | self._opened.keys() | self.patience.slow(self.round)
         among: Sequence[PeerId] = [a.peer for a in self.others(now)]
         for turn in range(TURNS + 2):
             chosen = partner(
@@ -349,7 +304,7 @@ class Wandering:
             return False
         if peer in self._coming and not self._overdue(now):
             return True  # it moves, or the transport ends it
-        until = self._since + self.patience_s
+        until = self._since + self.patience.answer_s
         said = self.membership.announcement(peer)
         if peer in self._lost or now >= until or said is None:
             return False
@@ -358,12 +313,7 @@ class Wandering:
 
     def _overdue(self, now: float) -> bool:
         """Whether the exchange has taken the longest that it may."""
-        return now >= self._since + self.longest_s
-
-    def _put_off(self, peer: PeerId) -> None:
-        """No exchange is opened with it for some rounds, and for twice as many the next time."""
-        times = self._slow.get(peer, (0, 0))[0] + 1
-        self._slow[peer] = (times, self.round + 2 ** min(times, MOST_DOUBLINGS))
+        return now >= self._since + self.patience.longest_s
 
     def _close(self, now: float) -> list[Instruction]:
         """End an exchange with what is here."""
@@ -403,6 +353,7 @@ class Wandering:
 
     def _note(self, now: float, took: set[PeerId]) -> None:
         peer = self._partner
+        outcome: MeetingOutcome
         if self.habits.one_way:
             outcome = "sent"
         elif peer in took:

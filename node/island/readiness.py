@@ -14,7 +14,7 @@ from bootstrap.manifest_gossip import PAIRED
 from gossip.common import AnySwarm
 from gossip.membership.sketch import sketch
 from gossip.membership.spread import WholeSketch, turn_of
-from gossip.pairs.roamer import ramp
+from gossip.plans.ramp import ramp
 from node.island.island import Island
 from node.island.ownership import Turns
 from node.modes import by_gradients, is_over, weight_of

@@ -144,7 +144,7 @@ class GossipReports(PeerReports):
                 consensus_after=pending.after,
                 agreeing=None,
                 state=chain.status.state.hex(),
-                eta_s=max(0, total - pending.round - 1) * chain.core.cycle_s or None
+                eta_s=max(0, total - pending.round - 1) * chain.core.patience.cycle_s or None
                 if total < ENDLESS_ROUNDS
                 else None,
                 dropped=missed,
