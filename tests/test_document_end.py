@@ -12,7 +12,7 @@ from node.commands.manifest import manifest_for
 from node.config import NodeConfig
 from node.data.live import Recipe, StreamData, read_recipe
 from node.data.prepare import prepare
-from node.data.supply import Given, make, tokens_for
+from node.data.supply import Given, _written, make, tokens_for
 from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
 from node.trainer.data import open_tokens
 from protocols.errors import OperatorError
@@ -78,6 +78,20 @@ def test_an_end_that_is_settled_is_taken_as_it_is():
         with pytest.raises(OperatorError, match="has no token") as caught:
             FileTokenizer(data, document_end=none)
         assert caught.value.code == "E604"
+
+
+def test_an_end_may_be_named_by_its_id():
+    data = tokenizer("<|endoftext|>", ordinary=("</s>", "#257"))
+    assert end_of(data, document_end="#257") == "</s>"
+    assert end_of(data, document_end="#258") == "#257"
+    assert [_written(FileTokenizer(data), number) for number in (257, 258, 300)] == [
+        "'</s>'",
+        "'#258'",
+        "'#300'",
+    ]
+    for none in ("#259", "#-1", "#²"):
+        with pytest.raises(OperatorError, match=f"has no token {none}"):
+            FileTokenizer(data, document_end=none)
 
 
 @pytest.fixture

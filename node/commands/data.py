@@ -43,7 +43,8 @@ def prepare(
         str | None,
         typer.Option(
             metavar="TOKEN",
-            help="Token that ends a document. [default: the tokenizer's end of a text]",
+            help="Token that ends a document, or its id as in '#2'. [default: the tokenizer's end "
+            "of a text]",
         ),
     ] = None,
     field: Annotated[str, typer.Option(help="Key or column that has the text.")] = "text",

@@ -17,6 +17,7 @@ from node.data.live import evaluation_shard, recipe_for
 from node.data.remote import DEFAULT_CACHE_BYTES, Folder
 from node.data.streamed import is_stream
 from node.data.tokenizer import (
+    BY_ID,
     BYTES,
     BYTES_VOCABULARY,
     FILE,
@@ -171,9 +172,9 @@ def tokens_for(
 
 
 def _written(tokenizer: Tokenizer, number: int) -> str:
-    """A token as a shell takes it; its id where the vocabulary has no text for it."""
+    """A token as a shell takes it for ``--document-end``."""
     text = tokenizer.token(number) if isinstance(tokenizer, FileTokenizer) else None
-    return f"token {number}" if text is None else shlex.quote(text)
+    return shlex.quote(f"#{number}" if text is None or BY_ID.fullmatch(text) else text)
 
 
 def _tell_of_repeats(manifest: Manifest, tokens: int, tell: Tell) -> None:

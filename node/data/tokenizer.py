@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +49,7 @@ EARLIER_ENDS = (
     "[EOS]",
     "[SEP]",
 )
+BY_ID = re.compile(r"#[0-9]{1,7}")  # how a person names a token by its id
 
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -96,10 +98,10 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer of the ``tokenizers`` library, from the bytes of its JSON file.
 
-    ``document_end`` is the token that ends a document, or its id, where that is settled; ``eos``
-    what a model's config.json says of it, which counts where it is a special token here. Raises
-    OperatorError E604 where the bytes are none or have no token to end documents with, E605 where
-    the library is missing.
+    ``document_end`` is the token that ends a document, as it is written or as ``#ID``, or its id,
+    where that is settled; ``eos`` what a model's config.json says of it, which counts where it is a
+    special token here. Raises OperatorError E604 where the bytes are none or have no token to end
+    documents with, E605 where the library is missing.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class FileTokenizer:
                 why=f"its largest id is {self.vocab_size - 1:,}, and models have "
                 f"{MIN_VOCABULARY} to {MAX_VOCABULARY:,} of them",
             )
-        end = vocabulary.get(document_end, -1) if isinstance(document_end, str) else document_end
+        end = document_end
+        if isinstance(end, str):
+            end = int(end[1:]) if BY_ID.fullmatch(end) else vocabulary.get(end, -1)
         self.document_end: int = self._end_of(name, eos) if end is None else end
         if not 0 <= self.document_end < self.vocab_size:
             raise operator_error(
