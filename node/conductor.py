@@ -18,7 +18,14 @@ from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.live import is_recipe
 from node.island.beginning import Beginning, Todo
 from node.island.course import Course
-from node.island.events import notice_of, problem_of, shrunk_of, step_of, validation_of
+from node.island.events import (
+    awaited_of,
+    notice_of,
+    problem_of,
+    shrunk_of,
+    step_of,
+    validation_of,
+)
 from node.island.guessing import Guesses
 from node.island.island import Island
 from node.island.ownership import Turns
@@ -32,6 +39,7 @@ from node.replicas.eager_state import EagerReplica
 from node.replicas.replica import OuterReplica, Side
 from node.trainer.channel import (
     Applied,
+    Awaited,
     ChannelClosedError,
     Cold,
     Donated,
@@ -169,6 +177,8 @@ class Conductor:
                     if end := self.course.ends_with_others(self.swarm):
                         self.course.take(end)
                         await self._tell_target()
+                case Awaited() as awaited:
+                    self.events.emit(awaited_of(awaited))
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:

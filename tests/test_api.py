@@ -10,6 +10,8 @@ from api_kit import KEY, Kit
 from node.monitor.api import MAX_EVENTS, make_app
 from node.monitor.events import (
     CheckpointSaved,
+    DataAwaited,
+    DataCame,
     JoinProgress,
     Notice,
     PeerRefused,
@@ -139,6 +141,13 @@ async def test_health(client, kit):
     assert "no inner step" in reasons[0]
     kit.log.emit(Step(step=41, round=4, loss=1.0, seconds=60.0))
     assert (await health())[0] == 200
+    kit.log.emit(DataAwaited(step=42, since=kit.now, ranks=(1,)))
+    kit.now += 60 * 21
+    assert (await health())[1] == ["no inner step for 1260 s, it waits for its data"]
+    assert kit.state.snapshot()["training"]["awaits"]["ranks"] == [1]
+    kit.log.emit(DataCame(step=42, seconds=1260.0))
+    assert (await health())[1] == ["no inner step for 1260 s"]
+    kit.log.emit(Step(step=42, round=4, loss=1.0, seconds=60.0))
     kit.now += 60 * 19  # slow, and known to be
     assert (await health())[0] == 200
     kit.state.providers.unhealthy.append(lambda: "the relay is gone")

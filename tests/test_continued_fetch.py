@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -143,6 +144,18 @@ def fetch(site: Site, cache: Path, content: bytes | None = None) -> int:
     assert found.read_bytes() == content
     assert not [*cache.glob(f"{PART}*"), *cache.glob(f"{VERSION}*")]
     return kept.fetched
+
+
+def test_more_of_a_file_is_a_sign_to_who_waits_for_it(tmp_path: Path) -> None:
+    kept, part = ShardCache(tmp_path, 10 * SIZE), PartialFile(tmp_path, "ab" * 32, SIZE)
+    assert kept.headway() == 0
+    part.open()
+    part.begin("its version")
+    os.utime(part.path, (1, 1))
+    before = kept.headway()
+    part.add(bytes(PROGRESS_BYTES))
+    assert kept.headway() > before > 0
+    part.close()
 
 
 @pytest.fixture(autouse=True)

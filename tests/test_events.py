@@ -14,6 +14,8 @@ from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
 from node.monitor.events import (
     Behind,
     CheckpointSaved,
+    DataAwaited,
+    DataCame,
     Event,
     JoinProgress,
     Notice,
@@ -235,6 +237,9 @@ def test_other_lines():
     assert "error E301: clock" in render(
         Problem(code="E301", what="clock", why="w", fix="f", fatal=True)
     )
+    waits = DataAwaited(step=7, since=1e9, ranks=tuple(range(1, 6)))
+    assert render(waits) == "step 7 waits for its data: rank 1, 2, 3, 4, … has none yet"
+    assert render(DataCame(step=7, seconds=95.2)) == "step 7 has its data, after 95 s"
     assert "Ctrl-C" in render(Stopping(reason="interrupted"))
     assert "(Ctrl-C again stops now)" in render(Stopping(reason="SIGINT"))
     assert "(Ctrl-C twice stops now)" in render(Stopping(reason="3 s are over"))

@@ -185,6 +185,18 @@ def test_the_part_that_follows_is_made_as_soon_as_it_is_known(texts, tmp_path):
     assert data.parts.get(4, 0) is not None
 
 
+def test_who_waits_for_a_part_sees_that_another_process_reads(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "SIGN_S", 0.0)
+    mine, other = (stream(run(), texts[1], tmp_path / "parts") for _ in range(2))
+    seen = [other.headway]
+    for round in range(2):
+        mine.batch(round, 0, ISLANDS, 0)
+        settled()
+        seen.append(other.headway)
+    assert seen[0] == 0
+    assert len(set(seen)) == 3
+
+
 def test_a_stream_that_was_dealt_out_by_rounds_stays_so(texts, tmp_path):
     kept = recipe_for(run(), ByteTokenizer(), texts[1], lambda done, total: None)
     assert not StreamData(read_recipe(kept), NUMBERED, tmp_path).numbered

@@ -80,7 +80,7 @@ def test_nearly_all_is_read_and_nothing_twice(
 class Watched:
     """Training data, and where they were read, and what was expected."""
 
-    numbered = True
+    numbered, headway = True, 0
 
     def __init__(self, data: Batches) -> None:
         self.data, self.places = data, list[tuple[int, int, int, int]]()

@@ -27,6 +27,7 @@ import contextlib
 import fcntl
 import heapq
 import itertools
+import math
 import os
 import threading
 import time
@@ -62,6 +63,7 @@ EVALUATION_TEXTS = 100_000  # looked through, at most, for those that are held o
 QUARTER = 4  # parts of a round's steps, where batches are numbered: some are cut between islands
 AT_ONCE = 256  # documents tokenized in one call
 LOOK_S = 0.1  # between looks for a part that another process is to make
+SIGN, SIGN_S = ".reading", 1.0  # a file that is touched so often while somebody reads
 IDLE_S = 10.0  # seconds to wait for a maker before making it: ranks of an island ask at one time
 
 
@@ -252,6 +254,7 @@ class Parts:
         self._give_up: weakref.finalize[..., Any] | None = None  # ends that; so does gc
         self._lock = threading.Lock()
         self._looked = False  # whether the parts of before are intact
+        self._signed = -math.inf  # when the last sign of reading was left
         self.made = 0  # by this process
 
     def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
@@ -347,7 +350,19 @@ class Parts:
                 old.unlink(missing_ok=True)
 
     def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
-        return deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes)
+        for dealt in deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes):
+            if (now := time.monotonic()) >= self._signed + SIGN_S:
+                self._signed = now
+                (self._directory / SIGN).touch()
+            yield dealt
+
+    @property
+    def headway(self) -> int:
+        """Another number whenever a process of this machine has read more texts."""
+        try:
+            return (self._directory / SIGN).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def _coded(self, texts: Iterator[bytes]) -> Iterator[bytes]:
         while batch := list(itertools.islice(texts, AT_ONCE)):
@@ -376,6 +391,11 @@ class StreamData:
     def numbered(self) -> bool:
         """False as well for a stream that was begun by a version that dealt it out by rounds."""
         return self._steps is not None
+
+    @property
+    def headway(self) -> int:
+        """See :class:`node.trainer.data.Batches`."""
+        return self.parts.headway
 
     def expect(self, stretches: tuple[int, ...]) -> None:
         """Note the batches that come next, and have the part after the open one made."""

@@ -112,6 +112,11 @@ class Folder:
             raise operator_error("E603", f"{path} cannot be used", why=why)
         return path
 
+    @property
+    def headway(self) -> int:
+        """Another number whenever more of a file has come to this machine."""
+        return 0 if self._cache is None else self._cache.headway()
+
     def has(self, shard: Shard, *, used: bool = False) -> bool:
         """Whether a file of tokens is on this machine; ``used``: note that it is in use."""
         if self._cache is None:
@@ -220,6 +225,11 @@ class FolderTokens:
     def cache_bytes(self) -> int:
         """What the cache of a folder at a URL holds; 0 for one on this machine."""
         return self._folder.cache_bytes
+
+    @property
+    def headway(self) -> int:
+        """Another number whenever more of a file has come to this machine."""
+        return self._folder.headway
 
     def files(self, starts: npt.NDArray[np.int64], length: int) -> list[int]:
         """The files, by number, of windows of ``length`` tokens: in order, each once."""

@@ -92,6 +92,14 @@ class ShardCache:
             why=f"{TRIES} fetches of it, and none was the file with sha256 {sha256[:16]}…",
         )
 
+    def headway(self) -> int:
+        """Another number whenever more of a file is here, whichever process fetches it."""
+        found = 0
+        for part in self.directory.glob(f"{PART}*"):
+            with contextlib.suppress(OSError):  # complete, or given up
+                found = max(found, part.stat().st_mtime_ns)
+        return found
+
     @contextlib.contextmanager
     def _keeping(self) -> Iterator[None]:
         """What this machine's disk refuses, as OperatorError E402."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from node.errors import operator_error
 from node.island.rank_ends import TrainerDied
-from node.monitor.events import Notice, Step, Validation
-from node.trainer.channel import Cold, Evaluated, StepDone
+from node.monitor.events import DataAwaited, DataCame, Notice, Step, Validation
+from node.trainer.channel import Awaited, Cold, Evaluated, StepDone
 from protocols.errors import OperatorError
 
 
@@ -26,6 +28,14 @@ def step_of(done: StepDone, tokens_per_second: float, peers: int) -> Step:
         micro_batch=done.micro_batch,
         finite=done.finite,
     )
+
+
+def awaited_of(awaited: Awaited) -> DataAwaited | DataCame:
+    """That ranks wait for data, or have them."""
+    if not awaited.ranks:
+        return DataCame(step=awaited.step, seconds=awaited.seconds)
+    since = time.time() - awaited.seconds
+    return DataAwaited(step=awaited.step, since=since, ranks=awaited.ranks)
 
 
 def shrunk_of(done: StepDone, halved: int) -> OperatorError | None:

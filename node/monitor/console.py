@@ -19,6 +19,8 @@ from node.monitor.events import (
     Behind,
     CheckpointSaved,
     CheckpointSkipped,
+    DataAwaited,
+    DataCame,
     Event,
     ExchangesChosen,
     JoinProgress,
@@ -159,6 +161,12 @@ def render(event: Event, key: str = "") -> str:
             inputs = ", ".join(f"{name} {value:.3g}" for name, value in event.inputs.items())
             given = f" ({inputs})" if inputs else ""
             return f"{event.name} is {event.value}{was}: {clean(event.why)}{given}"
+        case DataAwaited():
+            who = f"rank {', '.join(map(str, event.ranks[:NAMED]))}"
+            who += ", …" if len(event.ranks) > NAMED else ""
+            return f"step {event.step} waits for its data: {who} has none yet"
+        case DataCame():
+            return f"step {event.step} has its data, after {event.seconds:.0f} s"
         case Notice():
             return clean(event.text)
         case Stopping():

@@ -82,6 +82,25 @@ class Step(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataAwaited(Event):
+    """The trainer waits for the data of its next inner step, until :class:`DataCame`."""
+
+    kind: ClassVar[str] = "data_awaited"
+    step: int
+    since: float  # Unix seconds
+    ranks: Sequence[int]  # that do not have theirs yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCame(Event):
+    """The data that the trainer has waited for are here."""
+
+    kind: ClassVar[str] = "data_came"
+    step: int
+    seconds: float  # that it has waited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Validation(Event):
     """The loss on the shared evaluation shard outside of a round, as before the first one."""
 

@@ -19,6 +19,8 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
     CheckpointSkipped,
+    DataAwaited,
+    DataCame,
     JoinProgress,
     KnobSet,
     PeerRefused,
@@ -85,6 +87,7 @@ class NodeState:
         self.join: dict[int, JoinProgress] = {}
         self.step: Step | None = None
         self.steps: deque[tuple[int, float | None]] = deque(maxlen=KEPT_STEPS)  # step, loss
+        self.awaited: DataAwaited | None = None  # data that the trainer waits for
         self.tokens = 0  # trained by this node since the start
         self.rounds: deque[tuple[float, RoundDone]] = deque(maxlen=KEPT_ROUNDS)
         self.fragments: dict[int, tuple[float, RoundDone]] = {}  # the newest round of each
@@ -120,6 +123,11 @@ class NodeState:
                 self.lost_steps = 0 if step.finite else self.lost_steps + 1
                 self.tokens += step.tokens
                 self._moved = record.time
+                self.awaited = None
+            case DataAwaited() as awaited:
+                self.awaited = awaited
+            case DataCame():
+                self.awaited = None
             case RoundDone() as done:
                 self._round_done(record.time, done)
             case RoundFailed():
@@ -158,7 +166,8 @@ class NodeState:
             still = self._clock() - self._moved
             usual = self.step.seconds if self.step is not None else 0.0
             if still > max(STALL_S, STALL_STEPS * usual):
-                reasons.append(f"no inner step for {still:.0f} s")
+                waits = ", it waits for its data" if self.awaited is not None else ""
+                reasons.append(f"no inner step for {still:.0f} s{waits}")
         return reasons
 
     def snapshot(self) -> dict[str, Any]:
@@ -298,6 +307,7 @@ class NodeState:
         step = table(self.step) if self.step is not None else None
         return {
             "step": step,
+            "awaits": None if self.awaited is None else table(self.awaited),
             "tokens": self.tokens,
             "out_of_memory": self.out_of_memory,
             "validation_loss": self.validation_loss,

@@ -41,6 +41,7 @@ from protocols.wire import Max, Message, decode_any
 
 MAX_FRAME = 64 * 1024
 READ_BYTES = 64 * 1024
+MAX_AWAITED = 1024  # ranks that are named
 _LENGTH = struct.Struct(">I")
 
 Location = Annotated[str, Max(4096)]
@@ -195,6 +196,14 @@ class StepDone(Message, kind=111):
     batches: Stretches = ()  # left to read, by number; empty: each round has windows of its own
 
 
+class Awaited(Message, kind=126):
+    """Ranks wait for data of their next step, or all have theirs at last."""
+
+    step: int
+    seconds: float  # so far
+    ranks: Annotated[tuple[int, ...], Max(MAX_AWAITED)] = ()  # empty: all have theirs
+
+
 class Snapshot(Message, kind=112):
     """``sent`` holds θ. Steps, tokens and loss are of the time since the last contribution."""
 
@@ -285,6 +294,7 @@ Command = Begin | Apply | Shift | InnerSteps | Checkpoint | Donate | Stop | Term
 Report = (
     Ready
     | StepDone
+    | Awaited
     | Snapshot
     | Applied
     | Shifted

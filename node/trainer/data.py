@@ -110,6 +110,11 @@ class Batches(Protocol):
         """Whether a batch's number, where the run has such, is its place: a step of round 0."""
         ...
 
+    @property
+    def headway(self) -> int:
+        """Another number whenever this machine is further with what has to be fetched or made."""
+        ...
+
     def expect(self, stretches: tuple[int, ...]) -> None:
         """These are the numbers that come next (:mod:`node.trainer.numbers`)."""
 
@@ -141,6 +146,11 @@ class TrainingData:
         if isinstance(tokens, FolderTokens) and tokens.cache_bytes:
             ahead = Ahead(tokens, sampler)
         return cls(tokens, sampler, manifest.model.document_end if apart else None, ahead)
+
+    @property
+    def headway(self) -> int:
+        """See :class:`Batches`."""
+        return self.tokens.headway if isinstance(self.tokens, FolderTokens) else 0
 
     def expect(self, stretches: tuple[int, ...]) -> None:
         """Have the files of these batches fetched."""

@@ -33,7 +33,7 @@ from node.schedule import learning_rate
 from node.trainer.channel import Apply, Ready, StepDone
 from node.trainer.computing import Computing, has_bf16
 from node.trainer.data import Batches, TrainingData, open_tokens, targets, unreadable
-from node.trainer.early import Early, may_take_long
+from node.trainer.early import HERE, Early, Wait, may_take_long
 from node.trainer.engine import Batch, Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
@@ -84,8 +84,9 @@ class Trainer(Progress):
             ) from error
         self.early: Early | None = None
         # decided together: hosts may have the same tokens in different ways
-        if ranks.size > 1 and not ranks.all_true(not may_take_long(self.data)):
+        if not ranks.all_true(not may_take_long(self.data)):
             self.early = Early(self.data)
+        self._wait = Wait()
         super().__init__(
             self.engine.weights,
             make_optimizer(self.engine.models, manifest.inner),
@@ -131,14 +132,17 @@ class Trainer(Progress):
         return decode_any(self.ranks.broadcast(action.encode()), *ACTIONS)
 
     def _has_batch(self) -> bool:
-        """Whether all ranks have their rows of the next step, or know what is wrong with them."""
+        """Whether all ranks have their rows of the next step; raises what reading has met here."""
         if self.early is None:
             return True
         began = time.monotonic()
         here = self.early.here(self._place, self.engine.rows(self.micro_batch))
-        here = self.ranks.all_true(here)
+        everywhere = self.ranks.all_true(here)
+        signs = [] if everywhere else self.ranks.each(HERE if here else self.early.sign)
         self._data_s += time.monotonic() - began
-        return here
+        if self.ranks.leads and (told := self._wait.look(self.step + 1, signs)) is not None:
+            self.report(told)
+        return everywhere
 
     @property
     def _place(self) -> Place:

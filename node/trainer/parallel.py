@@ -181,6 +181,15 @@ class Ranks:
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.control)
         return bool(flag)
 
+    def each(self, value: int) -> list[int]:
+        """The ``value`` that every rank has, by rank."""
+        if self.size == 1:
+            return [value]
+        own = torch.tensor([value], device=HOST)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self.control)
+        return [int(one) for one in found]
+
     def unanimous(self, well: bool) -> bool:
         """Whether all ranks are ``well`` after what each of them did by itself.
 

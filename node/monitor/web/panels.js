@@ -314,6 +314,10 @@ function tellEvent(event, names) {
       return `${event.head - event.round} rounds behind, ${event.action === "replay" ? "replays them" : "downloads the state"}`;
     case "checkpoint":
       return `round ${event.round}, ${bytes(event.bytes)} in ${seconds(event.seconds)}`;
+    case "data_awaited":
+      return `step ${event.step} waits since ${clock(event.since)}: rank ${event.ranks.slice(0, NAMED).join(", ")}${event.ranks.length > NAMED ? ", …" : ""} has none yet`;
+    case "data_came":
+      return `step ${event.step} goes on, after ${seconds(event.seconds)}`;
     case "alarm":
       return `${event.alarm}: ${event.what}`;
     case "alarm_ended":
