@@ -31,7 +31,8 @@ from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island.beginning import Beginning
 from node.island.cores import contention
-from node.island.hardware import Hardware, training
+from node.island.fitting import Fitting
+from node.island.hardware import Hardware, device_memory, training
 from node.island.island import Island
 from node.monitor.events import Notice
 from node.replicas.replica import OuterReplica
@@ -186,6 +187,14 @@ def make_conductor(
         wait_s=wait_s,
         **trained,
     )
+    fitting = None
+    if script is None:
+        memory = device_memory(*hardware)
+        fitting = Fitting(node.home.micro_batch, settings.micro_batch, memory)
+        if known := fitting.known(settings):
+            settings = settings.model_copy(update={"micro_batch": known})
+            text = f"{known} sequences at a time: memory was short for more at an earlier start"
+            node.events.emit(Notice(text=f"{text}; to try more remove {fitting.path}"))
     conductor = Conductor(
         manifest,
         node.identity.peer_id,
@@ -206,6 +215,7 @@ def make_conductor(
         on_applied,
         swarm=swarm,
         own_inner_steps=config.inner_steps,
+        fitting=fitting,
     )
     if restored is not None:
         conductor.pace.step = restored.facts.step

@@ -26,6 +26,7 @@ from node.island.events import (
     step_of,
     validation_of,
 )
+from node.island.fitting import Fitting
 from node.island.guessing import Guesses
 from node.island.island import Island
 from node.island.ownership import Turns
@@ -79,6 +80,7 @@ class Conductor:
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
+    fitting: Fitting | None = None  # notes a micro-batch that memory was short for
     refresh: Callable[[], Awaitable[None]] | None = None  # brings the state up to date, once
     # gives the moments of the newest checkpoint, for ranks that are started again
     spare: Callable[[], Awaitable[Taken | None]] | None = None
@@ -288,8 +290,10 @@ class Conductor:
                 file.unlink()
 
     def _on_step(self, done: StepDone) -> None:
-        if short := shrunk_of(done, self.pace.halved):
+        if short := shrunk_of(done, self.pace.halved, self.island.settings):
             self.events.emit(Problem.of(short))
+        if self.fitting is not None and done.micro_batch is not None:
+            self.fitting.stepped(self.island.settings, done.micro_batch)
         self.pace.add(done)
         self.course.heard(done)
         if (swarm := self.swarm) is not None:
@@ -342,7 +346,7 @@ class Conductor:
         stepped = self.beginning.begun or settings.compile
         less = bool(changes) and stepped and settings.halved < settings.at_once
         fatal = self._restarts.died(died, counted=not less)
-        problem = problem_of(died)
+        problem = problem_of(died, settings)
         self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:
             raise problem

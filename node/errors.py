@@ -154,7 +154,8 @@ _ROWS = (
         "out of memory",
         "model, optimizer state and activations do not fit; the micro-batch was halved and "
         "gradients accumulated, down to one sequence",
-        "use more ranks (--nproc), a larger device, or a run with a smaller model or seq_len",
+        "give --recompute full, on GPUs --offload, more ranks (--nproc, --nnodes) or a layout that "
+        "shards (--layout auto), a larger device, or a run with a smaller model or seq_len",
     ),
     Kind(
         "E402",

@@ -14,6 +14,7 @@
     evaluation.bin   the run's evaluation text, and tokenizer.json, where it has one
     tokens.json      where this island's training tokens are, of which run, and what they were made
                      of (for this island's other hosts; empty: the run's recipe)
+    micro-batch.json sequences at a time that memory was enough for, where more did not fit
     promised-0, …    the rounds that something was promised in, see gossip.rounds.promises
     checkpoints/     see node.checkpoints.checkpoint
     data-cache/      files of training data that come from elsewhere
@@ -96,6 +97,7 @@ class StateDir:
         self.history = root / "history.jsonl"
         self.api_file = root / "api.json"
         self.key_file = root / "dashboard.key"
+        self.micro_batch = root / "micro-batch.json"
         self._lock: int | None = None
 
     def make(self) -> None:

@@ -215,7 +215,7 @@ async def test_ranks_that_cannot_be_started_have_died(
             lacking = errno.ENOSPC
             await running.restart()
             full = await until(running, TrainerDied)
-            assert (full.code, problem_of(full).code) == ("E405", "E402")
+            assert (full.code, problem_of(full, running.settings).code) == ("E405", "E402")
             lacking = errno.EACCES  # that will not pass
             with pytest.raises(PermissionError):
                 await running.restart()

@@ -52,11 +52,13 @@ def test_out_of_memory_halves_the_micro_batch(
     assert bench.run(begin()).losses == pytest.approx(whole, rel=1e-4)
     assert bench.trainer.micro_batch == 1
     first, *others = bench.script.of(StepDone)
-    problem = shrunk_of(first, halved=0)
+    problem = shrunk_of(first, 0, bench.settings)
     assert problem is not None
     assert (problem.code, first.micro_batch) == ("E401", 1)
     assert "1 sequences at a time" in problem.what
-    assert all(shrunk_of(step, first.halved) is None for step in others)  # it is told once
+    assert "--recompute full" in problem.fix
+    later = [shrunk_of(step, first.halved, bench.settings) for step in others]
+    assert not any(later)  # it is told once
 
 
 def test_where_fsdp_is_in_the_middle_of_a_layer_nothing_is_tried_again(

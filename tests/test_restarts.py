@@ -71,6 +71,7 @@ async def test_tries_with_less_at_once_are_not_counted(
     with pytest.raises(OperatorError, match="rank 1 ended") as caught:
         await die_again_and_again()
     assert caught.value.code == code
+    assert ("--recompute full" in caught.value.fix) == (code == "E401")
     assert ranks.tried == tried
 
 

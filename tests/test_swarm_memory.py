@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,13 @@ def test_the_micro_batch_is_halved_and_the_batch_stays(
     assert {step["tokens"] for step in steps} == {step["tokens"] for step in expected}
     assert abs(steps[0]["loss"] - expected[0]["loss"]) < 5e-5
     assert len(starved.rounds()) == 2
+    again = Starved("again", tmp_path)
+    try:
+        again.dir.mkdir(exist_ok=True)
+        shutil.copy(starved.dir / "micro-batch.json", again.dir)
+        again.start("--nproc", "2", *RUN)
+        assert again.await_end(140) == 0, again.tail()
+    finally:
+        again.kill()
+    assert not again.events("problem")
+    assert any("2 sequences at a time" in notice["text"] for notice in again.events("notice"))

@@ -8,6 +8,7 @@ from node.errors import operator_error
 from node.island.rank_ends import TrainerDied
 from node.monitor.events import DataAwaited, DataCame, Notice, Step, Validation
 from node.trainer.channel import Awaited, Cold, Evaluated, StepDone
+from node.trainer.settings import TrainerSettings
 from protocols.errors import OperatorError
 
 
@@ -38,7 +39,7 @@ def awaited_of(awaited: Awaited) -> DataAwaited | DataCame:
     return DataAwaited(step=awaited.step, since=since, ranks=awaited.ranks)
 
 
-def shrunk_of(done: StepDone, halved: int) -> OperatorError | None:
+def shrunk_of(done: StepDone, halved: int, settings: TrainerSettings) -> OperatorError | None:
     """E401, if the micro-batch was halved in this step; ``halved``: times before it."""
     if done.halved <= halved:
         return None
@@ -46,8 +47,28 @@ def shrunk_of(done: StepDone, halved: int) -> OperatorError | None:
         "E401",
         f"out of memory: {done.micro_batch} sequences at a time from now on",
         fix="nothing has to be done: gradients are accumulated, and the batch stays as it is; "
-        "more ranks (--nproc) or --recompute would be faster",
+        f"for more at a time: {ways_to_less(settings)}",
     )
+
+
+def ways_to_less(settings: TrainerSettings) -> str:
+    """By which flags an island's ranks would need less memory each, those that cost least first."""
+    dims, gpu = settings.layout, settings.device == "cuda"
+    split = dims.pp > 1 and dims.schedule == "zbv"  # with which the next ones do not go
+    whole = " with --schedule interleaved" if split else ""
+    ways = []
+    if gpu and settings.bf16 is False:
+        ways.append("--precision bf16")
+    if dims.dp_replicate > 1:
+        ways.append("fsdp in the place of ddp in --layout")
+    if dims.zero < 3 and dims.dp_shard > 1:
+        ways.append("--zero 3")
+    if settings.recompute != "full":
+        ways.append(f"--recompute full{whole}")
+    if gpu and not settings.offload:
+        ways.append(f"--offload{whole}")
+    ways.append("more ranks (--nproc, --nnodes)")
+    return ", ".join(ways)
 
 
 def validation_of(evaluated: Evaluated) -> Validation:
@@ -62,11 +83,12 @@ def notice_of(cold: Cold) -> Notice:
     return Notice(text=f"the inner optimizer begins anew at step {cold.step}: {cold.why}")
 
 
-def problem_of(died: TrainerDied) -> OperatorError:
+def problem_of(died: TrainerDied, settings: TrainerSettings) -> OperatorError:
     """Why a rank has ended, by its own words where it left some."""
+    log = f"see {died.log}"
     return died.error or OperatorError(
         died.code or "E405",
         f"trainer: {died.text}",
         died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
-        f"see {died.log}",
+        f"{ways_to_less(settings)}; {log}" if died.code == "E401" else log,
     )

@@ -1,0 +1,105 @@
+"""How many sequences at once fitted into memory after more had not: for the node's next start.
+
+Where there are several ranks each try that is too large costs a start of all of them, which takes
+minutes with a large model.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from node.trainer.dims import ParallelDims
+from node.trainer.settings import TrainerSettings
+
+MAX_FILE = 4096
+
+
+class _Facts(BaseModel):
+    """What the memory of a step depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str  # hash of the manifest's section
+    optimizer: str
+    seq_len: int
+    batch_size: int
+    asked: int  # of the operator, sequences at a time; 0: a rank's share
+    layout: ParallelDims
+    device: str
+    memory: int  # bytes of one device
+    bf16: bool | None
+    recompute: str
+    offload: bool
+    compile: bool
+    torch: str
+
+    @classmethod
+    def of(cls, settings: TrainerSettings, asked: int, memory: int) -> _Facts:
+        manifest = settings.manifest
+        return cls(
+            model=blake3(manifest.model.model_dump_json().encode()).hexdigest(),
+            optimizer=manifest.inner.optimizer,
+            seq_len=manifest.data.seq_len,
+            batch_size=manifest.data.batch_size,
+            asked=asked,
+            layout=settings.layout,
+            device=settings.device,
+            memory=memory,
+            bf16=settings.bf16,
+            recompute=settings.recompute,
+            offload=settings.offload,
+            compile=settings.compile,
+            torch=torch.__version__,
+        )
+
+
+class _Note(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    micro_batch: int = Field(ge=1)
+    facts: _Facts
+
+
+@dataclass
+class Fitting:
+    """The note of it, a file.
+
+    ``asked``: the micro-batch that the operator has given, or 0; ``memory``: of one device, bytes.
+    """
+
+    path: Path
+    asked: int
+    memory: int
+    _noted: int = field(default=0, init=False)
+
+    def known(self, settings: TrainerSettings) -> int:
+        """The micro-batch that an earlier start with the same settings came down to; 0: none."""
+        self._noted = 0
+        with suppress(OSError, ValidationError):
+            with self.path.open("rb") as file:
+                note = _Note.model_validate_json(file.read(MAX_FILE))
+            less = note.micro_batch < self._most(settings)
+            if less and note.facts == _Facts.of(settings, self.asked, self.memory):
+                self._noted = note.micro_batch
+        return self._noted
+
+    def stepped(self, settings: TrainerSettings, micro_batch: int) -> None:
+        """A step was taken with ``micro_batch`` sequences at once: note it if more did not fit."""
+        if micro_batch == self._noted or micro_batch >= self._most(settings):
+            return
+        self._noted = micro_batch
+        facts = _Facts.of(settings, self.asked, self.memory)
+        draft = self.path.with_suffix(".draft")
+        with suppress(OSError):  # a full disk: the next start has to find out anew
+            draft.write_text(_Note(micro_batch=micro_batch, facts=facts).model_dump_json(indent=1))
+            os.replace(draft, self.path)
+
+    def _most(self, settings: TrainerSettings) -> int:
+        return self.asked or settings.manifest.data.batch_size

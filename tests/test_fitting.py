@@ -1,0 +1,130 @@
+"""A micro-batch that fitted into memory at one start, for the next one of the same kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_kit import tiny_manifest, tiny_settings
+
+from bootstrap.manifest import Manifest
+from node.island.events import ways_to_less
+from node.island.fitting import Fitting
+from node.trainer.dims import ParallelDims
+
+MEMORY = 80 << 30
+
+
+def noted(directory: Path, micro_batch: int = 1, *, asked: int = 0, **given: Any) -> Path:
+    """A node that has taken a step with so many sequences at once."""
+    path = directory / "micro-batch.json"
+    Fitting(path, asked, MEMORY).stepped(tiny_settings(directory, **given), micro_batch)
+    return path
+
+
+def known(path: Path, *, asked: int = 0, memory: int = MEMORY, **given: Any) -> int:
+    """What a node begins with that is started there."""
+    return Fitting(path, asked, memory).known(tiny_settings(path.parent, **given))
+
+
+def other(section: str, **changes: Any) -> Manifest:
+    manifest = tiny_manifest()
+    part = getattr(manifest, section).model_copy(update=changes)
+    return manifest.model_copy(update={section: part})
+
+
+def test_what_fitted_is_known_at_the_next_start(tmp_path: Path) -> None:
+    path = noted(tmp_path)
+    assert known(path) == 1
+    assert known(path, manifest=other("inner", lr=0.5)) == 1
+    assert known(path, threads=3) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"manifest": other("model", d_ff=48)},
+        {"manifest": other("data", seq_len=8)},
+        {"manifest": other("data", batch_size=8)},
+        {"manifest": other("inner", optimizer="muon")},
+        {"asked": 3},
+        {"memory": MEMORY // 2},
+        {"ranks": 2},
+        {"ranks": 2, "dims": ParallelDims(dp_replicate=2)},
+        {"device": "cuda"},
+        {"bf16": False},
+        {"recompute": "full"},
+        {"offload": True},
+        {"compile": True},
+    ],
+)
+def test_it_is_forgotten_where_anything_differs_that_memory_depends_on(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    assert known(noted(tmp_path), **change) == 0
+
+
+def test_it_is_forgotten_with_another_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = noted(tmp_path)
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert known(path) == 0
+
+
+@pytest.mark.parametrize(("asked", "took"), [(0, 4), (3, 3), (9, 9)])
+def test_nothing_is_noted_where_all_fitted(tmp_path: Path, asked: int, took: int) -> None:
+    assert not noted(tmp_path, took, asked=asked).exists()
+
+
+def test_ranks_that_run_short_once_more_leave_the_smaller_one(tmp_path: Path) -> None:
+    path, settings = noted(tmp_path, 2), tiny_settings(tmp_path)
+    again = Fitting(path, 0, MEMORY)
+    assert again.known(settings) == 2
+    path.unlink()
+    again.stepped(settings, 2)
+    assert not path.exists()  # it is written once
+    again.stepped(settings, 1)
+    assert known(path) == 1
+
+
+@pytest.mark.parametrize("change", [{"micro_batch": 0}, {"micro_batch": 4}, {"more": 1}])
+def test_a_note_that_nobody_made_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = noted(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert known(path) == 0
+    for text in ("", "[]", "{" * 10_000):
+        path.write_text(text)
+        assert known(path) == 0
+
+
+def test_a_disk_that_takes_no_note_stops_nobody(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path)
+    one = Fitting(tmp_path / "nowhere" / "file", 0, MEMORY)
+    one.stepped(settings, 1)
+    assert one.known(settings) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "not_named"),
+    [
+        ({}, ["--recompute full,", "--nproc"], ["--offload", "ddp", "--zero", "--precision"]),
+        ({"recompute": "full", "device": "cuda"}, ["--offload,"], ["--recompute"]),
+        ({"offload": True, "device": "cuda", "bf16": False}, ["--precision"], ["--offload"]),
+        (
+            {"dims": ParallelDims(pp=2, schedule="zbv"), "device": "cuda"},
+            ["--recompute full with --schedule interleaved", "--offload with --schedule"],
+            [],
+        ),
+        ({"dims": ParallelDims(dp_replicate=2, dp_shard=2, zero=1)}, ["fsdp", "--zero 3"], []),
+    ],
+)
+def test_what_to_do_is_what_the_layout_allows(
+    tmp_path: Path, given: dict[str, Any], named: list[str], not_named: list[str]
+) -> None:
+    text = ways_to_less(tiny_settings(tmp_path, **given))
+    assert all(each in text for each in named)
+    assert not any(each in text for each in not_named)
