@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
@@ -15,6 +16,7 @@ from gossip.catchup.lineage import Lineage
 from gossip.chain.chain import Chain
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
+from gossip.exchange import ledger
 from gossip.hooks import Hooks
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
@@ -23,7 +25,9 @@ from gossip.pairs.swarm import Pairs
 from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from node import __version__, clock
+from node.checkpoints.checkpoint import room_beside
 from node.checkpoints.restoring import Restored
+from node.checkpoints.saving import floats_saved
 from node.conductor import Conductor
 from node.entry.entrance import Run
 from node.errors import operator_error
@@ -52,8 +56,6 @@ from protocols.messages import Announce
 if TYPE_CHECKING:
     from node.runtime import Node
 
-KEPT_BYTES = 64 * 1024 * 1024  # of merged parts beyond those required, for who missed rounds
-MAX_KEPT = 256  # rounds
 MIN_WAIT_S = 1.0  # the least that the trainer waits for a merge before it trains on
 
 
@@ -136,7 +138,7 @@ def make_swarm(
                 hooks,
                 keep_rounds=max(
                     rules.replay_rounds,
-                    min(MAX_KEPT, KEPT_BYTES // encoded),
+                    min(ledger.MOST, ledger.SMALL // encoded),
                 ),
                 ledger_directory=node.home.root,
                 known_lineage=lineage,
@@ -146,7 +148,10 @@ def make_swarm(
             for replica, lineage in zip(replicas, lineages, strict=True)
         ]
     )
+    saves = node.config.role == "island" and node.config.checkpoint_every
+    saved = 4 * floats_saved(manifest) * sum(replica.size for replica in replicas) if saves else 0
     for chain, replica in zip(swarm.chains, replicas, strict=True):
+        chain.ledger.room = partial(room_beside, node.home.checkpoints, saved)
         if replica.certificate is not None:
             chain.ledger.add(replica.certificate, {})
     return swarm

@@ -259,6 +259,7 @@ class Participation:
             still=self._still,
             offload=self.node.offload,
             room=available,
+            read_by=self.swarm.readers.copied if isinstance(self.swarm, Swarm) else None,
             fragments=len(self.replicas),
         )
         stack.push_async_callback(self.states.aclose)

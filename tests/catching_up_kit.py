@@ -81,6 +81,7 @@ class Scene:
         StateServer(
             transport, RUN, current, still=member.swarm.still,
             offload=virtual_time.inline,
+            read_by=member.swarm.readers.copied,
             fragments=len(member.replicas),
         )  # fmt: skip
         self.sharing[member.peer] = Sharing(transport, RUN)

@@ -87,6 +87,7 @@ class SimulatedSwarm:
     regions: dict[PeerId, str] = field(default_factory=dict)
     kind: type[ToyReplica] = ToyReplica
     roles: dict[PeerId, str] = field(default_factory=dict)  # else an island
+    keep_rounds: int = 50  # for those who missed some
     # a member can do no more than download a fragment's state
     on_behind: Callable[[Member, int, Ending], Coroutine[Any, Any, None]] | None = None
 
@@ -160,7 +161,7 @@ class SimulatedSwarm:
                 self.rules_of(replica),
                 presence,
                 hooks,
-                keep_rounds=50,
+                keep_rounds=self.keep_rounds,
                 known_lineage=replica.lineage,
                 new_identity=new_identity,
                 record=self.record_of(peer, replica.place.fragment),

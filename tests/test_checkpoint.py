@@ -22,6 +22,7 @@ from node.checkpoints.checkpoint import (
     DiskFullError,
     Facts,
     FolderGoneError,
+    room_beside,
 )
 from node.checkpoints.tensor_files import read_tensors, write_tensors
 from node.places import newest_checkpoint
@@ -311,3 +312,18 @@ def test_a_folder_that_is_gone_is_no_damaged_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FolderGoneError, match="is gone") as caught:
         make(store, 0)
     assert caught.value.code == "E105"
+
+
+def test_what_is_left_of_the_disk_beside_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2500))
+    assert room_beside(tmp_path, 0) == 2500
+    assert room_beside(tmp_path, 2000) == 500
+    with store.draft() as draft:
+        (draft / "a").write_bytes(bytes(1500))  # of those 2000
+        assert room_beside(tmp_path, 2000) == 2000
+    monkeypatch.undo()
+    assert room_beside(tmp_path / "gone", 0) == 0

@@ -150,3 +150,40 @@ def test_without_a_directory_the_newest_round_is_always_kept(
     assert ledger.excess() == []
     assert ledger.since(2, 5) == (made[2],)
     assert ledger.certificate(1) is None
+
+
+def test_rounds_that_somebody_needs_are_kept_while_there_is_room(
+    identities: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.exchange.ledger.MOST", 6)
+    needed: int | None = 1
+    room = 1
+    ledger = Ledger(keep=2, needed=lambda: needed, room=lambda: room)
+    made = rounds(identities(2), 10)
+    for certificate in made[:6]:
+        ledger.add(certificate, {})
+    assert ledger.since(1, 10) == tuple(made[1:6])
+    assert ledger.certificate(0) is None
+    for certificate in made[6:8]:
+        ledger.add(certificate, {})
+    assert ledger.since(2, 10) == tuple(made[2:8])  # six at most
+    room = 0  # the disk is needed for a checkpoint
+    ledger.add(made[8], {})
+    assert ledger.since(7, 10) == tuple(made[7:9])
+    assert ledger.certificate(6) is None
+    needed, room = None, 1
+    ledger.add(made[9], {})
+    assert ledger.certificate(7) is None
+
+
+def test_nobody_needs_more_bytes_than_those_of_the_state(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
+    ledger = Ledger(keep=2, size=1000, directory=tmp_path, needed=lambda: 0)  # 8000 in all
+    made = rounds(identities(2), 6)
+    for number, certificate in enumerate(made):
+        ledger.add(certificate, big(certificate, number, 900))  # 1800 bytes
+        virtual_time.run(ledger.make_room(virtual_time.inline))
+    assert ledger.since(2, 10) == tuple(made[2:])
+    assert ledger.certificate(1) is None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bootstrap.manifest_rounds import Rounds
+from gossip.exchange import readers
 from node.entry.arrival import Arrival
 from node.replicas.replica import OuterReplica
 from node.simulate import swarm
@@ -45,6 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, in_vain: int = 0) -> tuple[list[tuple[i
         return await fetch(arrival, *args)
 
     monkeypatch.setattr(swarm, "KEPT", 2)
+    monkeypatch.setattr(readers, "AWAY_S", 0.0)  # else what it misses after its first is replayed
     monkeypatch.setattr(OuterReplica, "jump", noted)
     monkeypatch.setattr(Arrival, "fetch", fetched)
     return jumped, simulate(Scenario.model_validate(LEFT_BEHIND))

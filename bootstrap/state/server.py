@@ -58,7 +58,8 @@ class StateServer:
     from being applied. Copying runs in ``offload``, and to its end even if the caller hangs up or
     was told to ask ``again``. A state nobody has asked for in time is ``gone`` once the next round
     is applied; ``busy`` means that all copies are in use, or that there is no memory for one more
-    (``room`` tells how many bytes are free, None: not known).
+    (``room`` tells how many bytes are free, None: not known). ``read_by`` is told of each peer that
+    reads of a copy, with its fragment and round.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class StateServer:
         still: Still,
         offload: Offload,
         room: Callable[[], int | None] = lambda: None,
+        read_by: Callable[[PeerId, int, int], object] | None = None,
         fragments: int = 1,
         max_pins: int = MAX_PINS,
         idle_s: float = IDLE_S,
@@ -80,6 +82,7 @@ class StateServer:
         self._still = still
         self._offload = offload
         self._room = room
+        self._read_by = read_by
         self._fragments = fragments
         self._max_pins, self._evict_s = fragments * max_pins, evict_s
         self._pins: dict[tuple[int, int], _Pin] = {}  # by fragment and round
@@ -116,7 +119,7 @@ class StateServer:
         except TimeoutError:
             raise RemoteRefused(MAKING, "a copy of the state is being made") from None
         others = pin.others(peer)
-        self._touch(pin, peer)
+        self._touch(request.fragment, pin, peer)
         return dataclasses.replace(pin.offer, readers=others).encode()
 
     async def _pin(self, peer: PeerId, request: StateRequest) -> _Pin:
@@ -156,7 +159,7 @@ class StateServer:
         if pin is None:
             raise RemoteRefused("gone", f"the state of round {request.round}")
         feed = pin.copy.feed(request.index, pin.use.note)
-        self._touch(pin, peer)
+        self._touch(request.fragment, pin, peer)
         return feed
 
     def _check_run(self, run: bytes) -> None:
@@ -205,9 +208,11 @@ class StateServer:
             return f"no memory for a copy of the state: {size / 1e9:.1f} GB, {room / 1e9:.1f} free"
         return ""
 
-    def _touch(self, pin: _Pin, reader: PeerId) -> None:
+    def _touch(self, fragment: int, pin: _Pin, reader: PeerId) -> None:
         pin.readers[reader] = None
         pin.use.note()
+        if self._read_by is not None:
+            self._read_by(reader, fragment, pin.offer.round)
         self._expiry.start()
 
     def _expire(self, by: float) -> float | None:

@@ -15,6 +15,7 @@ from gossip.chain.handing import Handing, explains
 from gossip.exchange.bodies import MAX_TRAILER, as_bytes
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import NOT_KEPT
+from gossip.exchange.readers import Readers
 from gossip.membership.presence import Presence
 from gossip.plans.commitments import SEAL_SIZE
 from gossip.rounds.instructions import Work
@@ -65,6 +66,7 @@ class Service:
     presence: Presence
     chains: Sequence[Chain]
     rejected: Callable[[PeerId, RemoteProtocolError], None]
+    readers: Readers
     _handing: Handing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -193,12 +195,13 @@ class Service:
             self.rejected(author, error)
             raise RemoteRefused("unsound", f"signed by {author}: {error}") from error
 
-    async def _on_certificates(self, _: PeerId, body: bytes) -> bytes:
+    async def _on_certificates(self, sender: PeerId, body: bytes) -> bytes:
         request = CertificateRequest.decode(body)
         self._check_run(request.run)
         found: list[Certificate] = []
         room = CERTIFICATES_BYTES
         ledger = self._chain(request.fragment).ledger
+        self.readers.replays(sender, request.fragment)
         for certificate in ledger.since(request.round, min(request.count, 32)):
             room -= len(certificate.encode())
             if found and room < 0:
@@ -237,11 +240,12 @@ class Service:
                 raise RemoteRefused("stranger", "announce yourself first")
             await chain.reach(round_, sender)
 
-    async def _on_part(self, _: PeerId, header: bytes) -> Feed:
+    async def _on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)
         self._check_run(request.run)
         wanted = (request.start, request.stop, request.digest)
         chain = self._chain(request.fragment)
+        self.readers.replays(sender, request.fragment, request.round)
         data = chain.ledger.part(request.round, *wanted)
         if data is None and request.round == chain.exchange.round:
             for result, held in chain.exchange.merged.kept():

@@ -7,9 +7,11 @@ This is what a node opens to take part (:class:`Swarm`). The chains themselves a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from gossip.chain.chain import Chain
 from gossip.chain.service import Service
+from gossip.exchange.readers import Readers
 from gossip.fragments import Fragments
 
 
@@ -19,4 +21,7 @@ class Swarm(Fragments[Chain]):
     def __init__(self, chains: Sequence[Chain]) -> None:
         super().__init__(chains, chains[0].hooks)
         self.presence.office = lambda: chains[0].replica.roster
-        Service(self.wiring, self.presence, self.chains, self.hooks.rejected)
+        self.readers = Readers(self.wiring.now)
+        for chain in self.chains:
+            chain.ledger.needed = partial(self.readers.needed, chain.fragment)
+        Service(self.wiring, self.presence, self.chains, self.hooks.rejected, self.readers)

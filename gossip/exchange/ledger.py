@@ -1,10 +1,17 @@
 """What this node keeps of the last rounds, for members that missed them.
 
 A certificate and the encoded bytes of its parts are all that a member needs to repeat a round:
-half a byte a parameter with int4, four with fp32. Rounds whose bytes add up to more than those of
-base and momentum (8 a parameter) are not worth keeping: downloading the state is cheaper then. Of
-what is kept only the newest lies in memory, as much as half an fp32 vector takes; the rest is in
-files without a name, mapped, so that the system has their pages in memory while there is room.
+half a byte a parameter with int4, four with fp32. The last few are kept in any case, and as long as
+somebody is on the way here from an earlier round (:mod:`gossip.exchange.readers`) all from that one
+on.
+
+Rounds whose bytes add up to more than those of base and momentum (8 a parameter: 16 rounds of int4)
+are never kept: downloading the state is cheaper then. Nor would more help a newcomer. It needs as
+long for these as for the state itself, so if more are made during its download, its link is too
+narrow for the rounds of this run. Of what is kept only the newest lies in memory, as much as half
+an fp32 vector takes; the rest is in files without a name, mapped, so that the system has their
+pages in memory while there is room. So they take up to 8 bytes a parameter of the disk (56 GB with
+7 billion), while newcomers come, and nothing where a checkpoint would not find room beside them.
 """
 
 from __future__ import annotations
@@ -12,9 +19,10 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import torch
@@ -28,6 +36,7 @@ Parts = Mapping[tuple[int, int], torch.Tensor]  # range -> uint8, encoded
 SMALL = 64 * 1024 * 1024  # bytes that nobody minds
 NOT_KEPT = "gone"  # the code of the refusal to give a part
 MEMORY, ALL = 2, 8  # bytes an element of the vector: kept in memory, and kept at all
+MOST = 256  # rounds, however few bytes they have: a certificate may have hundreds of KB
 
 
 def stored(parts: Parts, directory: Path) -> Parts:
@@ -48,13 +57,16 @@ def stored(parts: Parts, directory: Path) -> Parts:
 class Ledger:
     """The newest ``keep`` rounds of one fragment of ``size`` elements, oldest first.
 
-    What is more than the bytes that may be in memory goes to ``directory`` (:meth:`excess`);
-    without one only the newest round may be more.
+    And those from ``needed()`` on, while ``room()`` (bytes of the disk) is left. What is more than
+    the bytes that may be in memory goes to ``directory`` (:meth:`excess`); without one only the
+    newest round may be more.
     """
 
     keep: int
     size: int = 0
     directory: Path | None = None
+    needed: Callable[[], int | None] = lambda: None
+    room: Callable[[], float] = lambda: inf
     _rounds: OrderedDict[int, tuple[Certificate, Parts]] = field(default_factory=OrderedDict)
     _stored: set[int] = field(default_factory=set)  # rounds whose parts are in files
 
@@ -63,9 +75,18 @@ class Ledger:
         self._rounds[certificate.outcome.round] = (certificate, parts)
         self._stored.discard(certificate.outcome.round)
         most = max(SMALL, (MEMORY if self.directory is None else ALL) * self.size)
-        while len(self._rounds) > self.keep or (len(self._rounds) > 1 and self._bytes() > most):
+        while len(self._rounds) > 1 and (self._bytes() > most or not self._wants_oldest()):
             oldest, _ = self._rounds.popitem(last=False)
             self._stored.discard(oldest)
+
+    def _wants_oldest(self) -> bool:
+        """Whether the oldest round is to be kept, as far as its bytes have room."""
+        if len(self._rounds) <= self.keep:
+            return True
+        needed = self.needed()
+        if needed is None or next(iter(self._rounds)) < needed or len(self._rounds) > MOST:
+            return False
+        return self.room() > 0
 
     def clear(self) -> None:
         """Forget all: this node has moved to another chain."""

@@ -298,6 +298,20 @@ def under_way(directory: Path) -> UnderWay | None:
     return UnderWay(size, moved) if found else None
 
 
+def room_beside(directory: Path, checkpoint_bytes: int) -> int:
+    """Bytes of the disk that are left beside a checkpoint that is to be written, or just is."""
+    written = 0
+    for draft in directory.glob(f"{DRAFT_PREFIX}*"):
+        if not draft.name.startswith((OLD_PREFIX, ASIDE_PREFIX)):  # names of what was there before
+            with suppress(OSError):  # renamed or gone meanwhile
+                written += bytes_in(draft)
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:
+        return 0
+    return free - max(0, checkpoint_bytes - written)
+
+
 def touch(aside: Path) -> None:
     """Say of what :meth:`CheckpointStore.aside` has made that its copy has come further."""
     if aside.parent.name.startswith(ASIDE_PREFIX):

@@ -189,6 +189,7 @@ class Members:
             lambda fragment: replicas[fragment].standing,
             still=swarm.still,
             offload=inline,
+            read_by=swarm.readers.copied if isinstance(swarm, Swarm) else None,
             fragments=len(replicas),
         )
         work: list[Coroutine[Any, Any, None]] = [swarm.run()]
