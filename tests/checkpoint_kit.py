@@ -28,11 +28,11 @@ def make(store: CheckpointStore, round: int, run: str = "r") -> Checkpoint:
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are read for their hash from now on."""
     read: list[str] = []
-    fingerprint = checkpoint._fingerprint
+    fingerprint = checkpoint.fingerprint
 
     def counted(path: Path) -> File:
         read.append(path.name)
         return fingerprint(path)
 
-    monkeypatch.setattr(checkpoint, "_fingerprint", counted)
+    monkeypatch.setattr(checkpoint, "fingerprint", counted)
     return read

@@ -16,6 +16,7 @@ from checkpoint_kit import VALUES, make
 
 from node.checkpoints.checkpoint import (
     DRAFT_PREFIX,
+    FETCHED_PREFIX,
     INDEX,
     CheckpointError,
     CheckpointStore,
@@ -327,3 +328,26 @@ def test_what_is_left_of_the_disk_beside_a_checkpoint(
         assert room_beside(tmp_path, 2000) == 2000
     monkeypatch.undo()
     assert room_beside(tmp_path / "gone", 0) == 0
+
+
+def test_what_was_fetched_to_begin_with_goes_with_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    with store.fetching("ckpt-00000001") as draft:
+        (draft / "trainer").mkdir()
+        (draft / "trainer" / "a").write_bytes(bytes(9000))
+    state = tmp_path / f"{FETCHED_PREFIX}state-0"
+    with state.open("wb") as file:
+        file.truncate(10**9)  # of which nothing has come
+    store = CheckpointStore(tmp_path)  # of a node that starts again
+    assert len(list(tmp_path.iterdir())) == 2
+    assert store.paths() == []
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=27_000))
+        store.preflight(12_000)  # three of them, which need those 9000 as well
+        with pytest.raises(DiskFullError):
+            store.preflight(20_000)
+    assert make(store, 2).path == tmp_path / "ckpt-00000002"
+    assert os.listdir(tmp_path) == ["ckpt-00000002"]

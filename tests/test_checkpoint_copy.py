@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from checkpoint_kit import make
 from fsspec.implementations.local import LocalFileSystem
 
-from node.checkpoints.checkpoint import INDEX, CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint import FETCHED_PREFIX, INDEX, CheckpointStore, Facts, verify
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from protocols.errors import OperatorError
 
@@ -233,10 +234,81 @@ def test_an_error_on_the_way_brings_back_no_older_one(
     assert caught.value.code == ("E407" if where == "link" else "E404")
     assert ("reset" if where == "link" else "Input/output") in caught.value.why
     assert not told
-    assert there(other.directory) == []
+    assert [name for name in there(other.directory) if not name.startswith(FETCHED_PREFIX)] == []
     found = copy.get_newest(other)
     assert found is not None
     assert found.name == "ckpt-00000002"
+
+
+class Watched:
+    """A file there; ``came`` counts what is read of each."""
+
+    def __init__(self, file: Any, came: Counter[str], *, seeks: bool) -> None:
+        self.file, self.came, self.seeks = file, came, seeks
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def seek(self, at: int) -> int:
+        if not self.seeks:
+            raise ValueError("Cannot seek")
+        return int(self.file.seek(at))
+
+    def read(self, size: int) -> bytes:
+        data = bytes(self.file.read(size))
+        self.came[Path(self.file.name).name] += len(data)
+        return data
+
+
+@pytest.mark.parametrize("seeks", [True, False])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_what_has_come_is_not_fetched_again(
+    store: CheckpointStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seeks: bool,
+    spoilt: bool,
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    with store.draft() as draft:
+        (draft / "first.bin").write_bytes(b"1" * 1000)
+        (draft / "last.bin").write_bytes(b"2" * 1000)
+        place = store.commit(draft, Facts(run="r", round=1, step=1, tokens=1)).path
+    copy.put(place)
+    other, opened = CheckpointStore(tmp_path / "other"), LocalFileSystem.open
+
+    def broken(files: Any, path: str, mode: str = "rb") -> Any:
+        file = opened(files, path, mode)
+        return LinkDown(file) if path.endswith("last.bin") else file
+
+    with monkeypatch.context() as first:
+        first.setattr(LocalFileSystem, "open", broken)
+        with pytest.raises(OperatorError):
+            copy.get_newest(other)
+    (draft,) = other.directory.iterdir()
+    begun = (draft / "last.bin").stat().st_size
+    assert begun == 100
+    if spoilt:  # as a power cut leaves it
+        (draft / "last.bin").write_bytes(bytes(begun))
+    (draft / "old.bin").write_bytes(b"of another copy of that name")
+
+    came = Counter[str]()
+
+    def watched(files: Any, path: str, mode: str = "rb") -> Any:
+        return Watched(opened(files, path, mode), came, seeks=seeks)
+
+    monkeypatch.setattr(LocalFileSystem, "open", watched)
+    found = copy.get_newest(CheckpointStore(other.directory))  # of a node that starts again
+    assert found is not None
+    assert verify(found) == verify(place)
+    assert there(other.directory) == [found.name]
+    assert there(found) == there(place)
+    again = 1000 if spoilt and seeks else 0
+    assert came["last.bin"] == (1000 - begun if seeks else 1000) + again
+    assert "first.bin" not in came
 
 
 def test_a_place_that_refuses_is_named(store: CheckpointStore, tmp_path: Path):

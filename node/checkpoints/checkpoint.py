@@ -32,6 +32,7 @@ MAX_INDEX_BYTES = 1024 * 1024
 DRAFT_PREFIX = ".draft-"
 OLD_PREFIX = f"{DRAFT_PREFIX}old-"  # in front of the name of one that a newer is to replace
 ASIDE_PREFIX = f"{DRAFT_PREFIX}aside-"  # of one that is being copied to a second place
+FETCHED_PREFIX = ".fetched-"  # of what is fetched to begin with, over restarts: see :meth:`commit`
 _NAME = re.compile(r"ckpt-(\d{8,})")
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -136,7 +137,7 @@ class CheckpointStore:
 
         ``copies``: and one that is still being copied to a second place (:meth:`aside`).
         """
-        held = sum(map(bytes_in, self.paths()))
+        held = sum(map(bytes_in, self.paths())) + sum(map(_taken, self._fetched()))
         count = self.keep + 1 + copies
         needed = checkpoint_bytes * count - held
         free = shutil.disk_usage(self.directory).free
@@ -177,12 +178,13 @@ class CheckpointStore:
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
+        What was fetched to begin with goes, too: from now on this node begins from checkpoints.
         Reads every file whose hash no note tells; run it off the event loop.
         """
         with _disk_errors(draft):
             told = take_notes(draft)
             files = {
-                file.relative_to(draft).as_posix(): told.get(file) or _fingerprint(file)
+                file.relative_to(draft).as_posix(): told.get(file) or fingerprint(file)
                 for file in files_in(draft)
             }
             created = max(
@@ -207,7 +209,28 @@ class CheckpointStore:
         others = [path for path in self.paths() if path != target]
         for path in (*others[self.keep - 1 :], old):
             shutil.rmtree(path, ignore_errors=True)
+        self.forget_fetched()
         return Checkpoint(target, index)
+
+    @contextmanager
+    def fetching(self, name: str) -> Iterator[Path]:
+        """A directory to fetch the copy of that name into; what has come stays for the next try.
+
+        Raises as :meth:`draft` does.
+        """
+        path = self.directory / f"{FETCHED_PREFIX}{name}"
+        with _disk_errors(path):
+            path.mkdir(exist_ok=True)
+            yield path
+
+    def forget_fetched(self) -> None:
+        """Remove what was kept of what was fetched to begin with."""
+        for path in self._fetched():
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _fetched(self) -> list[Path]:
+        return list(self.directory.glob(f"{FETCHED_PREFIX}*"))
 
     def aside(self, path: Path) -> Path:
         """The same files under a name that stays when the checkpoint goes, by hard links.
@@ -259,7 +282,7 @@ def verify(path: Path, folder: str = "") -> Index:
         length = (path / name).stat().st_size
         if length != expected.bytes:
             raise ValueError(f"{name} has {length} bytes, not {expected.bytes}")
-        if _fingerprint(path / name) != expected:
+        if fingerprint(path / name) != expected:
             raise ValueError(f"{name} has another hash than when it was written")
     return index
 
@@ -356,7 +379,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(path, str(error), "check the disk and its mount options") from error
 
 
-def _fingerprint(path: Path) -> File:
+def fingerprint(path: Path) -> File:
+    """Length and hash of a file; raises OSError."""
     hasher = blake3(max_threads=blake3.AUTO)
     hasher.update_mmap(path)
     return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
@@ -370,6 +394,11 @@ def files_in(checkpoint: Path) -> list[Path]:
 def bytes_in(checkpoint: Path) -> int:
     """The size of a checkpoint; raises OSError."""
     return sum(file.stat().st_size for file in files_in(checkpoint))
+
+
+def _taken(path: Path) -> int:
+    """What a file, or all in a folder, takes of the disk: less than its size where it has holes."""
+    return sum(one.stat().st_blocks * 512 for one in (path, *path.rglob("*")) if one.is_file())
 
 
 def _sync(path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from node.checkpoints.checkpoint import (
     Index,
     check_names,
     files_in,
+    fingerprint,
     run_of,
     verify,
 )
@@ -103,7 +105,7 @@ class CheckpointCopy:
 
         Each of these is told of, as E404. None where there is none; where all are damaged, what is
         wrong with the newest is raised. One that cannot be read now may be whole: that raises E407,
-        and no older one takes its place.
+        no older one takes its place, and what has come of it is not fetched again the next time.
         """
         damaged: ValueError | None = None
         try:
@@ -111,14 +113,16 @@ class CheckpointCopy:
             names = self._there(files, root)
             for older, name in enumerate(names, start=1):
                 try:
-                    with store.draft() as draft:
+                    with store.fetching(name) as draft:
                         self._fetch(files, f"{root}/{name}", draft)
                         target = store.directory / f"ckpt-{verify(draft).round:08d}"
                         if target.exists():  # a damaged one
                             shutil.rmtree(target)
                         draft.rename(target)
-                        return target
+                    store.forget_fetched()
+                    return target
                 except ValueError as error:
+                    store.forget_fetched()
                     damaged = damaged or error
                     fix = f"nothing to do: {names[older]} is tried" if older < len(names) else ""
                     tell(
@@ -138,29 +142,55 @@ class CheckpointCopy:
         return None
 
     def _fetch(self, files: Any, source: str, draft: Path) -> None:
-        """Only what the index names, and never more of it than it says; ValueError: damaged."""
-        raw = b"".join(self._pieces(files, f"{source}/{INDEX}", MAX_INDEX_BYTES + 1))
+        """Only what the index names, and never more of it than it says; ValueError: damaged.
+
+        What an earlier try has left in ``draft`` is not fetched again.
+        """
+        pieces = self._pieces(files, f"{source}/{INDEX}", MAX_INDEX_BYTES + 1)
+        raw = b"".join(piece for _, piece in pieces)
         (draft / INDEX).write_bytes(raw)
         index = Index.model_validate_json(raw)
         check_names(index)
+        for path in files_in(draft):
+            if path.relative_to(draft).as_posix() not in (INDEX, *index.files):
+                path.unlink()  # of an earlier copy of that name
         for name, expected in index.files.items():
             path = draft / name
             path.parent.mkdir(exist_ok=True)
-            with path.open("wb") as out:
-                for piece in self._pieces(files, f"{source}/{name}", expected.bytes + 1):
-                    out.write(piece)
+            path.touch()
+            there = path.stat().st_size
+            if there == expected.bytes and fingerprint(path) == expected:
+                continue
+            begins = there if there < expected.bytes else 0
+            self._pull(files, f"{source}/{name}", path, begins, expected.bytes)
+            if begins and fingerprint(path) != expected:  # that was not its beginning
+                self._pull(files, f"{source}/{name}", path, 0, expected.bytes)
 
-    def _pieces(self, files: Any, place: str, most: int) -> Iterator[bytes]:
-        """A file there, as far as ``most`` bytes.
+    def _pull(self, files: Any, place: str, path: Path, begins: int, size: int) -> None:
+        """What a file there has from byte ``begins`` on, up to a byte more than ``size``."""
+        with path.open("r+b") as out:
+            out.truncate(begins)
+            for at, piece in self._pieces(files, place, size + 1, begins):
+                out.seek(at)
+                out.write(piece)
 
+    def _pieces(
+        self, files: Any, place: str, most: int, begins: int = 0
+    ) -> Iterator[tuple[int, bytes]]:
+        """A file there, as far as ``most`` bytes, and where each piece of it belongs.
+
+        From byte ``begins`` on where its file system can do that, else from the beginning.
         Raises ValueError where it is missing, and E407 where it cannot be read: its errors are
         OSErrors too, and would count as those of the disk here.
         """
+        at = 0
         try:
             with files.open(place, "rb") as file:
-                while most > 0 and (piece := file.read(min(most, PIECE))):
-                    most -= len(piece)
-                    yield piece
+                with suppress(ValueError, NotImplementedError):
+                    at = file.seek(begins) if begins else 0
+                while at < most and (piece := file.read(min(most - at, PIECE))):
+                    yield at, piece
+                    at += len(piece)
         except FileNotFoundError as error:
             raise ValueError(f"{place.rpartition('/')[2]} is missing") from error
         except Exception as error:  # each file system has errors of its own
