@@ -16,7 +16,7 @@ from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.live import is_recipe
-from node.island.beginning import Beginning, Todo
+from node.island.beginning import Beginning, Todo, check_built
 from node.island.course import Course
 from node.island.events import (
     awaited_of,
@@ -55,7 +55,7 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.layout import Outline
-from protocols.errors import OperatorError, Reason
+from protocols.errors import Reason
 from protocols.identity import PeerId
 from protocols.messages import UNKNOWN_ETA_S
 
@@ -110,8 +110,7 @@ class Conductor:
             if isinstance(replica, EagerReplica):
                 self._guesses = Guesses(replica, self.island, self._turns)
 
-    # --- for the replicas (see node.replicas.replica.Trainer)
-    # ---------------------------------------------
+    # --- for the replicas (see node.replicas.replica.Trainer) ------------------------------------
 
     async def hold(self, fragment: int) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""
@@ -167,7 +166,7 @@ class Conductor:
     async def run(self) -> None:
         """Follow the trainer until it has stopped as asked.
 
-        Raises :class:`OperatorError` when it cannot be kept alive.
+        Raises :class:`~protocols.errors.OperatorError` when it cannot be kept alive.
         """
         while True:
             match await self.island.next_event():
@@ -239,13 +238,7 @@ class Conductor:
     # --- inside ----------------------------------------------------------------------------------
 
     async def _on_ready(self, ready: Ready) -> None:
-        if ready.parameters != self.layout.size or ready.layout.hex() != self.layout.digest:
-            raise OperatorError(
-                "E405",
-                "the trainer built another model than the manifest describes",
-                f"{ready.parameters:,} parameters instead of {self.layout.size:,}",
-                "all ranks need the same version of Atoll",
-            )
+        check_built(ready, self.layout)
         self.beginning.built()
         await self._begin()
 
@@ -338,17 +331,11 @@ class Conductor:
         self.swarm.chains[fragment].update(ready=True, eta=0.0, **ready)
 
     async def _on_death(self, died: TrainerDied) -> None:
-        settings, changes = self.island.settings, {}
-        if died.code == "E401":
-            changes["micro_batch"] = settings.halved
-        # a restart with a smaller micro-batch is not counted, as halving comes to an end by itself;
-        # but where no step was tried it was the model that did not fit (--compile tries one first)
-        stepped = self.beginning.begun or settings.compile
-        less = bool(changes) and stepped and settings.halved < settings.at_once
-        fatal = self._restarts.died(died, counted=not less)
+        settings = self.island.settings
+        changes = self._restarts.died(died, settings, begun=self.beginning.begun)
         problem = problem_of(died, settings)
-        self.events.emit(Problem.of(problem, fatal=fatal))
-        if fatal:
+        self.events.emit(Problem.of(problem, fatal=changes is None))
+        if changes is None:
             raise problem
         await self._start_again(**changes)
 
@@ -393,11 +380,9 @@ class Conductor:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
         if self.swarm is None or not (chain := self.swarm.chains[fragment]).under_way:
             return
-        if self.readiness.snapshot_of[fragment] == self.replicas[fragment].place.round:
-            taken = self.readiness.snapshot_at[fragment]  # of this round, not of an earlier one
-            self.course.chooser.transfer.add(asyncio.get_running_loop().time() - taken)
-        for seconds in chain.timed():
-            self.course.chooser.timed(seconds)
+        taken = self.readiness.out_since(fragment)
+        seconds = asyncio.get_running_loop().time() - taken if taken is not None else None
+        self.course.transferred(seconds, chain.timed())
 
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""

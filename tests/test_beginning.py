@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bootstrap.manifest import Manifest
 from node.checkpoints.trainer_files import Taken
-from node.island.beginning import Beginning, Stage, Todo
+from node.island.beginning import Beginning, Stage, Todo, check_built
 from node.island.pace import Pace
-from node.trainer.channel import Begin
+from node.trainer.channel import Begin, Ready
+from protocols.errors import OperatorError
 
 CHECKPOINT = Path("ckpt-00000003")
 DONATED = Taken(Path("moments.taken"), 7)
@@ -171,6 +173,18 @@ def test_moments_are_there_until_they_are_read(moments: Taken | None) -> None:
     assert one.moments == moments
     assert one.donated == one.read() == (DONATED.path if moments is DONATED else None)
     assert one.moments is one.donated is None
+
+
+@pytest.mark.parametrize(("size", "digest"), [(9, "00"), (10, "01"), (10, "00")])
+def test_ranks_that_have_built_another_model_are_refused(size: int, digest: str) -> None:
+    layout: Any = SimpleNamespace(size=10, digest="00" * 32)
+    ready = Ready(size, bytes.fromhex(digest * 32), "cpu", "float32", 1)
+    if (size, digest) == (10, "00"):
+        check_built(ready, layout)
+        return
+    with pytest.raises(OperatorError, match="another model") as caught:
+        check_built(ready, layout)
+    assert caught.value.code == "E405"
 
 
 @pytest.mark.parametrize("mode", ["diloco", "async", "allreduce"])

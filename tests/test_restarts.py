@@ -118,12 +118,12 @@ def test_only_a_round_in_between_begins_the_count_anew(
 ) -> None:
     """A trainer that dies in its first inner step has begun each time."""
     places = [SimpleNamespace(place=SimpleNamespace(round=3)) for _ in range(2)]
-    restarts = Restarts(cast(Any, places))
+    restarts, settings = Restarts(cast(Any, places)), Ranks().settings
     for replica, round_ in zip(places, (4, 7), strict=True):  # while it was down
         replica.place.round = round_
     for _ in range(MAX_RESTARTS):
-        assert not restarts.died(ended(), counted=True)
+        assert restarts.died(ended(), settings, begun=True) == {}
         restarts.applied(Applied(4, 0, 0, None, None))
     round_, fragment = answered
     restarts.applied(Applied(round_, 1, 1, None, fragment))
-    assert restarts.died(ended(), counted=True) is fatal
+    assert (restarts.died(ended(), settings, begun=True) is None) is fatal

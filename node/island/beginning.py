@@ -30,7 +30,9 @@ from bootstrap.manifest import Manifest
 from node.checkpoints.trainer_files import Taken
 from node.island.pace import Pace
 from node.modes import at_will, by_gradients
-from node.trainer.channel import Begin
+from node.trainer.channel import Begin, Ready
+from node.trainer.layout import Outline
+from protocols.errors import OperatorError
 
 
 class Stage(Enum):
@@ -190,4 +192,15 @@ class Beginning:
             position=max(pace.position, position),
             round_step=read,
             batches=batches,
+        )
+
+
+def check_built(ready: Ready, layout: Outline) -> None:
+    """Raise E405 where ranks have built another model than the run's."""
+    if ready.parameters != layout.size or ready.layout.hex() != layout.digest:
+        raise OperatorError(
+            "E405",
+            "the trainer built another model than the manifest describes",
+            f"{ready.parameters:,} parameters instead of {layout.size:,}",
+            "all ranks need the same version of Atoll",
         )

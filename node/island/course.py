@@ -125,6 +125,15 @@ class Course:
             anew=turn.anew,
         )
 
+    # --- what is measured ------------------------------------------------------------------------
+
+    def transferred(self, transfer: float | None, exchanges: Sequence[float]) -> None:
+        """Seconds that a fragment took from its snapshot on, if known, and that exchanges took."""
+        if transfer is not None:
+            self.chooser.transfer.add(transfer)
+        for seconds in exchanges:
+            self.chooser.timed(seconds)
+
     # --- the cycle -------------------------------------------------------------------------------
 
     def heard(self, report: StepDone | Applied) -> None:

@@ -110,6 +110,11 @@ class Readiness:
             and not self._turns.is_taken(fragment)
         )
 
+    def out_since(self, fragment: int) -> float | None:
+        """When the present round's snapshot came; None: the last one is of an earlier round."""
+        of_this_round = self.snapshot_of[fragment] == self.replicas[fragment].place.round
+        return self.snapshot_at[fragment] if of_this_round else None
+
     async def flaw(self, snapshot: Snapshot) -> str:
         """Why a snapshot is of no use to anybody; empty where it may be.
 

@@ -1,4 +1,4 @@
-"""How often a trainer whose ranks die is started again."""
+"""How often a trainer whose ranks die is started again, and with what changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from node.island.rank_ends import TrainerDied
 from node.replicas.replica import OuterReplica
 from node.trainer.channel import Applied
+from node.trainer.settings import TrainerSettings
 
 MAX_RESTARTS = 3  # of the trainer, without a round in between
 SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
@@ -24,10 +25,22 @@ class Restarts:
     def _rounds(self) -> list[int]:
         return [replica.place.round for replica in self._replicas]
 
-    def died(self, died: TrainerDied, *, counted: bool) -> bool:
-        """The ranks have died; returns whether that was once too often, or cannot be survived."""
-        self._count += counted
-        return self._count > MAX_RESTARTS or died.code not in SURVIVED
+    def died(
+        self, died: TrainerDied, settings: TrainerSettings, *, begun: bool
+    ) -> dict[str, int] | None:
+        """The ranks have died; returns which settings the next ones have changed.
+
+        None: there are no next ones, as that was once too often, or cannot be survived. ``begun``:
+        they had begun to train.
+        """
+        changes = {"micro_batch": settings.halved} if died.code == "E401" else {}
+        # a restart with a smaller micro-batch is not counted, as halving comes to an end by itself;
+        # but where no step was tried it was the model that did not fit (--compile tries one first)
+        stepped = begun or settings.compile
+        less = bool(changes) and stepped and settings.halved < settings.at_once
+        self._count += not less
+        survived = self._count <= MAX_RESTARTS and died.code in SURVIVED
+        return changes if survived else None
 
     def applied(self, applied: Applied) -> None:
         """The trainer has read what it was given.
