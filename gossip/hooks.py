@@ -1,14 +1,15 @@
 """What a chain of rounds needs from whoever runs it: the state it changes, and whom it tells.
 
 :class:`Replica` is the outer state (a node's is :mod:`node.replicas.replica`), :class:`Hooks` are
-callbacks.
+callbacks. Swarms in pairs have them, too, but for what is said of rounds: each
+:class:`gossip.pairs.roamer.Roamer` tells ``applied`` of its own kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -44,8 +45,8 @@ class Replica(Protocol):
 class Hooks:
     """Whom a swarm and its chains tell. All are called on the event loop and must not block."""
 
-    # a certificate and its exchange; of gossip a :class:`gossip.pairs.rounded.Rounded` and None
-    applied: Callable[[Any, Exchange | None], None] = lambda certificate, exchange: None
+    # a certified round has moved the replica; without an exchange it was replayed
+    applied: Callable[[Certificate, Exchange | None], None] = lambda certificate, exchange: None
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     notice: Callable[[str], None] = lambda text: None  # what the operator is to know

@@ -21,6 +21,7 @@ from gossip.hooks import Hooks
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.membership.standing import first_announcement
+from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
 from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
@@ -90,11 +91,14 @@ def make_swarm(
     manifest: Manifest,
     replicas: Sequence[OuterReplica],
     hooks: Hooks,
+    rounded: Callable[[Rounded], None],
     *,
     newcomer: bool,
     lineages: Sequence[Lineage | None],
 ) -> AnySwarm:
     """This node's membership; ``newcomer``: others have yet to let it take part.
+
+    In pairs ``rounded`` is told of each round, else ``hooks.applied``.
 
     ``replicas`` and ``lineages`` are by fragment. A lineage leads to where its replica stands;
     None: the replica is at the first round.
@@ -127,7 +131,7 @@ def make_swarm(
     node.is_member = lambda peer: peer in presence.membership.islands
     node.tasks.spawn(until_doubled(presence))
     if manifest.mode in PAIRED:
-        return make_pairs(manifest, wiring, replicas, presence, hooks, newcomer=newcomer)
+        return make_pairs(manifest, wiring, replicas, presence, hooks, rounded, newcomer=newcomer)
     swarm = Swarm(
         [
             Chain(

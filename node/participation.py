@@ -14,8 +14,10 @@ from bootstrap.state import BlobServer, MomentsServer, StateServer
 from gossip.catchup.replay import Ending
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
+from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.membership.members import MEMBERS
+from gossip.pairs.rounded import Rounded
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoints.checkpoint import CheckpointStore, bytes_in
 from node.checkpoints.checkpoint_copy import CheckpointCopy
@@ -54,7 +56,7 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import kernels
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
-from protocols.messages import Announce
+from protocols.messages import Announce, Certificate
 
 if TYPE_CHECKING:
     from node.runtime import Node
@@ -177,6 +179,7 @@ class Participation:
                 behind=self._on_behind,
                 learned=self._on_announced,
             ),
+            lambda rounded: self._on_committed(rounded, None),
             newcomer=self._newcomer,
             lineages=self.fetcher.lineages,
         )
@@ -341,7 +344,8 @@ class Participation:
 
     # --- while it runs ---------------------------------------------------------------------------
 
-    def _on_committed(self, certificate: object, exchange: object) -> None:
+    def _on_committed(self, what: Certificate | Rounded, how: Exchange | None) -> None:
+        """A round has moved a replica: a certified one with its exchange, or one in pairs."""
         stats = self.node.transport.stats
         upload, limit = stats.upload.read() or 0.0, self.config.max_upload
         if limit:
@@ -351,7 +355,7 @@ class Participation:
             download=stats.download.read() or 0.0,
             round_trip=stats.round_trip or 0.0,
         )
-        self.reporter.on_committed(certificate, exchange)
+        self.reporter.on_committed(what, how)
         self.lookout.after_servers()
         if self.conductor is None:
             self._check_end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bootstrap.manifest import Manifest
@@ -12,7 +12,7 @@ from gossip.membership.presence import Presence
 from gossip.pairs.letter_times import Terms
 from gossip.pairs.meeting import Habits
 from gossip.pairs.roamer import Roamer
-from gossip.pairs.rounded import Acquaintance
+from gossip.pairs.rounded import Acquaintance, Rounded
 from gossip.pairs.swarm import Pairs
 from gossip.wiring import Wiring
 from node.replicas.own_state import OwnReplica
@@ -26,10 +26,11 @@ def make_pairs(
     replicas: Sequence[OuterReplica],
     presence: Presence,
     hooks: Hooks,
+    applied: Callable[[Rounded], None],
     *,
     newcomer: bool,
 ) -> Pairs:
-    """This node's membership; ``hooks.applied`` is told of each round, ``behind`` of nothing.
+    """This node's membership; ``applied`` is told of each round, ``hooks`` of all else.
 
     ``replicas`` are those of fragments 0, 1, …
     """
@@ -56,7 +57,7 @@ def make_pairs(
             terms,
             neighbours=gossip.neighbours,
             more=more,
-            applied=lambda rounded: hooks.applied(rounded, None),
+            applied=applied,
             rejected=hooks.rejected,
             notice=hooks.notice,
             newcomer=newcomer,

@@ -30,6 +30,7 @@ from gossip.chain.chain import Chain
 from gossip.chain.swarm import Swarm
 from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
+from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
 from node.conductor import Conductor
 from node.entry.arrival import Arrival, OwnArrival
@@ -51,6 +52,7 @@ from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.memory.virtual_time import inline
+from protocols.messages import Certificate
 
 T = TypeVar("T")
 
@@ -149,19 +151,24 @@ class Members:
         events = decisions.log_of(node.born, loop.time)
         codecs = Codecs(events)
 
-        def applied(what: Any, how: Exchange | None) -> None:
+        def moved() -> None:
             _note_speeds(present)
             for chain in swarm.chains:
                 codecs.look(chain)
-            if self.meetings is not None:
-                self.meetings.count(what)
-            else:
-                decisions.committed(what)
+
+        def applied(certificate: Certificate, exchange: Exchange | None) -> None:
+            moved()
+            decisions.committed(certificate)
+
+        def rounded(one: Rounded) -> None:
+            moved()
+            assert self.meetings is not None
+            self.meetings.count(one)
 
         hooks = Hooks(applied=applied, behind=behind, peer=came_or_went)
         swarm: Swarm | Pairs
         if self.meetings is not None:
-            swarm = make_pairs(manifest, wiring, replicas, presence, hooks, newcomer=joins)
+            swarm = make_pairs(manifest, wiring, replicas, presence, hooks, rounded, newcomer=joins)
         else:
             swarm = Swarm(
                 [
