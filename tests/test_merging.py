@@ -8,7 +8,8 @@ import pytest
 import torch
 from merging_kit import DENSE, ERRORS, PEERS, START, STOP, Owner, Values, close, contributors
 
-from gossip.exchange.merging import AT_A_TIME, MergedFeed
+from gossip.exchange.merging import AT_A_TIME
+from gossip.exchange.owning import MergedFeed
 from gossip.exchange.slicing import NEGLIGIBLE, largest, shares, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused

@@ -13,7 +13,8 @@ from merging_kit import DENSE, PEERS, START, Owner, Values, close
 from gossip.exchange import merging
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import SMALL, Buffers, Whole, buffers
-from gossip.exchange.merging import MergedFeed, PartMerge, SliceDrain
+from gossip.exchange.merging import PartMerge, SliceDrain
+from gossip.exchange.owning import MergedFeed
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity
 

@@ -24,6 +24,7 @@ from gossip.catchup.lineage import Lineage, prove
 from gossip.chain.auditor import Auditor
 from gossip.chain.own_status import OwnStatus
 from gossip.chain.reports import Reports
+from gossip.chain.round_facts import RoundFacts
 from gossip.chain.sending import Sending
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import Ledger
@@ -33,7 +34,6 @@ from gossip.membership.presence import Presence
 from gossip.membership.standing import seen_from
 from gossip.place import Place
 from gossip.plans.holding import Holding
-from gossip.plans.ladder import Chosen
 from gossip.plans.missed import Missed
 from gossip.plans.rules import Rules
 from gossip.plans.trial import Trial
@@ -54,7 +54,7 @@ TICK_S = 0.005
 
 
 @dataclass
-class Chain(Reports, OwnStatus):
+class Chain(Reports, OwnStatus, RoundFacts):
     """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
 
     ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
@@ -132,45 +132,6 @@ class Chain(Reports, OwnStatus):
         )
         self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)
         self._open_round()
-
-    @property
-    def codec(self) -> str | None:
-        """The codec of the newest round, None if that is not known."""
-        newest = self.ledger.newest()
-        return newest.outcome.codec if newest is not None else None
-
-    @property
-    def round_s(self) -> float:
-        """Usual seconds from commit to commit."""
-        return self.timing.round_s
-
-    @property
-    def chosen(self) -> Chosen | None:
-        """How the codec of the newest round was chosen; None where the run has only one."""
-        return self.timing.chosen
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the round under way has a plan."""
-        return self.exchange.plan is not None
-
-    @property
-    def contributes(self) -> bool:
-        """Whether this node's work is ready for the round under way, or in it.
-
-        Also before there is a plan: the leader may have heard of the work, and plan with it later.
-        """
-        return self.exchange.offered and not self.exchange.closed
-
-    @property
-    def has_work(self) -> bool:
-        """Whether this node's work may still be merged: as long as it may be sent."""
-        return self.contributes
-
-    def timed(self) -> list[float]:
-        """Seconds of the exchange that has just ended, from its plan to its last merged part."""
-        took = self.timing.held_at - self.timing.planned_at
-        return [took] if took > 0 else []
 
     # --- for whoever owns this -------------------------------------------------------------------
 

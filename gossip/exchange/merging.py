@@ -38,7 +38,6 @@ from gossip.exchange.slicing import (
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import PeerId
-from protocols.transport import Buffer
 
 AT_A_TIME = 4  # chunks merged without letting others have their turn
 AT_ONCE = 4  # sums, of a chunk each, whose memory is taken together
@@ -150,6 +149,10 @@ class PartMerge:
     def counted(self, peer: PeerId) -> int:
         """How many elements of a contributor count in what is merged."""
         return self.elements(peer)
+
+    def offset(self, chunk: int) -> int:
+        """Where a chunk begins, in bytes; behind the last one, where the part ends."""
+        return self.chunks[chunk].offset if chunk < len(self.chunks) else len(self.result)
 
     def digest(self) -> bytes:
         """BLAKE3 of the merged part, once it is done."""
@@ -361,7 +364,7 @@ class SliceDrain:
         self._buffer = torch.empty(max(c.size for c in merge.chunks), dtype=torch.uint8)
         self._view = as_bytes(self._buffer)
         self._at = 0
-        self.length = len(merge.result) - _offset(merge, first)
+        self.length = len(merge.result) - merge.offset(first)
 
     def attach(self, wake: Callable[[], None]) -> None:
         """There is always room."""
@@ -380,36 +383,5 @@ class SliceDrain:
             self._index, self._at = self._index + 1, 0
 
 
-class MergedFeed:
-    """A part on its way to a member while it is merged, from the ``first`` chunk on; then the
-    trailer of :mod:`gossip.exchange.bodies`, ``trailer`` bytes long."""
-
-    def __init__(self, merge: PartMerge, first: int, trailer: int) -> None:
-        self._merge = merge
-        self._view = as_bytes(merge.result)
-        self._at = _offset(merge, first)
-        self.length = len(self._view) - self._at + trailer
-        self.given = 0  # bytes handed out
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """To be woken when a chunk is merged."""
-        if not self._merge.trailer:
-            self._merge.wakes.append(wake)
-
-    def next(self) -> Buffer | None:
-        """All that is final and not sent yet; None while there is nothing."""
-        begin, self._at = self._at, max(self._at, self._merge.ready_bytes)
-        found: Buffer = self._view[begin : self._at]
-        if not found and self._at == len(self._view) and self.given < self.length:
-            found = self._merge.trailer
-        self.given += len(found)
-        return found or None
-
-
 def _nothing() -> None:
     """In place of a callback that has been called, or is wanted no more."""
-
-
-def _offset(merge: PartMerge, chunk: int) -> int:
-    """Where a chunk begins, in bytes; behind the last one, where the part ends."""
-    return merge.chunks[chunk].offset if chunk < len(merge.chunks) else len(merge.result)
