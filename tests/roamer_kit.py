@@ -335,3 +335,9 @@ async def islands(
         yield swarm
         for one in swarm.members.values():
             one.task.cancel()
+
+
+def share(swarm: Islands, outcome: str) -> float:
+    """Of all exchanges, those that ended so."""
+    found = [each for one in swarm.members.values() for each in one.outcomes()]
+    return found.count(outcome) / len(found)

@@ -402,3 +402,27 @@ class World:
                 self.hold(peer, known)
                 return
         self.do(peer, current.on_fault(key[2], self.now))
+
+
+def agree(world: World) -> None:
+    """No round was decided twice differently."""
+    for number, heads in world.commits.items():
+        assert len(heads) == 1, f"round {number} was decided twice: {heads}"
+
+
+def under_way(world: World) -> tuple[Peer, list[Peer]]:
+    """Run until a round has a plan at all members, none of them done; its leader, the others."""
+    peers = list(world.peers.values())
+
+    def planned() -> bool:
+        current = [peer.round for peer in peers]
+        plans = {r.agreement.plan.leader for r in current if r and r.agreement.plan}
+        return len(plans) == 1 and all(
+            r is not None and not r.finished and r.agreement.plan is not None for r in current
+        )
+
+    while not planned():
+        assert world.now < 20.0
+        world.run(world.now + 0.01)
+    leader = next(p for p in peers if p.round and p.round.agreement.plan.leader == p.round.me)  # type: ignore[union-attr]
+    return leader, [peer for peer in peers if peer is not leader]

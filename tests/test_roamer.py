@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from roamer_kit import Islander, Islands, ToyState, islands
+from roamer_kit import ToyState, islands, share
 
 from diloco.mixing import extra_exchanges
-from gossip.pairs.patience import LONGEST_S
-from gossip.pairs.roamer import SPENT
-from protocols.memory.transport import Link
 from protocols.memory.virtual_time import run
 
 
@@ -28,12 +23,6 @@ def noise(scale: float, size: int = 3000):
         return scale * torch.randn(size, generator=generator)
 
     return learn
-
-
-def share(swarm: Islands, outcome: str) -> float:
-    """Of all exchanges, those that ended so."""
-    found = [each for one in swarm.members.values() for each in one.outcomes()]
-    return found.count(outcome) / len(found)
 
 
 def test_eight_islands_agree_geometrically_at_the_rate_of_random_pairs():
@@ -140,60 +129,6 @@ def test_a_round_begins_once_however_often_it_is_said_that_the_island_is_ready(
     run(main())
 
 
-def test_a_partner_that_vanishes_costs_one_exchange_and_no_progress():
-    async def main() -> None:
-        one = torch.ones(3000)
-        async with islands(6, learn=lambda number, done: one) as swarm:
-            await swarm.rounds(3)
-            await swarm.kill(2)
-            before = [m.state.base.mean().item() for m in swarm.living()]
-            counts = [len(m.rounds) for m in swarm.living()]
-            await swarm.rounds(6)
-            for islander, was, count in zip(swarm.living(), before, counts, strict=True):
-                done = len(islander.rounds) - count
-                assert islander.state.base.mean().item() - was == pytest.approx(done, abs=1.0)
-                assert islander.outcomes().count("lost") + islander.outcomes().count("open") <= 2
-
-    run(main())
-
-
-def test_a_partner_whose_letters_hardly_move_holds_nobody_up_for_long():
-    """Its line carries 40 bytes a second, for letters of 12 KB: five minutes each way."""
-
-    async def main() -> tuple[int, float]:
-        async with islands(3) as swarm:
-            await swarm.rounds(5)
-            swarm.shape(40.0, 2)
-            before = [len(swarm.members[n].rounds) for n in (0, 1)]
-            await asyncio.sleep(600.0)
-            done = [len(swarm.members[n].rounds) for n in (0, 1)]
-            waits = [r.ended - r.began for n in (0, 1) for r in swarm.members[n].rounds]
-            return min(b - a for a, b in zip(before, done, strict=True)), max(waits)
-
-    done, longest = run(main())
-    assert longest < 2 * LONGEST_S
-    assert done > 200
-
-
-def test_those_who_lost_their_partners_find_each_other():
-    """Two of four freeze after they said that they are ready: the other two exchange that round."""
-
-    async def main() -> None:
-        async with islands(4) as swarm:
-            await swarm.rounds(3)
-            dead = [swarm.members[0], swarm.members[1]]
-            for number in (0, 1):
-                await swarm.kill(number)
-            left = swarm.living()
-            assert {m.peer for m in dead}.isdisjoint(m.peer for m in left)
-            await swarm.rounds(8)
-            apart = (left[0].state.base - left[1].state.base).abs().max().item()
-            assert apart < 1e-4
-            assert all(m.outcomes()[-3:] == ["mixed"] * 3 for m in left)
-
-    run(main())
-
-
 def test_two_islands_alone_are_one_after_a_round():
     async def main() -> None:
         async with islands(2) as swarm:
@@ -213,121 +148,6 @@ def test_one_island_alone_goes_on():
             assert alone.state.base.mean().item() > 4
 
     run(main())
-
-
-def test_push_sum_keeps_the_mean_where_links_break():
-    """Every third transfer breaks; x and w over all islands stay what they were."""
-
-    async def main() -> tuple[float, torch.Tensor, torch.Tensor, float]:
-        link = Link(latency=0.02, drop=0.3)
-        async with islands(6, rule="push-sum", link=link, limit=12, neighbours=2) as swarm:
-            start = swarm.values().double().mean(0)
-            members = swarm.living()
-            await swarm.until(lambda: all(len(m.rounds) == 12 for m in members))
-            weights = sum(m.state.blend.weight for m in members)
-            total = sum(m.state.blend.weight * m.state.base.double() for m in members)
-            for islander in members:  # what came after the last round is not lost either
-                for letter in islander.roamer.letters.held.values():
-                    values = torch.empty(swarm.size)
-                    letter.body.codec.decode(0, letter.body.data, values)
-                    weights += letter.weight
-                    total = total + letter.weight * values.double()
-            return weights, total / 6, start, swarm.spread()
-
-    weights, mean, start, spread = run(main())
-    assert weights == pytest.approx(6, abs=1e-9)
-    assert (mean - start).abs().max().item() < 1e-4
-    assert spread < 0.05
-
-
-def test_a_share_weighs_no_more_than_all_islands_do():
-    async def main() -> None:
-        for rule, known, heaviest in (("push-sum", 2, 8), ("push-sum", 9, 9), ("average", 9, 1)):
-            async with islands(known, rule=rule) as swarm:
-                await swarm.rounds(1)
-                assert {one.roamer.letters.heaviest() for one in swarm.living()} == {heaviest}
-
-    run(main())
-
-
-def test_who_receives_nothing_keeps_the_last_of_its_weight():
-    """It would halve it in each round, down to 0, of which nothing can be taken back."""
-
-    async def main() -> None:
-        async with islands(2, rule="push-sum") as swarm:
-            deaf, other = swarm.living()
-            deaf.state.blend.weight = 2.0**-29
-            mail = deaf.roamer.letters.mail
-            deaf.roamer.letters.mail = replace(mail, welcome=lambda peer: False)
-            await swarm.rounds(8)
-            assert deaf.state.blend.weight == 2.0**-33
-            assert deaf.noticed == [SPENT]
-            assert other.state.blend.weight == pytest.approx(1.0)
-            deaf.roamer.letters.mail = mail
-            await swarm.rounds(4)
-            assert deaf.state.blend.weight > 0.1
-            assert deaf.noticed == [SPENT]
-            assert other.noticed == []
-
-    run(main())
-
-
-@pytest.mark.parametrize("silent", [8.0, 700.0])
-def test_a_share_counts_once_where_its_receiver_is_silent_for_a_while(silent: float):
-    """Nobody can tell whether it came: it is neither taken back nor given up until that is known.
-
-    After ten minutes its receiver is forgotten, and it is mixed in where it came from.
-    """
-
-    async def main() -> tuple[float, list[float]]:
-        async with islands(2, rule="push-sum", spread=0.0) as swarm:
-            await swarm.rounds(2)
-            swarm.network.freeze(swarm.members[1].peer)
-            await asyncio.sleep(silent)
-            alone = [one.state.blend.weight for one in swarm.living()]
-            swarm.network.thaw(swarm.members[1].peer)
-            await swarm.rounds(5)
-            swarm.limit = 0
-            await asyncio.sleep(30.0)
-            assert not any(one.roamer.core.owed for one in swarm.living())
-            weights = [m.state.blend.weight + m.roamer.waiting_weight() for m in swarm.living()]
-            return sum(weights), alone
-
-    total, alone = run(main())
-    if silent < 600:
-        assert total == pytest.approx(2, abs=1e-9)
-        assert sum(alone) < 2 - 0.1
-    else:
-        assert sum(alone) == pytest.approx(2, abs=1e-9)
-
-
-@pytest.mark.parametrize("later", [0.0, 6.5])
-def test_who_resumes_takes_its_weight_back(later: float):
-    """Killed ``later`` seconds after its checkpoint: what moved since then is the whole error."""
-
-    def weight(islander: Islander) -> float:
-        return islander.state.blend.weight + islander.roamer.waiting_weight()
-
-    async def main() -> tuple[float, float, float]:
-        async with islands(4, rule="push-sum", seconds=lambda number: 1 + number / 10) as swarm:
-            # one whose weight is not 1 just then, with nothing on its way to or from it
-            await swarm.until(lambda: abs(weight(swarm.members[2]) - 1) > 0.2)
-            await asyncio.sleep(0.3)
-            checkpoint = weight(swarm.members[2])
-            base, round_ = swarm.members[2].state.base.clone(), swarm.members[2].state.place.round
-            await asyncio.sleep(later)
-            killed = weight(swarm.members[2])
-            await swarm.kill(2)
-            await asyncio.sleep(5.0)  # letters to it come back meanwhile
-            swarm.start(2, base, round_, checkpoint)
-            swarm.limit = 30
-            await swarm.until(lambda: all(len(m.rounds) >= 30 for m in swarm.living()))
-            await asyncio.sleep(5.0)
-            return sum(weight(one) for one in swarm.living()), checkpoint, killed
-
-    total, checkpoint, killed = run(main())
-    assert total == pytest.approx(4 + checkpoint - killed, abs=1e-9)
-    assert abs(checkpoint - 1) > 0.1
 
 
 def test_islands_that_are_never_ready_at_one_time_agree_as_well():
@@ -405,46 +225,6 @@ def test_a_newcomer_is_met_and_pulled_in():
     run(main())
 
 
-def test_garbage_is_refused_and_costs_its_sender_alone():
-    async def main() -> None:
-        async with islands(4) as swarm:
-            liar = swarm.members[3].peer
-
-            def tamper(sender: str, receiver: str, name: str, data: bytes) -> bytes:
-                return b"\xff" * len(data) if sender == liar and name == "letter" else data
-
-            swarm.network.tamper = tamper
-            await swarm.rounds(8)
-            honest = [swarm.members[n] for n in range(3)]
-            for islander in honest:
-                assert torch.isfinite(islander.state.base).all()
-            assert any(peer == liar for m in honest for peer, _ in m.rejected)
-            apart = torch.stack([m.state.base for m in honest])
-            assert (apart - apart.mean(0)).abs().max().item() < 1.5
-
-    run(main())
-
-
-def test_halves_drift_apart_and_mix_again():
-    def learn(number: int, done: int) -> torch.Tensor:
-        return torch.full((3000,), 0.5 if number < 2 else -0.5)
-
-    async def main() -> None:
-        async with islands(4, learn=learn, spread=0.0) as swarm:
-            await swarm.rounds(4)
-            together = swarm.spread()
-            sides = [{swarm.members[n].peer for n in pair} for pair in ((0, 1), (2, 3))]
-            swarm.network.partition(*sides)
-            await swarm.rounds(12)
-            apart = swarm.spread()
-            assert apart > 4 * together
-            swarm.network.heal()
-            await swarm.rounds(16)
-            assert swarm.spread() < apart / 3
-
-    run(main())
-
-
 def test_disagreement_adds_exchanges_and_they_help():
     """Islands far apart that hardly move: consensus control adds exchanges until they agree."""
 
@@ -482,15 +262,3 @@ def test_what_a_codec_loses_adds_no_exchanges(rule: str):
     apart, progress, most = run(main())
     assert apart > 30 * progress
     assert most == 1
-
-
-def test_a_loss_of_many_connections_is_gone_through():
-    async def main() -> tuple[float, float]:
-        async with islands(6, link=Link(latency=0.02, drop=0.2)) as swarm:
-            await swarm.rounds(12)
-            return swarm.spread(), share(swarm, "lost")
-
-    spread, lost = run(main())
-    assert lost < 0.1
-    assert spread < 0.2
-    assert not math.isnan(spread)
