@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from trainer_kit import Bench, begin, committing, tiny_manifest
 from bootstrap.manifest import Manifest
 from node.trainer.channel import Checkpoint, Command, Donate, Donated, Report, StepDone, Stop
 from node.trainer.layout import Layout
-from node.trainer.moments import SECOND, Places, faults, mapped, moments_last
+from node.trainer.moments import SECOND, Donation, Places, faults, mapped, moments_last
 from node.trainer.optim import REENTRY_STEPS
 
 STEPS = REENTRY_STEPS + 4
+ENDLESS = committing(10**6)
 
 
 def manifest_of(**inner: object) -> Manifest:
@@ -34,18 +37,23 @@ def donor(
     *,
     steps: int = STEPS,
     manifest: Manifest | None = None,
+    meanwhile: Callable[[Bench, Report], list[Command]] = ENDLESS,
     **how: bool,
-) -> tuple[Bench, Donated]:
-    """A trainer that has taken so many inner steps, and its answer when it is asked then."""
+) -> tuple[Bench, Donated, dict[str, Tensor]]:
+    """A trainer that is asked after so many inner steps; its answer, and what it had then."""
+    had: dict[str, Tensor] = {}
 
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == steps:
-            return [Donate(str(path)), Stop()]
-        return committing(99)(bench, report)
+            had.update(kept(bench))
+            return [Donate(str(path))]
+        if isinstance(report, Donated):
+            return [Stop()]
+        return meanwhile(bench, report)
 
     bench = Bench(directory, answer, manifest=manifest or manifest_of())
     [donated] = bench.run(begin(**how)).of(Donated)
-    return bench, donated
+    return bench, donated, had
 
 
 def kept(bench: Bench) -> dict[str, Tensor]:
@@ -60,15 +68,90 @@ def kept(bench: Bench) -> dict[str, Tensor]:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_newcomer_has_its_donors_moments(tmp_path: Path, optimizer: str) -> None:
     path, manifest = tmp_path / "moments", manifest_of(optimizer=optimizer)
-    one, donated = donor(tmp_path / "one", path, manifest=manifest)
+    _, donated, theirs = donor(tmp_path / "one", path, manifest=manifest)
     assert (donated.steps, donated.problem) == (STEPS, "")
     assert path.stat().st_size == 4 * places_of(manifest).size
     other = Bench(tmp_path / "other", committing(1), manifest=manifest)
     other.run(begin(moments=str(path), moments_steps=STEPS), Stop())
-    mine, theirs = kept(other), kept(one)
+    mine = kept(other)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
     assert path.exists()  # ranks that die before they have begun want it again
+
+
+def test_a_donor_trains_on_while_its_moments_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written are those that it had when it was asked."""
+    path, append = tmp_path / "moments", Donation._append
+    further = threading.Event()
+
+    def slow(donation: Donation, copy: Tensor) -> None:
+        assert further.wait(60)
+        append(donation, copy)
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == STEPS + 3:
+            further.set()
+        return ENDLESS(bench, report)
+
+    monkeypatch.setattr(Donation, "_append", slow)
+    bench, donated, theirs = donor(tmp_path / "one", path, meanwhile=answer)
+    assert bench.trainer.step >= STEPS + 3
+    assert (donated.steps, donated.problem) == (STEPS, "")
+    other = Bench(tmp_path / "other", committing(1), manifest=manifest_of())
+    other.run(begin(moments=str(path), moments_steps=STEPS), Stop())
+    mine = kept(other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_without_memory_for_copies_no_more_than_one_tensor_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, add, waiting = tmp_path / "moments", Donation.add, list[int]()
+
+    def counted(donation: Donation, whole: Tensor) -> None:
+        add(donation, whole)
+        waiting.append(len(donation._pending))
+
+    monkeypatch.setattr("node.trainer.moments.available", lambda: 0)
+    monkeypatch.setattr(Donation, "add", counted)
+    donor(tmp_path / "one", path)
+    assert set(waiting) == {1}
+    assert path.stat().st_size == 4 * places_of(manifest_of()).size
+
+
+@pytest.mark.parametrize("then", ["stop", "again"])
+def test_moments_that_nobody_waits_for_are_written_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    path, again = tmp_path / "moments", tmp_path / "again"
+    append, give_up, given_up = Donation._append, Donation.give_up, threading.Event()
+
+    def slow(donation: Donation, copy: Tensor) -> None:
+        assert donation.path == again or given_up.wait(60)
+        append(donation, copy)
+
+    def noted(donation: Donation) -> None:
+        donation._given_up = True
+        given_up.set()
+        give_up(donation)
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == STEPS:
+            return [Donate(str(path))]
+        if isinstance(report, StepDone) and report.step == STEPS + 2:
+            return [Stop()] if then == "stop" else [Donate(str(again))]
+        return [Stop()] if isinstance(report, Donated) else ENDLESS(bench, report)
+
+    monkeypatch.setattr(Donation, "_append", slow)
+    monkeypatch.setattr(Donation, "give_up", noted)
+    script = Bench(tmp_path / "one", answer, manifest=manifest_of()).run(begin())
+    told = [donated.path for donated in script.of(Donated)]
+    assert told == ([] if then == "stop" else [str(again)])
+    assert path.stat().st_size == 0
+    assert again.exists() == (then == "again")
 
 
 def test_muons_matrices_have_no_second_moment_on_the_way() -> None:
@@ -102,7 +185,7 @@ def test_cold_moments_are_not_given(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_file_ends_nobodys_training(tmp_path: Path) -> None:
-    bench, donated = donor(tmp_path / "one", tmp_path / "nowhere" / "moments")
+    bench, donated, _ = donor(tmp_path / "one", tmp_path / "nowhere" / "moments")
     assert "nowhere" in donated.problem
     assert bench.trainer.step == STEPS
 

@@ -9,7 +9,7 @@ import torch
 
 from node.checkpoints.checkpoint import FULL_DISK
 from node.trainer.channel import Donated, Report, Saved, Staged
-from node.trainer.moments import Places, write
+from node.trainer.moments import Donation, Places, donate
 from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.resume import Standing, Writing, save
@@ -17,7 +17,9 @@ from node.trainer.weights import Weights
 
 
 class Files:
-    """At most one checkpoint is on its way to the disk; ``report`` tells the daemon.
+    """At most one checkpoint, and one copy of moments, is on its way to the disk.
+
+    ``report`` tells the daemon.
 
     Every rank has one, and must call :meth:`save` and :meth:`donate` when the others do.
     """
@@ -33,15 +35,16 @@ class Files:
         self.places: Places | None = None  # of moments; None: what is kept is not for others
         self._writing: Writing | None = None
         self._written_to = ""
+        self._donation: Donation | None = None  # on rank 0
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
-        return self._writing is not None
+        """Whether something is on its way to the disk."""
+        return self._writing is not None or self._donation is not None
 
     def save(self, directory: str, standing: Standing) -> None:
         """Copy θ and moments, and begin to write them: training goes on meanwhile."""
-        self.finish()
+        self._end_writing()
         failure: OSError | None = None
         try:
             self._writing = save(
@@ -55,24 +58,44 @@ class Files:
             self._tell(failure)
 
     def look_after(self) -> None:
-        """Tell the daemon of a checkpoint that is complete; without waiting for one."""
+        """Tell the daemon of what is complete; without waiting for anything."""
         if self._writing is not None and self._writing.done:
-            self.finish()
+            self._end_writing()
+        if self._donation is not None and self._donation.done:
+            donation, self._donation = self._donation, None
+            problem = donation.finish()
+            self.report(Donated(str(donation.path), donation.steps, problem[:2000]))
 
     def finish(self) -> None:
-        """Wait for a checkpoint that is on its way; a disk that is full or broken is told of."""
+        """Wait for a checkpoint that is on its way, and give up moments that are."""
+        self._end_donation()
+        self._end_writing()
+
+    def donate(self, path: str, *, warm: bool) -> None:
+        """Copy the moments for a newcomer, if they are ``warm`` and have seen enough steps.
+
+        And begin to write them: training goes on meanwhile. An earlier copy that is on its way
+        is given up: the daemon has, too.
+        """
+        self._end_donation()
+        steps = optimizer_steps(self.optimizer)
+        worth = self.places is not None and steps >= REENTRY_STEPS and warm
+        if self.weights.ranks.broadcast(b"1" if worth else b"0") != b"1":
+            self.report(Donated(path, 0, ""))
+            return
+        assert self.places is not None
+        self._donation = donate(Path(path), steps, self.places, self.weights, self.optimizer)
+
+    def _end_writing(self) -> None:
+        """Wait for the checkpoint; a disk that is full or broken is told of."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             self._tell(writing.finish())
 
-    def donate(self, path: str, *, warm: bool) -> None:
-        """Write the moments for a newcomer, if they are ``warm`` and have seen enough steps."""
-        steps, problem = optimizer_steps(self.optimizer), ""
-        worth = self.places is not None and steps >= REENTRY_STEPS and warm
-        if worth := self.weights.ranks.broadcast(b"1" if worth else b"0") == b"1":
-            assert self.places is not None
-            problem = write(Path(path), self.places, self.weights, self.optimizer)
-        self.report(Donated(path, steps if worth else 0, problem[:2000]))
+    def _end_donation(self) -> None:
+        if self._donation is not None:
+            donation, self._donation = self._donation, None
+            donation.give_up()
 
     def _tell(self, failure: OSError | None) -> None:
         problem = "" if failure is None else str(failure) or type(failure).__name__

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bootstrap.manifest import Inner, Manifest
+from node.monitor.memory import available
 from node.trainer.layout import Entry, Layout
 from node.trainer.optim import by_muon
 from node.trainer.optimizer_state import counted_beside, moment_of, new_moments
@@ -26,6 +30,8 @@ from node.trainer.weights import Weights
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
 FLOAT_BYTES = 4
+PIECE = 1 << 24  # bytes that are written at once: between two it can be given up
+SPARE = 1.1  # of the memory for copies: others take some meanwhile
 # what rounding adds to the bound of a first moment, and what second moments lose below 2^-126
 SLACK, UNSEEN = 1.01, 1e-18
 
@@ -86,18 +92,81 @@ def mapped(path: Path, size: int, *, create: bool = False) -> Tensor:
     return torch.from_numpy(np.memmap(path, np.float32, "r+" if create else "c", shape=(size,)))
 
 
-@torch.no_grad()
-def write(path: Path, places: Places, weights: Weights, optimizer: torch.optim.Optimizer) -> str:
-    """Gather the moments on rank 0 into a file, zeros where there are none yet.
+class Donation:
+    """Moments on their way into a file, in order, while training goes on; on rank 0.
 
-    Every rank must call it. Returns what went wrong, empty on success and on other ranks.
+    ``room``: bytes that copies may take; where there is no room :meth:`add` waits for the disk.
     """
-    problem, file = "", None
-    if weights.ranks.leads:
+
+    def __init__(self, path: Path, steps: int, room: float) -> None:
+        """``steps``: that the moments have seen."""
+        self.path, self.steps, self._room = path, steps, room
+        self._problem, self._given_up = "", False
+        self._held = 0  # bytes of copies
+        self._pending: deque[tuple[Future[None], int]] = deque()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="moments")
+        self._file: BinaryIO | None = None
         try:
-            file = path.open("wb", buffering=0)
+            self._file = path.open("wb", buffering=0)
         except OSError as error:
-            problem = _said(error)
+            self._problem = _said(error)
+
+    def add(self, whole: Tensor) -> None:
+        """Copy what comes next; what happens to ``whole`` from then on does not matter."""
+        size = FLOAT_BYTES * whole.numel()
+        while self._pending and (self._pending[0][0].done() or self._held + size > self._room):
+            written, freed = self._pending.popleft()
+            written.result()
+            self._held -= freed
+        if self._problem:
+            return
+        copy = whole.to("cpu", torch.float32, copy=True).contiguous().view(-1)
+        self._held += size
+        self._pending.append((self._pool.submit(self._append, copy), size))
+
+    def _append(self, copy: Tensor) -> None:
+        if self._problem or self._file is None:
+            return
+        left = copy.numpy().data.cast("B")
+        try:
+            while left and not self._given_up:
+                left = left[self._file.write(left[:PIECE]) :]
+        except OSError as error:
+            self._problem = _said(error)
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was added is written, or cannot be."""
+        return not self._pending or self._pending[-1][0].done()
+
+    def finish(self) -> str:
+        """Wait until it is; what went wrong, empty on success."""
+        self._pool.shutdown()
+        if self._file is not None:
+            with suppress(OSError):  # nothing is buffered
+                self._file.close()
+        return self._problem
+
+    def give_up(self) -> None:
+        """Write no more of it."""
+        self._given_up = True
+        self.finish()
+
+
+@torch.no_grad()
+def donate(
+    path: Path, steps: int, places: Places, weights: Weights, optimizer: torch.optim.Optimizer
+) -> Donation | None:
+    """Gather copies of the moments on rank 0, zeros where there are none yet; None on other ranks.
+
+    Every rank must call it. They are written while training goes on, as far as there is memory
+    for the copies and for those of a checkpoint that may be asked for meanwhile.
+    """
+    donation = None
+    if weights.ranks.leads:
+        left = available()
+        reserved = FLOAT_BYTES * (weights.layout.size + places.size)
+        donation = Donation(path, steps, math.inf if left is None else left / SPARE - reserved)
     states = optimizer.state
     for place in places.places:
 
@@ -106,22 +175,10 @@ def write(path: Path, places: Places, weights: Weights, optimizer: torch.optim.O
             return kept[moment] if moment in kept else torch.zeros_like(parameter)
 
         whole = weights.gather(place.entry.name, pick)  # after a failure, too: it is collective
-        if file is not None and not problem:
+        if donation is not None:
             assert whole is not None
-            problem = _append(file, whole)
-    if file is not None:
-        file.close()
-    return problem
-
-
-def _append(file: BinaryIO, whole: Tensor) -> str:
-    left = whole.to("cpu", torch.float32).contiguous().view(-1).numpy().data.cast("B")
-    try:
-        while left:
-            left = left[file.write(left) :]
-    except OSError as error:
-        return _said(error)
-    return ""
+            donation.add(whole)
+    return donation
 
 
 def _said(error: OSError) -> str:
