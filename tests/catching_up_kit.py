@@ -18,7 +18,8 @@ from toy_replica import RUN, ToyReplica
 from bootstrap.state import Sharing, StateServer, state_digest
 from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
-from node.entry.arrival import Arrival, beyond
+from node.entry.arrival import Arrival
+from node.entry.targets import beyond
 from node.replicas.replica import ChainStanding
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId

@@ -16,7 +16,8 @@ from gossip.catchup import lineage
 from gossip.catchup.claims import PROOF_S
 from gossip.place import Place
 from gossip.plans.certificate import genesis, heavier
-from node.entry.arrival import CALL_TIMEOUT_S, PATIENCE_S, beyond, targets
+from node.entry.arrival import CALL_TIMEOUT_S, PATIENCE_S
+from node.entry.targets import beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import (

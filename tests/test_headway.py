@@ -67,3 +67,13 @@ def test_files_are_counted() -> None:
     assert lines == ["10%, 100 of 1,000 files, 1m left"]
     headway(101, 1000)
     assert len(lines) == 1
+
+
+def test_what_was_there_before_says_nothing_of_speed() -> None:
+    lines, now = list[str](), [0.0]
+    headway = Headway(lines.append, clock=lambda: now[0])
+    headway.had(8 * 10**9)
+    headway(8 * 10**9, 10**10)
+    now[0] = 100.0
+    headway(9 * 10**9, 10**10, 2)
+    assert lines == ["90%, 9.0 of 10.0 GB, from 2 peers, 10.0 MB/s, 1m left"]

@@ -24,8 +24,9 @@ from gossip.membership.standing import first_announcement, with_places
 from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.checkpoints.outer_files import OuterFiles, write_outer
 from node.checkpoints.restoring import own_standing, restore
-from node.entry.arrival import Arrived, Target
+from node.entry.arrival import Arrived
 from node.entry.fetching import Fetcher
+from node.entry.targets import Target
 from node.monitor.events import Event, Notice, Problem
 from node.replicas.own_state import OwnReplica
 from node.trainer.shared import SharedVectors

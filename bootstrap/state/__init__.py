@@ -16,6 +16,7 @@ from bootstrap.state.chunks import Progress, Served
 from bootstrap.state.digest import chunk_size, state_digest
 from bootstrap.state.download import Download, Fellows, NoSourceError, download_state
 from bootstrap.state.moments import Moments, MomentsServer, download_moments, offered_moments
+from bootstrap.state.partial import PartialState
 from bootstrap.state.server import StateServer
 from bootstrap.state.sharing import Sharing
 
@@ -26,6 +27,7 @@ __all__ = [
     "Moments",
     "MomentsServer",
     "NoSourceError",
+    "PartialState",
     "Progress",
     "Served",
     "Sharing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -31,7 +31,10 @@ RETRY_S = 1.0  # until a link that failed is tried again; twice as long after ea
 MOST_DOUBLED = 3  # times at most, since a link that was down may be back at any moment
 
 Progress = Callable[[int, int, int], None]
-"""Told after every chunk: bytes that are in place, bytes in all, sources in use."""
+"""Told after every chunk: bytes that are in place, bytes in all, sources in use.
+
+And first, of no source, where some bytes were there before.
+"""
 
 
 class Offer(Protocol):
@@ -55,6 +58,18 @@ class Offer(Protocol):
     @property
     def hashes(self) -> bytes:
         """32 bytes a chunk."""
+        ...
+
+
+class Kept(Protocol):
+    """Where chunks are kept over a restart; see :class:`bootstrap.state.partial.PartialState`."""
+
+    def accept(self, offer: Offer) -> None:
+        """What comes from now on is of this copy."""
+        ...
+
+    def write(self, start: int, data: memoryview) -> None:
+        """A chunk that was checked, on whatever thread."""
         ...
 
 
@@ -93,10 +108,16 @@ class Work:
     """Which chunks are wanted, under way, and in place."""
 
     def __init__(
-        self, state: StateBytes, digest: bytes, me: PeerId, progress: Progress | None = None
+        self,
+        state: StateBytes,
+        digest: bytes,
+        me: PeerId,
+        progress: Progress | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.state = state
         self.digest = digest
+        self._kept = kept
         self.fellows: dict[PeerId, int] = {}  # downloaders of the same: a bit per chunk they have
         self._dice = random.Random(digest + me.encode())
         self.sources: dict[PeerId, Served] = {}
@@ -150,7 +171,22 @@ class Work:
             self._dice.shuffle(order)  # else all who begin together would have the same ones
             self._wanted.extend(order)
             self._wanted_bits = (1 << len(order)) - 1
+            if self._kept is not None:
+                self._kept.accept(offer)
             self._wake()
+
+    def had(self, indices: Set[int]) -> None:
+        """These chunks are in place from before: of those wanted, before anything was begun."""
+        if indices:
+            self._wanted = deque(index for index in self._wanted if index not in indices)
+            self._wanted_bits &= ~sum(1 << index for index in indices)
+            self._claimed.update(indices)
+            for index in indices:
+                start = index * self.chunk
+                self._placed.add(index)
+                self._bytes += min(self.chunk, self.state.length - start)
+            if self._progress is not None:
+                self._progress(self._bytes, self.state.length, 0)
 
     async def take(self, source: Served) -> int | None:
         """The next chunk for ``source``; None when it has nothing more to do."""
@@ -195,6 +231,12 @@ class Work:
                 self._wanted_bits |= 1 << index
         self._wake()
 
+    def write(self, start: int, data: memoryview) -> None:
+        """Put a claimed chunk where it belongs; on whatever thread."""
+        self.state.write(start, data)
+        if self._kept is not None:
+            self._kept.write(start, data)
+
     def place(self, index: int, size: int, source: Served) -> None:
         """A claimed chunk is written."""
         self._placed.add(index)
@@ -203,7 +245,7 @@ class Work:
         source.bytes += size
         if self._progress is not None:
             using = sum(1 for one in self.sources.values() if not one.dropped and one.bytes)
-            self._progress(self._bytes, self.state.length, using)
+            self._progress(self._bytes, self.state.length, max(1, using))
 
     # --- shared with others who download the same -------------------------------------------------
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from blake3 import blake3
 from bootstrap.state.chunks import Offer, Progress, Served, Work
 from bootstrap.state.digest import HASH_BYTES, StateBytes
 from bootstrap.state.offers import offered
+from bootstrap.state.partial import PartialState
 from bootstrap.state.sharing import Sharing
 from bootstrap.state.widening import FIRST_SOURCES, QUIET_S, Widening
 from protocols.asking import ask
@@ -104,15 +106,17 @@ async def download_state(
     first_sources: int = FIRST_SOURCES,
     max_sources: int = MAX_SOURCES,
     fellows: Fellows | None = None,
+    on_disk: PartialState | None = None,
 ) -> Download:
     """Fill ``vectors``, float32 each and base first, with the state of that digest.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     the vectors may then be partly written. With ``fellows`` the chunks that are here already
-    are shared with others that download the same.
+    are shared with others that download the same. What is ``on_disk`` of it is not
+    fetched again, and what comes is kept there.
     """
     request = StateRequest(run, round_, fragment)
-    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
+    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress, on_disk)
 
     async def offer(peer: PeerId, making: Callable[[], object]) -> StateOffer:
         found = await offered(
@@ -137,8 +141,16 @@ async def download_state(
         found = await ask(transport, peer, "fellow", asked, InPlace, timeout=stall_timeout)
         return found.chunks
 
-    with fellows.sharing.open(fragment, round_, work) if fellows else nullcontext():
-        return await download(
+    with ExitStack() as stack:
+        if on_disk is not None:
+            on_disk.round = round_
+            stack.callback(on_disk.close)
+            if (known := on_disk.offer()) is not None and known.digest == expected_digest:
+                work.accept(known)
+                work.had(await offload(partial(on_disk.fill, work.state, known)))
+        if fellows is not None:
+            stack.enter_context(fellows.sharing.open(fragment, round_, work))
+        found = await download(
             transport,
             peers,
             Words(offer, "chunk", header, in_place),
@@ -150,6 +162,9 @@ async def download_state(
             max_sources=max_sources,
             introduce=fellows.introduce if fellows else None,
         )
+        if on_disk is not None:
+            on_disk.finish()
+        return found
 
 
 async def download(
@@ -337,7 +352,7 @@ class _Fetch:
         # Only one of two streams that pulled it writes: the other's thread could still do so when
         # the state is complete and its vectors are the caller's again.
         if work.claim(index):
-            await self.offload(lambda: work.state.write(start, data))
+            await self.offload(lambda: work.write(start, data))
             work.place(index, len(data), source)
         return answered
 

@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 Current = Callable[[int], "tuple[int, bytes, Sequence[torch.Tensor]]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
 
-IDLE_S = 180.0  # without a read, then a copy is given up: a reader's link may be down for a while
+# Without a read, then a copy is given up: a reader's link may be down for a while, or its machine
+# starts again, after hours of a download with which it can go on then.
+IDLE_S = 600.0
 MAX_PINS = 2  # copies of the state: one for its readers, one for newcomers a round later
 SPARE = 1.1  # of a copy's size is to be free before one is made
 EVICT_S = 10.0  # the same where another round is wanted and there is no room

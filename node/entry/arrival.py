@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -13,11 +12,10 @@ from typing import ClassVar
 import torch
 
 from bootstrap.seeds import backoff
-from bootstrap.state import Fellows, Progress, Sharing, download_state
+from bootstrap.state import Fellows, PartialState, Progress, Sharing, download_state
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import making_s, offered
 from gossip.catchup.claims import PROOF_S, given_time
-from gossip.catchup.following import is_further
 from gossip.catchup.lineage import Lineage, prove
 from gossip.membership.presence import open_announce
 from gossip.membership.standing import fragments, progress, seen_from
@@ -25,6 +23,8 @@ from gossip.place import Place
 from gossip.plans.certificate import genesis
 from node.checkpoints.restoring import own_standing, standing_after
 from node.entry.proving import first_proven
+from node.entry.resuming import MAX_ASKED, keepers
+from node.entry.targets import Target, targets
 from node.errors import operator_error
 from node.replicas.replica import ChainStanding
 from protocols.asking import ask
@@ -51,54 +51,6 @@ TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
 MAX_NAMED = 64  # peers: names cost nothing, and each is asked in its turn
-
-
-@dataclass(frozen=True)
-class Target:
-    """A state that several peers stand at."""
-
-    round: int
-    head: bytes | None  # None: the sources moved on and told only their state's digest
-    state: bytes
-    work: int
-    sources: tuple[PeerId, ...]
-
-
-def targets(announces: Iterable[Announce]) -> list[Target]:
-    """The states announced, the heaviest first; of one place in the chain the one most peers hold.
-
-    Of two sides of a fork with equal work the first is the one that the other side will come over
-    to (:func:`gossip.plans.certificate.heavier`), however many peers are on either.
-    Peers that are joining count where no active one holds the same state: they may have been
-    restarted at the round that most had reached, while the active ones are behind. At round 0 they
-    count only if there is nobody else, as after a restart of the whole swarm.
-    """
-    holders: dict[tuple[int, int, bytes, bytes], list[Announce]] = defaultdict(list)
-    known = [a for a in announces if a.state]
-    for a in [a for a in known if a.status == "active" or a.round > 0] or known:
-        if a.status != "leaving":
-            holders[a.work, a.round, a.head, a.state].append(a)
-    active = {key: [a for a in those if a.status == "active"] for key, those in holders.items()}
-    order = sorted(holders, key=lambda key: (*key[:3], len(active[key]), len(holders[key])))
-    return [
-        Target(*key[1:], key[0], tuple(sorted(a.peer for a in active[key] or holders[key])))
-        for key in reversed(order)
-    ]
-
-
-def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], bool]:
-    """Which states a member that cannot replay wants: neither the one it has nor an older one.
-
-    Joining peers count: they may have just started again, and be the only ones that are further.
-    """
-
-    def wanted(announce: Announce) -> bool:
-        place, said = here(), seen_from(announce, fragment)
-        if said.head == place.previous:
-            return said.state != place.state
-        return is_further(place, said.round, said.head, said.work)
-
-    return wanted
 
 
 @dataclass(frozen=True)
@@ -141,14 +93,18 @@ class Arrival:
     _waited: float = 0.0  # seconds in all for copies that were being made
 
     async def fetch(
-        self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
+        self,
+        vectors: Sequence[torch.Tensor],
+        progress: Progress,
+        fragment: int = 0,
+        on_disk: PartialState | None = None,
     ) -> Arrived:
         """Fill ``vectors`` (fp32, base first) with the swarm's state of a fragment.
 
         The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
         when none could be had in time, or nobody has a wanted one any more, and E206 when nobody
         shows a history that holds. A download that breaks off after hours leaves as much time for
-        the next one as there was for it.
+        the next one as there was for it, which goes on with what is ``on_disk`` of the same state.
         """
         loop = asyncio.get_running_loop()
         began, size, self._waited = loop.time(), StateBytes(vectors).length, 0.0
@@ -162,11 +118,18 @@ class Arrival:
 
         def noted(done: int, total: int, sources: int) -> None:
             nonlocal came
-            came = True
+            came = came or sources > 0  # what was on disk has no source
             progress(done, total, sources)
 
         for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong, silent, found = "", False, await self.look(until() - loop.time())
+            if on_disk is not None and found:
+                came = False
+                arrived = await self._resumed(found, vectors, noted, fragment, on_disk, until())
+                if arrived is not None:
+                    return arrived
+                if came:
+                    began, self._waited = loop.time(), 0.0
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
             async for target, proved in self._proved(options, fragment, until()):
@@ -180,18 +143,7 @@ class Arrival:
                 came = False
                 try:
                     target, state = await self._kept(target, proved, fragment, until, size)
-                    download = await download_state(
-                        self.transport,
-                        target.sources,
-                        self.run,
-                        target.round,
-                        target.state,
-                        vectors,
-                        progress=noted,
-                        fragment=fragment,
-                        offer_timeout=OFFER_TIMEOUT_S,
-                        fellows=self._fellows,
-                    )
+                    return await self._downloaded(target, state, vectors, noted, fragment, on_disk)
                 except RemoteProtocolError as error:
                     wrong = str(error)
                 except TransportError as error:
@@ -201,9 +153,6 @@ class Arrival:
                         began, self._waited = loop.time(), 0.0
                     if self.proves:
                         break  # look again: the same state may be had in a moment
-                else:
-                    served = {peer: one.bytes for peer, one in download.sources.items()}
-                    return Arrived(state, target, served)
             untrue = untrue + 1 if wrong and not silent else 0
             if untrue >= MAX_UNTRUE:
                 raise operator_error("E206", why=wrong)
@@ -217,6 +166,55 @@ class Arrival:
                 self.broken(told := reason)
             await asyncio.sleep(pause)
         raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
+
+    async def _downloaded(
+        self,
+        target: Target,
+        state: ChainStanding,
+        vectors: Sequence[torch.Tensor],
+        progress: Progress,
+        fragment: int,
+        on_disk: PartialState | None,
+    ) -> Arrived:
+        download = await download_state(
+            self.transport,
+            target.sources,
+            self.run,
+            target.round,
+            target.state,
+            vectors,
+            progress=progress,
+            fragment=fragment,
+            offer_timeout=OFFER_TIMEOUT_S,
+            fellows=self._fellows,
+            on_disk=on_disk,
+        )
+        served = {peer: one.bytes for peer, one in download.sources.items()}
+        return Arrived(state, target, served)
+
+    async def _resumed(
+        self,
+        found: Sequence[Announce],
+        vectors: Sequence[torch.Tensor],
+        progress: Progress,
+        fragment: int,
+        on_disk: PartialState,
+        end: float,
+    ) -> Arrived | None:
+        """Go on with the download that was broken off, if its state can still be had."""
+        known = await self.offload(on_disk.offer)
+        if known is None or known.length != StateBytes(vectors).length:
+            return None
+        peers = [one.peer for one in found if one.status != "leaving"][:MAX_ASKED]
+        await self._introduce(peers)
+        sources = await keepers(self.transport, peers, self.run, fragment, known, on_disk.whole)
+        head = None if known.round else genesis(self.run)
+        target = Target(known.round, head, known.digest, 0, sources)
+        try:
+            state = await self._standing(target, fragment, end)
+            return await self._downloaded(target, state, vectors, progress, fragment, on_disk)
+        except (RemoteProtocolError, TransportError):
+            return None
 
     async def look(self, within: float = PATIENCE_S) -> list[Announce]:
         """Who stands where, freshly asked: the swarm may move on every second.

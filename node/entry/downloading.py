@@ -11,7 +11,8 @@ from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
 from gossip.common import AnySwarm
 from gossip.membership.standing import seen_from
-from node.entry.arrival import Arrival, beyond, targets
+from node.entry.arrival import Arrival
+from node.entry.targets import beyond, targets
 from node.replicas.replica import OuterReplica
 
 

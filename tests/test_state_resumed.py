@@ -1,0 +1,203 @@
+"""Downloads that are broken off, and what the next one still has of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import arrival_kit
+import pytest
+import torch
+from arrival_kit import CREATOR, NEWCOMER, OTHERS, RUN, Scene, played, swarm
+from state_kit import Bench, N, run
+
+from bootstrap.state import PartialState, state_digest
+from bootstrap.state.server import IDLE_S
+from node.entry.arrival import Arrived
+from protocols.identity import Identity
+from protocols.messages import StateOffer
+
+Identities = Callable[[int], list[Identity]]
+
+LENGTH = 8 * N  # bytes
+RATE = LENGTH / 10.0  # so that a download takes ten seconds
+
+
+def part(directory: Path, run: bytes = RUN) -> PartialState:
+    """As a node that starts finds it."""
+    return PartialState(directory / "state-0", run)
+
+
+async def broken_off(bench: Bench, seconds: float, directory: Path) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await bench.download(on_disk=part(directory))
+
+
+async def fetched(bench: Bench, directory: Path) -> int:
+    """Bytes that came of the others, for vectors that know nothing."""
+    for vector in bench.got:
+        vector.fill_(float("nan"))
+    download = await bench.download(on_disk=part(directory))
+    bench.check()
+    return sum(one.bytes for one in download.sources.values())
+
+
+def test_a_download_goes_on_where_the_last_one_was_killed(
+    identities: Identities, tmp_path: Path
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await broken_off(bench, 7.0, tmp_path)
+        assert not part(tmp_path).whole
+        came = await fetched(bench, tmp_path)
+        assert 0.2 * LENGTH < came < 0.45 * LENGTH
+        assert part(tmp_path).whole
+        assert await fetched(bench, tmp_path) == 0  # killed before it had saved anything else
+        part(tmp_path).drop()
+        assert os.listdir(tmp_path) == []
+
+    run(identities, [RATE], scenario)
+
+
+def test_what_a_power_cut_has_spoilt_is_fetched_again(
+    identities: Identities, tmp_path: Path
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await fetched(bench, tmp_path)
+        with (tmp_path / "state-0").open("r+b") as file:
+            file.write(b"spoilt")
+            file.seek(LENGTH // 2)
+            file.truncate()
+        came = await fetched(bench, tmp_path)
+        assert 0.5 * LENGTH < came < 0.6 * LENGTH
+
+    run(identities, [RATE], scenario)
+
+
+@pytest.mark.parametrize("damage", ["another run", "cut off", "bytes", "gone"])
+def test_without_its_note_nothing_of_it_counts(
+    identities: Identities, tmp_path: Path, damage: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await fetched(bench, tmp_path)
+        note = tmp_path / "state-0.offer"
+        raw = note.read_bytes()
+        match damage:
+            case "another run":
+                note.write_bytes(bytes(32) + raw[32:])
+            case "cut off":
+                note.write_bytes(raw[: len(raw) // 2])
+            case "bytes":
+                note.write_bytes(raw[:-40] + bytes(40))
+            case _:
+                note.unlink()
+        assert part(tmp_path).offer() is None
+        assert await fetched(bench, tmp_path) == LENGTH
+
+    run(identities, [RATE], scenario)
+
+
+def test_another_state_takes_its_place(identities: Identities, tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await broken_off(bench, 7.0, tmp_path)
+        before = part(tmp_path).offer()
+        bench.base.add_(1.0)
+        bench.digest, _ = state_digest([bench.base, bench.momentum])
+        bench.servers[0]._pins.clear()
+        assert await fetched(bench, tmp_path) == LENGTH
+        after = part(tmp_path).offer()
+        assert isinstance(before, StateOffer)
+        assert isinstance(after, StateOffer)
+        assert after.digest == bench.digest != before.digest
+
+    run(identities, [RATE], scenario)
+
+
+@pytest.mark.parametrize("full", ["before", "meanwhile"])
+def test_a_full_disk_ends_the_keeping_and_not_the_download(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    def refused(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    async def scenario(bench: Bench) -> None:
+        if full == "before":
+            monkeypatch.setattr("shutil.disk_usage", refused)
+        else:
+            monkeypatch.setattr(os, "pwrite", refused)
+        assert await fetched(bench, tmp_path) == LENGTH
+        assert os.listdir(tmp_path) == []
+
+    run(identities, [RATE], scenario)
+
+
+# --- of a newcomer --------------------------------------------------------------------------------
+
+SIZE = 200_000
+BYTES = 8 * SIZE
+
+
+async def arrive(scene: Scene, on_disk: PartialState) -> Arrived:
+    if scene.network.node(NEWCOMER.peer_id) is not None:
+        scene.network.kill(NEWCOMER.peer_id)
+    scene.base, scene.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
+    arrival = scene.arrival()
+    return await arrival.fetch([scene.base, scene.momentum], lambda *_: None, on_disk=on_disk)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_newcomer_that_is_started_again_goes_on_with_the_state_that_it_had_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    monkeypatch.setattr(arrival_kit, "SIZE", SIZE)
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        before = chain.claim[0]
+        source = CREATOR.peer_id
+        scene.stand(CREATOR, chain, 5.0)
+        node = scene.network.node(source)
+        assert node is not None
+        node.upload = BYTES / 10.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(6.0):
+                await arrive(scene, part(tmp_path))
+        chain.add()  # the others go on
+        scene.stand(OTHERS[0], chain, 7.0)
+        if whole:
+            await arrive(scene, part(tmp_path))
+            await asyncio.sleep(2 * IDLE_S)  # the copy is given up
+        arrived = await arrive(scene, part(tmp_path))
+        assert arrived.target.round == arrived.state.place.round == before
+        assert scene.base.min() == scene.base.max() == 5.0
+        assert sum(arrived.served.values()) < (1 if whole else 0.7 * BYTES)
+
+    played(story)
+
+
+def test_where_the_copy_is_gone_the_newest_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival_kit, "SIZE", SIZE)
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        node = scene.network.node(CREATOR.peer_id)
+        assert node is not None
+        node.upload = BYTES / 10.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(6.0):
+                await arrive(scene, part(tmp_path))
+        chain.add()
+        scene.stand(OTHERS[0], chain, 7.0)
+        await asyncio.sleep(2 * IDLE_S)
+        arrived = await arrive(scene, part(tmp_path))
+        assert arrived.target.round == chain.claim[0]
+        assert scene.base.min() == scene.base.max() == 7.0
+        assert part(tmp_path).whole
+
+    played(story)
