@@ -14,6 +14,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from gossip.catchup.lineage import Lineage
 from gossip.chain.chain import Chain
+from gossip.chain.promises import Record
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from gossip.exchange import ledger
@@ -23,7 +24,6 @@ from gossip.membership.presence import Presence
 from gossip.membership.standing import first_announcement
 from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
-from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from node import __version__, clock
 from node.checkpoints.checkpoint import room_beside

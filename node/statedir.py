@@ -15,7 +15,7 @@
     tokens.json      where this island's training tokens are, of which run, and what they were made
                      of (for this island's other hosts; empty: the run's recipe)
     micro-batch.json sequences at a time that memory was enough for, where more did not fit
-    promised-0, …    the rounds that something was promised in, see gossip.rounds.promises
+    promised-0, …    the rounds that something was promised in, see gossip.chain.promises
     checkpoints/     see node.checkpoints.checkpoint; until the first is made also what a newcomer
                      has of the state that it downloads (.fetched-…)
     data-cache/      files of training data that come from elsewhere

@@ -32,7 +32,7 @@ from gossip.hooks import Hooks
 from gossip.membership.members import Membership, Patience
 from gossip.membership.presence import Presence
 from gossip.plans.rules import Rules
-from gossip.rounds.instructions import Instruction, Work
+from gossip.rounds.instructions import FollowPlan, Instruction
 from gossip.rounds.round import Round
 from gossip.wiring import Wiring
 from node.bench.watching import Stage as Passed
@@ -150,7 +150,7 @@ class TrappedChain(WatchedChain):
 
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, Work) and of is self.round:
+            if isinstance(instruction, FollowPlan) and of is self.round:
                 self.planned(instruction.plan)
         super().carry_out(of, instructions)
 

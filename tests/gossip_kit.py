@@ -10,7 +10,6 @@ from blake3 import blake3
 
 from gossip.membership.standing import first_announcement
 from gossip.place import Place
-from gossip.plans.agreed import Adopted
 from gossip.plans.certificate import (
     basis_of,
     certify,
@@ -22,6 +21,7 @@ from gossip.plans.certificate import (
     sign_vote,
 )
 from gossip.plans.validity import Shape
+from gossip.rounds.agreed import Adopted
 from gossip.rounds.agreement import Agreement
 from protocols.counts import Included, pack_counts
 from protocols.identity import Identity, PeerId

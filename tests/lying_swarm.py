@@ -22,13 +22,13 @@ from trouble_kit import Mishaps
 
 from gossip.exchange.exchange import Exchange
 from gossip.membership.members import Membership
-from gossip.plans.agreed import Ballot
 from gossip.plans.certificate import (
     check_result,
     check_vote,
     leader_order,
     outcome_hash,
 )
+from gossip.plans.planning import Ballot
 from gossip.plans.validity import MAX_TOKENS
 from gossip.plans.weighing import weighed
 from gossip.rounds.agreement import Agreement

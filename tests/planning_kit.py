@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 
 from gossip_kit import PLACE, SHAPE, leader, roster_of
 
-from gossip.plans.agreed import Remains
 from gossip.plans.ladder import Ladder
-from gossip.plans.planning import fresh_plan
+from gossip.plans.planning import Remains, fresh_plan
 from gossip.plans.rules import PATIENCE_S, Rules
 from gossip.plans.validity import Known, check_plan, key_of
 from protocols.identity import Identity, PeerId

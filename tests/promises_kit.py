@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossip.rounds.promises import Record
+from gossip.chain.promises import Record
 from protocols.identity import Identity
 
 ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))

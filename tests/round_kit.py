@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 from gossip_kit import announce_of
 
+from gossip.chain.missed import Missed
 from gossip.membership.members import Membership, Patience
 from gossip.place import Place
 from gossip.plans.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
-from gossip.plans.missed import Missed
 from gossip.plans.rules import Rules
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds import round as rounds
-from gossip.rounds.instructions import Broadcast, CatchUp, Commit, Send, Work
+from gossip.rounds.instructions import Broadcast, CatchUp, Commit, FollowPlan, Send
 from gossip.rounds.round import Round
 from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused
@@ -277,7 +277,7 @@ class World:
                 case Broadcast(peers, told):
                     for to in peers:
                         self.deliver(peer, to, lambda t, m=told: self.control(peer, t, current, m))
-                case Work(plan):
+                case FollowPlan(plan):
                     self.work(peer, current, plan)
                 case Commit(certificate):
                     self.commit(peer, certificate)

@@ -17,6 +17,7 @@ from toy_replica import RUN, ToyReplica
 
 from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
+from gossip.chain.promises import Record
 from gossip.chain.swarm import Swarm
 from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
@@ -26,7 +27,6 @@ from gossip.membership.standing import first_announcement
 from gossip.plans.grouping import UNGROUPED, Grouping
 from gossip.plans.mix import MEAN, Mix
 from gossip.plans.rules import Rules
-from gossip.rounds.promises import Record
 from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId

@@ -18,12 +18,12 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.plans.agreed import CastVote, Decided, DecidedElsewhere
 from gossip.plans.certificate import (
     outcome_hash,
     outcome_of,
     sign_vote,
 )
+from gossip.rounds.agreed import CastVote, Decided, DecidedElsewhere
 from gossip.rounds.proposer import Proposer
 from protocols.errors import Stale
 from protocols.identity import Identity, PeerId

@@ -19,12 +19,12 @@ from gossip_kit import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossip.plans.agreed import Adopted, CastVote, Decided, Remains
 from gossip.plans.certificate import (
     check_certificate,
     outcome_hash,
 )
-from gossip.plans.planning import renewed_plan, repeated_plan
+from gossip.plans.planning import Remains, renewed_plan, repeated_plan
+from gossip.rounds.agreed import Adopted, CastVote, Decided
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.proposer import Proposer
 from protocols.identity import PeerId

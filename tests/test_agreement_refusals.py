@@ -22,7 +22,6 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.plans.agreed import Adopted, CastVote, Decided, Equivocated
 from gossip.plans.certificate import (
     outcome_hash,
     outcome_of,
@@ -30,6 +29,7 @@ from gossip.plans.certificate import (
     sign_vote,
 )
 from gossip.plans.validity import MAX_ROSTER, MAX_TOKENS, key_of
+from gossip.rounds.agreed import Adopted, CastVote, Decided, Equivocated
 from gossip.rounds.agreement import LEAP, NONE, VOTES_KEPT, Agreement
 from gossip.rounds.proposer import Proposer
 from protocols.counts import Included

@@ -38,7 +38,7 @@ LINKS = ("kill", "freeze", "slow", "narrow", "narrow", "sever", "sever", "sever"
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small vectors in as many parts and chunks as large ones."""
     monkeypatch.setattr("protocols.codecs.base.CHUNK", 2048)
-    monkeypatch.setattr("gossip.plans.lateness.CHUNK", 2048)
+    monkeypatch.setattr("gossip.plans.estimating.CHUNK", 2048)
     monkeypatch.setattr("gossip.plans.partition.MIN_PART", 2048)
 
 

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from gossip.plans.blame import Failures
+from gossip.rounds.blame import Failures
 from protocols.identity import PeerId
 
 A, B, C, D, E = (PeerId(name) for name in "ABCDE")

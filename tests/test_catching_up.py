@@ -8,7 +8,7 @@ import pytest
 from catching_up_kit import BYTES, NEWCOMERS, ROUND_S, coming_together, played, scene
 from exchange_kit import until
 
-from gossip.plans.holding import FIRST_S, MARGIN_S, SHARE, SLACK
+from gossip.rounds.holding import FIRST_S, MARGIN_S, SHARE, SLACK
 from protocols.asking import ask
 from protocols.identity import PeerId
 from protocols.messages import CertificateRequest, Certificates

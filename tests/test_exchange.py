@@ -25,8 +25,8 @@ from gossip_kit import plan_of
 
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.part_states import PLAN_WAIT_S
+from gossip.exchange.retaining import keys_of
 from gossip.plans.certificate import basis_of
-from gossip.plans.retaining import keys_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId

@@ -12,9 +12,8 @@ import pytest
 import torch
 from exchange_kit import Peer, World, run, same_bytes, until, world
 
-from gossip.plans.agreed import Remains
 from gossip.plans.estimating import stillness_of
-from gossip.plans.planning import renewed_plan
+from gossip.plans.planning import Remains, renewed_plan
 from gossip.plans.validity import Shape, key_of
 from protocols.codecs import CHUNK
 from protocols.identity import PeerId

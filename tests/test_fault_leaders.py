@@ -16,7 +16,7 @@ from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from gossip.plans.certificate import leader_order
-from gossip.rounds.instructions import Instruction, Work
+from gossip.rounds.instructions import FollowPlan, Instruction
 from gossip.rounds.round import Round
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
@@ -54,7 +54,7 @@ class Scene:
                 honest: Callable[[Round, list[Instruction]], None] = honest,
             ) -> None:
                 for instruction in instructions:
-                    if isinstance(instruction, Work):
+                    if isinstance(instruction, FollowPlan):
                         self.planned(member, instruction.plan)
                 honest(of, instructions)
 

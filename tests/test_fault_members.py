@@ -10,7 +10,7 @@ from simulated_swarm import Member, contributes, lengths, simulated_swarm
 
 from gossip.membership.members import Liveness
 from gossip.plans.certificate import leader_order, sign_vote
-from gossip.rounds.instructions import Instruction, Send, Work
+from gossip.rounds.instructions import FollowPlan, Instruction, Send
 from gossip.rounds.round import Round
 from protocols.memory import virtual_time
 from protocols.messages import Vote
@@ -24,7 +24,7 @@ def lie(member: Member) -> None:
         place, others = of.place, [peer for peer in of.roster if peer != member.peer]
         votes = []
         for instruction in instructions:
-            if isinstance(instruction, Work):
+            if isinstance(instruction, FollowPlan):
                 at = (place.run, place.fragment, place.round, place.previous)
                 ballot = (instruction.plan.epoch, instruction.plan.ballot)
                 votes.append(sign_vote(member.identity, *at, ballot, b"x" * 32))

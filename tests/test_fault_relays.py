@@ -8,7 +8,7 @@ import pytest
 from exchange_kit import run, until
 from grouped_kit import BIG, grouped, truthful
 
-from gossip.plans.lateness import owner_patience_s
+from gossip.exchange.lateness import owner_patience_s
 from protocols.memory.transport import Link
 
 DARK = Link(latency=1e6)

@@ -17,11 +17,10 @@ from pydantic import ValidationError
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Merge
 from gossip.exchange.routing import Routes
-from gossip.plans.agreed import Remains
 from gossip.plans.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.plans.mix import Mix
 from gossip.plans.partition import MIN_PART, Link
-from gossip.plans.planning import renewed_plan
+from gossip.plans.planning import Remains, renewed_plan
 from gossip.plans.rules import Rules
 from gossip.plans.validity import Known, Shape, check_plan
 from node.replicas.mixing import mix_of

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from round_kit import World
 
-from gossip.plans.holding import (
+from gossip.rounds.holding import (
     ENOUGH,
     FIRST_S,
     MARGIN_S,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.exchange.buffers import Whole
-from gossip.exchange.joining import JointMerge, magnitude, mark_of, mark_size, marked
+from gossip.exchange.group_sums import JointMerge, magnitude, mark_of, mark_size, marked
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId

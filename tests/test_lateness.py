@@ -10,7 +10,8 @@ import pytest
 from exchange_kit import World, run, until, world
 from simulated_swarm import simulated_swarm
 
-from gossip.plans.lateness import Lateness, Overdue, step_s
+from gossip.exchange.lateness import Lateness, Overdue
+from gossip.plans.estimating import step_s
 from gossip.plans.validity import Shape
 from protocols.codecs import CHUNK
 from protocols.memory import virtual_time

@@ -6,7 +6,7 @@ import dataclasses
 
 from gossip_kit import EVERYBODY, decided, roster_of
 
-from gossip.plans.missed import LONGEST, Missed
+from gossip.chain.missed import LONGEST, Missed
 from protocols.counts import pack_counts
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from promises_kit import ME, OTHER, RUN, last
 
-from gossip.rounds.forgetting import Forgetting
-from gossip.rounds.promises import KEPT, Promised, Record
+from gossip.chain.forgetting import Forgetting
+from gossip.chain.promises import KEPT, Promised, Record
 from protocols.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")

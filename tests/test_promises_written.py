@@ -14,7 +14,7 @@ from exchange_kit import until
 from promises_kit import ME, RUN, last
 from simulated_swarm import simulated_swarm
 
-from gossip.rounds.promises import At, Promises, Record
+from gossip.chain.promises import At, Promises, Record
 from gossip.rounds.proposer import Proposer
 from protocols.errors import RemoteRefused
 from protocols.memory import virtual_time
@@ -69,7 +69,7 @@ async def test_what_waits_for_a_disk_that_does_not_answer_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is beyond that is as if it were lost on the way."""
-    monkeypatch.setattr("gossip.rounds.promises.MOST_HELD", 3)
+    monkeypatch.setattr("gossip.chain.promises.MOST_HELD", 3)
     disk, said, nothing = Slow(tmp_path / "promised"), [], lambda error: None
     async with asyncio.TaskGroup() as group:
         wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)

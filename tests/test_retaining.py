@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.chain.reports import Reports
+from gossip.exchange.retaining import Retention, keys_of
 from gossip.plans.certificate import outcome_of
-from gossip.plans.retaining import Retention, keys_of
 from gossip.plans.validity import PartKey, key_of
 from protocols.identity import PeerId
 

@@ -8,8 +8,8 @@ import pytest
 from gossip_kit import RUN
 from round_kit import World, agree, under_way
 
-from gossip.plans.agreed import Remains
 from gossip.plans.certificate import leader_order
+from gossip.plans.planning import Remains
 from gossip.rounds.candidacies import AT_ONCE
 from gossip.rounds.company import BELIEVED
 from gossip.rounds.instructions import Send

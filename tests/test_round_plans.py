@@ -9,8 +9,8 @@ import pytest
 from gossip_kit import RUN, result_of
 from round_kit import SIZE, Peer, World, agree, under_way
 
-from gossip.plans.agreed import Remains
 from gossip.plans.certificate import basis_of, outcome_of, sign_result
+from gossip.plans.planning import Remains
 from gossip.plans.validity import key_of
 from gossip.rounds.round import Round
 from protocols.identity import PeerId

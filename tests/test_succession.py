@@ -8,9 +8,9 @@ import pytest
 from round_kit import Peer, World
 from test_round import agree, under_way
 
-from gossip.plans.trial import Trial
 from gossip.rounds.round import Round
 from gossip.rounds.succession import OTHERWISE, YIELDS, Succession
+from gossip.rounds.trial import Trial
 from protocols.identity import Identity, PeerId
 from protocols.messages import Promise
 

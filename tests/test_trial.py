@@ -13,8 +13,8 @@ from simulated_swarm import Member, SimulatedSwarm, contributes, lengths, simula
 from toy_replica import RUN, ToyReplica
 
 from gossip.plans.rules import Rules
-from gossip.plans.trial import PATIENT, Trial
 from gossip.plans.validity import MAX_ROSTER
+from gossip.rounds.trial import PATIENT, Trial
 from protocols.envelope import seal
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
@@ -145,7 +145,7 @@ def test_who_of_a_round_is_forgotten_first_is_the_same_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However each process happens to order its sets."""
-    monkeypatch.setattr("gossip.plans.trial.MAX_FAILED", 5)
+    monkeypatch.setattr("gossip.rounds.trial.MAX_FAILED", 5)
     trial, founders = Trial(), range(4)
     trial.note(certificate(0, founders, range(16), founders))
     trial.note(certificate(1, range(16), founders, founders))

@@ -14,8 +14,8 @@ from toy_replica import RUN
 
 from bootstrap.manifest_rounds import Merge
 from gossip.catchup.replay import Ending
-from gossip.plans.agreed import Remains
 from gossip.plans.certificate import leader_order
+from gossip.plans.planning import Remains
 from gossip.rounds.agreement import Agreement
 from gossip.rounds.company import Company
 from gossip.rounds.drafting import Drafting

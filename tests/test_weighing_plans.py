@@ -27,11 +27,10 @@ from weighing_kit import (
 )
 
 from diloco import merge
-from gossip.plans.agreed import Remains
 from gossip.plans.certificate import basis_of, outcome_of
 from gossip.plans.commitments import packed
 from gossip.plans.mix import MEAN, Mix
-from gossip.plans.planning import repeated_plan
+from gossip.plans.planning import Remains, repeated_plan
 from gossip.plans.rules import Rules
 from gossip.plans.validity import Known, check_plan
 from gossip.plans.weighing import Products, draft_basis, final_plan, triangle

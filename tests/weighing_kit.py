@@ -9,10 +9,9 @@ import torch
 from gossip_kit import PLACE, RUN, SHAPE, leader, plan_of
 
 from diloco import robust
-from gossip.plans.agreed import Remains
 from gossip.plans.commitments import packed
 from gossip.plans.mix import Mix
-from gossip.plans.planning import renewed_plan
+from gossip.plans.planning import Remains, renewed_plan
 from gossip.plans.weighing import Products, draft_basis, sign_gram, triangle, unpack
 from protocols.identity import Identity
 from protocols.messages import Contributor, Gram, Part, Plan

@@ -22,10 +22,14 @@ from gossip.catchup.claims import Shown
 from gossip.catchup.following import Following, is_further
 from gossip.catchup.lineage import Lineage, prove
 from gossip.chain.auditor import Auditor
+from gossip.chain.forgetting import Forgetting
+from gossip.chain.missed import Missed
 from gossip.chain.own_status import OwnStatus
+from gossip.chain.promises import Promises, Record
 from gossip.chain.reports import Reports
 from gossip.chain.round_facts import RoundFacts
 from gossip.chain.sending import Sending
+from gossip.chain.timing import Timing
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import Ledger
 from gossip.hooks import Hooks, Replica
@@ -33,17 +37,21 @@ from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.membership.standing import seen_from
 from gossip.place import Place
-from gossip.plans.holding import Holding
-from gossip.plans.missed import Missed
 from gossip.plans.rules import Rules
-from gossip.plans.trial import Trial
 from gossip.rounds.agreement import NONE
-from gossip.rounds.forgetting import Forgetting
-from gossip.rounds.instructions import Accuse, Broadcast, CatchUp, Commit, Instruction, Send, Work
-from gossip.rounds.promises import Promises, Record
+from gossip.rounds.holding import Holding
+from gossip.rounds.instructions import (
+    Accuse,
+    Broadcast,
+    CatchUp,
+    Commit,
+    FollowPlan,
+    Instruction,
+    Send,
+)
 from gossip.rounds.round import Round
 from gossip.rounds.spreading import legs, passed
-from gossip.rounds.timing import Timing
+from gossip.rounds.trial import Trial
 from gossip.wiring import Wiring
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
@@ -252,7 +260,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
                         self.signed_plan = note
                     for leg in legs(peers):
                         self.sending.tell(of, leg, note)
-                case Work(plan) if of is self.round:
+                case FollowPlan(plan) if of is self.round:
                     if self.exchange.plan is None:
                         self.timing.planned_at = self.now()
                     self.exchange.work(plan)

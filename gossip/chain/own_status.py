@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gossip.catchup.following import Following
+from gossip.chain.forgetting import Forgetting
+from gossip.chain.promises import Promises
+from gossip.chain.timing import Timing
 from gossip.common import OfFragment
 from gossip.hooks import Replica
 from gossip.membership.members import MEMBERS
 from gossip.place import Place
-from gossip.rounds.forgetting import Forgetting
-from gossip.rounds.promises import Promises
 from gossip.rounds.round import Round
-from gossip.rounds.timing import Timing
 from protocols.messages import Announce
 
 STUCK_S = 10.0  # or a round: an outer step may take this long, as it has to wait for the trainer

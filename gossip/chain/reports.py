@@ -6,15 +6,15 @@ from collections.abc import Set
 from typing import Protocol
 
 from gossip.chain.auditor import Bench
+from gossip.chain.missed import Missed
+from gossip.chain.timing import Timing
 from gossip.common import Wired
 from gossip.exchange.listener import Listener
+from gossip.exchange.retaining import needed
 from gossip.hooks import Hooks
-from gossip.plans.missed import Missed
-from gossip.plans.retaining import needed
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds.instructions import Instruction
 from gossip.rounds.round import Round
-from gossip.rounds.timing import Timing
 from protocols.errors import Contradiction, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gossip.chain.timing import Timing
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import Ledger
 from gossip.plans.ladder import Chosen
-from gossip.rounds.timing import Timing
 
 
 class RoundFacts:

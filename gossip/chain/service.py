@@ -18,7 +18,7 @@ from gossip.exchange.ledger import NOT_KEPT
 from gossip.exchange.readers import Readers
 from gossip.membership.presence import Presence
 from gossip.plans.commitments import SEAL_SIZE
-from gossip.rounds.instructions import Work
+from gossip.rounds.instructions import FollowPlan
 from gossip.rounds.spreading import check_passed
 from gossip.wiring import Wiring
 from protocols.bodies import BufferFeed
@@ -151,7 +151,7 @@ class Service:
         of = chain.round
         with self._signed_by(note.author):
             instructions = of.on_message(note.author, message, chain.now())
-        if any(isinstance(one, Work) for one in instructions):  # it is adopted
+        if any(isinstance(one, FollowPlan) for one in instructions):  # it is adopted
             chain.signed_plan = note
         chain.carry_out(of, instructions)
         return b""

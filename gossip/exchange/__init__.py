@@ -1,1 +1,1 @@
-"""Moving the tensors of one round: slices to their owners, merged parts back to everybody."""
+"""Moving tensors: slices to owners, merged parts back to all; and what is kept of it for others."""

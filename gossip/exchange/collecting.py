@@ -3,7 +3,7 @@
 The arithmetic is :class:`gossip.exchange.merging.PartMerge`, which runs where the transport handles
 data. Here, on the event loop, is what happens once for a part and not for each chunk: who may bring
 a slice, and when to give up on a contributor, because it is dark or much slower than it has
-announced (:class:`gossip.plans.lateness.Lateness`).
+announced (:class:`gossip.exchange.lateness.Lateness`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from gossip.exchange.bodies import chunk_at
 from gossip.exchange.buffers import Whole
 from gossip.exchange.collected import CollectedPart
+from gossip.exchange.lateness import Lateness
 from gossip.exchange.listener import Listener
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.exchange.slicing import OwnContribution, shares
 from gossip.exchange.transfers import Transfers
-from gossip.plans.lateness import Lateness
 from gossip.plans.mix import Mix
 from gossip.plans.validity import PartKey
 from gossip.wiring import Wiring

@@ -27,13 +27,13 @@ from gossip.exchange.outbox import Outbox
 from gossip.exchange.owning import Owning
 from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.relaying import Relaying
+from gossip.exchange.retaining import Retention, keys_of
 from gossip.exchange.routing import Routes
 from gossip.exchange.slicing import OwnContribution, Source, shares
 from gossip.exchange.transfers import Transfers, header_of
 from gossip.place import Place
 from gossip.plans.certificate import basis_of
 from gossip.plans.dividing import in_turn
-from gossip.plans.retaining import Retention, keys_of
 from gossip.plans.validity import PartKey, Shape, key_of
 from gossip.wiring import Wiring
 from protocols.identity import PeerId

@@ -15,11 +15,11 @@ import torch
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.gathering import unless
+from gossip.exchange.lateness import Pace
 from gossip.exchange.listener import Listener
 from gossip.exchange.part_states import PartStates
 from gossip.exchange.receiving import Inflow, Pieced
 from gossip.exchange.transfers import Transfers
-from gossip.plans.lateness import Pace
 from gossip.plans.validity import PartKey, key_of
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId

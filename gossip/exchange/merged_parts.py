@@ -15,6 +15,7 @@ import torch
 from gossip.exchange.bodies import chunk_at, result_from, trailer_size
 from gossip.exchange.buffers import Whole
 from gossip.exchange.fetching import Fetching
+from gossip.exchange.lateness import merged_patience_s
 from gossip.exchange.listener import Listener
 from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartState, PartStates
 from gossip.exchange.receiving import Inflow, PartDrain
@@ -23,7 +24,6 @@ from gossip.exchange.transfers import Transfers
 from gossip.exchange.watches import Watches
 from gossip.place import Place
 from gossip.plans.certificate import check_result
-from gossip.plans.lateness import merged_patience_s
 from gossip.plans.validity import PartKey, Shape, check_statement, fixes, key_of
 from gossip.wiring import Wiring
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused

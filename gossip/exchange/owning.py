@@ -19,13 +19,13 @@ from gossip.exchange.bodies import as_bytes, chunk_at, result_of, trailer_of, tr
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.collecting import Collecting, on_loop
 from gossip.exchange.fetching import nobody
-from gossip.exchange.joining import JointMerge, SumDrain
+from gossip.exchange.group_sums import JointMerge, SumDrain
 from gossip.exchange.judging import ColumnMerge, WeighedMerge
+from gossip.exchange.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.exchange.slicing import shares
 from gossip.plans.certificate import sign_result
-from gossip.plans.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.plans.validity import PartKey
 from gossip.plans.weighing import draft_basis, gram_of
 from protocols.counts import pack_counts

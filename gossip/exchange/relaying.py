@@ -22,11 +22,11 @@ from gossip.exchange.bodies import as_bytes, trailer_size
 from gossip.exchange.buffers import Whole, buffers
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.collecting import Collecting
-from gossip.exchange.joining import magnitude, mark_of, mark_size
+from gossip.exchange.group_sums import magnitude, mark_of, mark_size
+from gossip.exchange.lateness import merged_patience_s
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.receiving import Inflow
 from gossip.exchange.routing import Paths
-from gossip.plans.lateness import merged_patience_s
 from gossip.plans.validity import PartKey
 from protocols.codecs import RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
@@ -48,7 +48,7 @@ class _Apart(Whole):
 class GroupMerge(PartMerge):
     """The sum of the slices of ``brought``, with a mark for each chunk of whose are in it.
 
-    Divided by the :func:`gossip.exchange.joining.magnitude` of all their shares, whoever is in it.
+    Divided by the magnitude (:mod:`gossip.exchange.group_sums`) of all their shares, whoever is in.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Watching for merged parts that do not come although they could, to report their owners.
 
 Every part that a plan asks of somebody else is watched until it is held. Whether it is overdue
-is judged by what moves (:class:`gossip.plans.lateness.Overdue`), beside the round's other parts.
+is judged by what moves (:class:`gossip.exchange.lateness.Overdue`), beside the round's other parts.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from gossip.exchange.lateness import Overdue, owner_patience_s, passing_patience_s, usual_s
 from gossip.exchange.listener import Listener
 from gossip.exchange.part_states import PartState
 from gossip.exchange.transfers import Transfers, header_of
 from gossip.place import Place
-from gossip.plans.lateness import Overdue, owner_patience_s, passing_patience_s, usual_s
 from gossip.plans.validity import PartKey
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId

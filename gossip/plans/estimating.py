@@ -13,10 +13,10 @@ from collections.abc import Set as AbstractSet
 from gossip.membership.trips import MOST_S
 from gossip.plans.grouping import traffic
 from gossip.plans.ladder import Ladder, budget_s, choose
-from gossip.plans.lateness import step_s
 from gossip.plans.partition import Link
 from gossip.plans.rules import Rules
 from gossip.plans.validity import MAX_EXPECTED_S
+from protocols.codecs import CHUNK
 from protocols.identity import PeerId
 from protocols.messages import Announce, Group, Part, Plan
 
@@ -206,3 +206,8 @@ def bounded(
         expected_s=min(plan.expected_s, max(SLACK * expected, own.expected_s)),
         patience_s=min(max(plan.patience_s, least / SLACK), max(SLACK * most, own.patience_s)),
     )
+
+
+def step_s(expected_s: float, elements: int) -> float:
+    """Seconds from chunk to chunk of a part of so many elements, all parts moving at once."""
+    return expected_s * min(1.0, CHUNK / max(elements, 1))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 
 from gossip.place import Place
-from gossip.plans.agreed import Ballot, Remains
 from gossip.plans.certificate import basis_of, leader_order, sign_result
 from gossip.plans.dividing import by_owner
 from gossip.plans.estimating import choose_codec, links_of, measured, timing_of
@@ -23,6 +23,7 @@ from gossip.plans.validity import (
     MAX_EXPECTED_S,
     MAX_PATIENCE_S,
     MAX_ROSTER,
+    PartKey,
 )
 from protocols.errors import LocalProtocolError
 from protocols.identity import Identity, PeerId
@@ -40,6 +41,18 @@ from protocols.messages import (
 )
 
 MAX_PRODUCTS = 4096  # inner products in a plan, where a member's share need not be one part
+
+Ballot = tuple[int, int]  # epoch, number
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a new leader learnt from the promises it got."""
+
+    ballot: Ballot
+    roster: tuple[PeerId, ...]
+    voted: Outcome | None  # has to be proposed again
+    held: dict[PartKey, PartResult]
 
 
 def fresh_plan(

@@ -47,7 +47,7 @@ class Rules:
     switch: int | None = None  # rounds before this one have all codecs but the last, later ones it
     believed: tuple[float, float] = FRIENDS  # of announced speeds
     state_bytes: int = 0  # of the outer state, 0: it cannot be downloaded
-    strangers: bool = False  # they come into office a few at a time (:mod:`gossip.plans.trial`)
+    strangers: bool = False  # they come into office a few at a time (:mod:`gossip.rounds.trial`)
     most_tokens: int = MAX_TOKENS  # of one contribution; what is beyond does not count
     calls: bool = False  # the roll is called for newcomers, instead of having them wait for a round
 

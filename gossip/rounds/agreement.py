@@ -29,15 +29,7 @@ from dataclasses import dataclass, field
 
 from gossip.place import Place
 from gossip.plans import certificate as cert
-from gossip.plans.agreed import (
-    Adopted,
-    Ballot,
-    CastVote,
-    Decided,
-    DecidedElsewhere,
-    Equivocated,
-    Event,
-)
+from gossip.plans.planning import Ballot
 from gossip.plans.validity import (
     Known,
     PartKey,
@@ -46,6 +38,14 @@ from gossip.plans.validity import (
     check_plan,
     fixes,
     key_of,
+)
+from gossip.rounds.agreed import (
+    Adopted,
+    CastVote,
+    Decided,
+    DecidedElsewhere,
+    Equivocated,
+    Event,
 )
 from protocols.errors import BadSignature, Malformed, Stale
 from protocols.identity import Identity, PeerId

@@ -13,10 +13,10 @@ from itertools import islice
 from gossip.membership.members import THERE, Liveness, Membership
 from gossip.place import Place
 from gossip.plans.certificate import majority
-from gossip.plans.holding import NO_MORE
 from gossip.plans.rules import Clients
-from gossip.plans.trial import Trial
 from gossip.rounds.agreement import Agreement
+from gossip.rounds.holding import NO_MORE
+from gossip.rounds.trial import Trial
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -50,7 +50,7 @@ class Attendance:
 
         A restarted process has forgotten what it promised, so it must not be counted on: unless it
         is active again, since it has on record that it promised nothing
-        (:mod:`gossip.rounds.promises`).
+        (:mod:`gossip.chain.promises`).
         """
         island = self.membership.islands.get(peer)
         if island is None:
@@ -172,7 +172,7 @@ class Attendance:
     def next_roster(self, roster: tuple[PeerId, ...], reformed: bool, now: float) -> set[PeerId]:
         """Who decides the next round: the old members except the dead, and those who joined.
 
-        Among strangers only a few of these (:mod:`gossip.plans.trial`), those known longest first.
+        Among strangers only a few of these (:mod:`gossip.rounds.trial`), those known longest first.
         Where the roster was ``reformed``, silent members do not stay in it either.
         """
         staying = (Liveness.ALIVE,) if reformed else THERE

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gossip.plans.agreed import Ballot
+from gossip.plans.planning import Ballot
 from gossip.rounds.agreement import Agreement
 from gossip.rounds.company import Company
 from protocols.errors import RemoteRefused

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gossip.plans.agreed import Ballot
-from gossip.plans.blame import Failure, Failures
 from gossip.plans.certificate import majority
+from gossip.plans.planning import Ballot
 from gossip.rounds.attendance import Attendance
+from gossip.rounds.blame import Failure, Failures
 from protocols.identity import PeerId
 from protocols.messages import Announce, Plan, Suspect
 
@@ -134,7 +134,7 @@ class Company(Attendance):
         return self.faulty | self.failures.mine().keys()
 
     def judge(self, now: float, patience: float) -> None:
-        """Blame the fewest that explain who failed whom (:mod:`gossip.plans.blame`).
+        """Blame the fewest that explain who failed whom (:mod:`gossip.rounds.blame`).
 
         That a dead peer fails others needs no other explanation, unless most seem dead. If I am to
         blame, or too many are, I am not the one to say: I blame nobody, and leave it to the others

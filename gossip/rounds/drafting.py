@@ -6,7 +6,7 @@ clock.
 
 An owner that says that slices have not come leaves their contributors out of the round. Each slice
 that is missing is a failed transfer, and so the blame goes to the fewest members that explain all
-of them (:mod:`gossip.plans.blame`). If an owner is among these its part goes to another one, by a
+of them (:mod:`gossip.rounds.blame`). If an owner is among these its part goes to another one, by a
 new draft. So no more are left out than there are members who lie or do not deliver.
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gossip.plans.blame import Failures
 from gossip.plans.mix import Mix
 from gossip.plans.weighing import Products
 from gossip.rounds.agreement import Agreement
+from gossip.rounds.blame import Failures
 from gossip.rounds.company import Company
 from protocols.identity import PeerId
 from protocols.messages import Gram, Plan

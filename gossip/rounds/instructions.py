@@ -27,7 +27,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Work:
+class FollowPlan:
     """Move tensors by this plan."""
 
     plan: Plan
@@ -55,4 +55,4 @@ class Accuse:
     error: Contradiction
 
 
-Instruction = Send | Broadcast | Work | Commit | CatchUp | Accuse
+Instruction = Send | Broadcast | FollowPlan | Commit | CatchUp | Accuse

@@ -12,16 +12,22 @@ from dataclasses import dataclass, field, replace
 from gossip.membership.rumours import PAUSE_S
 from gossip.membership.trips import MOST_S
 from gossip.place import Place
-from gossip.plans.agreed import Remains
 from gossip.plans.certificate import majority
 from gossip.plans.estimating import bounded, links_of, prolonged
-from gossip.plans.holding import NO_MORE, Holding
 from gossip.plans.ladder import Ladder
-from gossip.plans.planning import fresh_plan, owners_among, renewed_plan, repeated_plan, roll_call
+from gossip.plans.planning import (
+    Remains,
+    fresh_plan,
+    owners_among,
+    renewed_plan,
+    repeated_plan,
+    roll_call,
+)
 from gossip.plans.rules import NO_BOUND, PATIENCE_S, Rules
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.company import Company
+from gossip.rounds.holding import NO_MORE, Holding
 from gossip.rounds.spreading import SMALL
 from protocols.bounds import MAX_PEERS
 from protocols.counts import runs_of

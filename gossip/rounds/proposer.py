@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gossip.plans.agreed import Ballot, Remains
 from gossip.plans.certificate import majority
+from gossip.plans.planning import Ballot, Remains
 from gossip.plans.validity import PartKey, check_outcome, check_statement, key_of
 from gossip.rounds.agreement import Agreement
 from protocols.errors import Malformed

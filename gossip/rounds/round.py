@@ -17,33 +17,32 @@ from dataclasses import dataclass, field
 
 from gossip.membership.members import Membership
 from gossip.place import Place
-from gossip.plans.agreed import (
+from gossip.plans.certificate import check_certificate
+from gossip.plans.ladder import Ladder
+from gossip.plans.planning import Ballot, Remains
+from gossip.plans.rules import PATIENCE_S, Rules
+from gossip.plans.validity import check_outcome, key_of
+from gossip.rounds.agreed import (
     Adopted,
-    Ballot,
     CastVote,
     Decided,
     DecidedElsewhere,
     Equivocated,
     Event,
-    Remains,
 )
-from gossip.plans.certificate import check_certificate
-from gossip.plans.holding import Holding
-from gossip.plans.ladder import Ladder
-from gossip.plans.rules import PATIENCE_S, Rules
-from gossip.plans.trial import Trial
-from gossip.plans.validity import check_outcome, key_of
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.candidacies import Candidacies
 from gossip.rounds.company import BELIEVED, Company
 from gossip.rounds.drafting import Drafting
-from gossip.rounds.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
+from gossip.rounds.holding import Holding
+from gossip.rounds.instructions import Accuse, CatchUp, Commit, FollowPlan, Instruction, Send
 from gossip.rounds.opening import Opening
 from gossip.rounds.proposer import Proposer
 from gossip.rounds.prospects import Prospects
 from gossip.rounds.reforming import Reforming
 from gossip.rounds.succession import Succession
 from gossip.rounds.telling import Telling
+from gossip.rounds.trial import Trial
 from gossip.rounds.turns import Turns
 from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
@@ -145,11 +144,11 @@ class Round:
             case Plan():
                 if now < self.abstain_until or (self.forgot and message.epoch == 0):
                     return []
-                out = self._carry_out(self._judged_plan(sender, message, now), now)
+                out = self._instructions(self._judged_plan(sender, message, now), now)
             case Vote():  # a vote makes nothing else due
-                return self._carry_out(self.agreement.on_vote(message), now)
+                return self._instructions(self.agreement.on_vote(message), now)
             case Votes():
-                return self._carry_out(self.agreement.on_votes(message), now)
+                return self._instructions(self.agreement.on_votes(message), now)
             case Promise(voted=Outcome() as voted) if not self.succession.bears(
                 message.voted_epoch, voted.next_roster, now, self._patience()
             ):
@@ -237,7 +236,7 @@ class Round:
 
     def on_held(self, result: PartResult, now: float) -> list[Instruction]:
         """The bytes of a merged part have arrived and match its digest."""
-        return [] if self.finished else self._carry_out(self.agreement.on_held(result), now)
+        return [] if self.finished else self._instructions(self.agreement.on_held(result), now)
 
     def on_lost(self, result: PartResult, now: float) -> list[Instruction]:
         """Nobody can supply a part that the plan takes as merged."""
@@ -279,10 +278,10 @@ class Round:
             return []
         if self._stands_back:  # the move came to nothing: vote for what has arrived meanwhile
             self._stands_back = False
-            return self._carry_out(self.agreement.vote_if_complete(), now)
+            return self._instructions(self.agreement.vote_if_complete(), now)
         self.company.judge(now, self._patience())
         if self.succession.judge(now, self._patience()):
-            return self._carry_out(self.agreement.vote_if_complete(), now)
+            return self._instructions(self.agreement.vote_if_complete(), now)
         if not self.company.majority_alive(now):
             return [] if self._reforming.awaits_votes(now) else self._reform(now)
         self._turns.not_lost()
@@ -366,11 +365,13 @@ class Round:
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
         self._turns.lead()
         self.succession.approve(plan.next_roster)
-        return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
+        return self.telling.all(plan) + self._instructions(
+            self.agreement.on_plan(self.me, plan), now
+        )
 
     # --- small questions -------------------------------------------------------------------------
 
-    def _carry_out(self, events: Sequence[Event], now: float) -> list[Instruction]:
+    def _instructions(self, events: Sequence[Event], now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for event in events:
             match event:
@@ -382,7 +383,7 @@ class Round:
                     self.telling.replanned()
                     self.succession.replanned()
                     self._drafting.adopted(plan, now)
-                    out.append(Work(plan))
+                    out.append(FollowPlan(plan))
                 case CastVote(vote):
                     self._voted_at = now
                     out += self.telling.vote(vote)

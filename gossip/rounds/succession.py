@@ -3,10 +3,10 @@
 A leader names the next roster, and that decides the next round. A leader that names whom it likes
 would have the run to itself after one round for which the others have voted. So a member does not
 vote for a plan that puts out of office somebody who is there, brings in somebody of whom it has
-never heard, or takes in more at once than it may where strangers do (:mod:`gossip.plans.trial`). It
-does the plan's work all the same, since members hear of things at different moments. If only a few
-object, the others decide and the few catch up. If most do, no transfer has to stop: the next leader
-takes over what is merged, and names others.
+never heard, or takes in more at once than it may where strangers do (:mod:`gossip.rounds.trial`).
+It does the plan's work all the same, since members hear of things at different moments. If only a
+few object, the others decide and the few catch up. If most do, no transfer has to stop: the next
+leader takes over what is merged, and names others.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gossip.chain.chain import Chain
-from gossip.rounds.instructions import Instruction, Send, Work
+from gossip.rounds.instructions import FollowPlan, Instruction, Send
 from gossip.rounds.round import Round
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
@@ -119,7 +119,7 @@ class WatchedChain(Chain):
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
         """Do what a round instructs."""
         for instruction in instructions:
-            if isinstance(instruction, Work) and of is self.round:
+            if isinstance(instruction, FollowPlan) and of is self.round:
                 self.watch.pass_(Stage.PLANNED)
             elif isinstance(instruction, Send) and isinstance(instruction.message, Vote):
                 self.watch.pass_(Stage.CERTIFYING)

@@ -1,1 +1,1 @@
-"""The transport of tests: peers of one process, a simulated internet, virtual time."""
+"""The transport of tests and simulations: one process, a simulated internet, virtual time."""

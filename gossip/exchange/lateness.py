@@ -18,16 +18,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 
-from protocols.codecs import CHUNK
+from gossip.plans.estimating import step_s
 from protocols.errors import Late
 from protocols.identity import PeerId
 
 SLACK = 1.0  # times the expected seconds: a slice may be in this much later than half of the others
-
-
-def step_s(expected_s: float, elements: int) -> float:
-    """Seconds from chunk to chunk of a part of so many elements, all parts moving at once."""
-    return expected_s * min(1.0, CHUNK / max(elements, 1))
 
 
 @dataclass

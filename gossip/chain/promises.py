@@ -15,7 +15,7 @@ safely on the disk. Therefore:
 
 So no member votes for two outcomes of one round, whenever it is killed: before the round is on disk
 nothing has left; afterwards it keeps out of it. A record that is missing, torn, or of another
-member or run counts for nothing, and the member abstains as :mod:`gossip.rounds.forgetting` says. A
+member or run counts for nothing, and the member abstains as :mod:`gossip.chain.forgetting` says. A
 disk that was restored to an earlier state must be treated as lost: remove the file.
 """
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossip.plans.validity import PartKey
 from protocols.identity import PeerId
-from protocols.messages import Certificate, Outcome, PartResult, Plan, Vote
-
-Ballot = tuple[int, int]  # epoch, number
+from protocols.messages import Certificate, Plan, Vote
 
 
 @dataclass(frozen=True)
@@ -44,16 +41,6 @@ class Equivocated:
     """This member has signed two outcomes under one ballot: its votes count no more."""
 
     peer: PeerId
-
-
-@dataclass(frozen=True)
-class Remains:
-    """What a new leader learnt from the promises it got."""
-
-    ballot: Ballot
-    roster: tuple[PeerId, ...]
-    voted: Outcome | None  # has to be proposed again
-    held: dict[PartKey, PartResult]
 
 
 Event = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated

@@ -1,6 +1,6 @@
 """What a restarted member must not do, since it has forgotten what it promised and voted.
 
-In which rounds it promised anything is on disk (:mod:`gossip.rounds.promises`). With that record it
+In which rounds it promised anything is on disk (:mod:`gossip.chain.promises`). With that record it
 takes no part in deciding these, and is free in all others. If the record is lost, the member first
 listens for :data:`LISTEN_S` how far the swarm has come and decides nothing meanwhile; then it takes
 no part in deciding rounds up to the furthest it heard of. It can only have voted where most of
@@ -10,7 +10,7 @@ not believed.
 
 from __future__ import annotations
 
-from gossip.rounds.promises import Promised
+from gossip.chain.promises import Promised
 from protocols.identity import PeerId
 
 LISTEN_S = 5.0  # a restarted member listens for this long to hear how far the swarm is
