@@ -56,7 +56,6 @@ def test_rounds_are_needed_from_the_earliest_on_that_somebody_reads() -> None:
     assert readers.needed(0) == 9  # its certificate shows where the reader stands
     assert readers.needed(1) is None
     readers.replays(PEERS[0], 0, 11)
-    readers.replays(PEERS[0], 0)
     assert readers.needed(0) == 10
     readers.replays(PEERS[2], 0, 3)  # has read no copy
     assert readers.needed(0) == 10

@@ -201,7 +201,8 @@ class Service:
         found: list[Certificate] = []
         room = CERTIFICATES_BYTES
         ledger = self._chain(request.fragment).ledger
-        self.readers.replays(sender, request.fragment)
+        if request.count > 1:  # else it only wants to see what somebody stands on
+            self.readers.replays(sender, request.fragment, request.round)
         for certificate in ledger.since(request.round, min(request.count, 32)):
             room -= len(certificate.encode())
             if found and room < 0:

@@ -34,15 +34,14 @@ class Readers:
         if len(self._known) > MAX_PEERS:
             del self._known[next(iter(self._known))]
 
-    def replays(self, peer: PeerId, fragment: int, round_: int | None = None) -> None:
-        """A peer reads what was merged in ``round_``, or only a certificate.
+    def replays(self, peer: PeerId, fragment: int, round_: int) -> None:
+        """A peer has come to ``round_``, and reads what was merged in it.
 
         Who has read no copy here is no reader: members that missed a round or two are far more
         frequent than newcomers, and come through with the few rounds that are kept anyway.
         """
-        if (known := self._known.pop(peer, None)) is not None:
-            ahead = {} if round_ is None else {fragment: round_}
-            self._known[peer] = (self.now(), known[1] | ahead)
+        if peer in self._known:
+            self.copied(peer, fragment, round_)
 
     def needed(self, fragment: int) -> int | None:
         """The earliest round of a fragment that a reader needs; None: there is no reader.
