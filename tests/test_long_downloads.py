@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from catching_up_kit import BYTES, NEWCOMERS, at_one_place, merging, played, scene
 from exchange_kit import until
+from toy_replica import RUN
 
 from gossip.exchange.readers import AWAY_S, Readers
+from protocols.asking import ask
 from protocols.bounds import MAX_PEERS
 from protocols.identity import Identity
+from protocols.messages import CertificateRequest, Certificates
 
 KEPT = 5  # rounds, as ``rounds.replay_rounds`` is by default
 THINK_S = 2.0
@@ -32,6 +35,24 @@ def test_a_download_of_more_rounds_than_are_kept_is_followed_by_a_replay(fragmen
             await until(merging(members), 200.0)
             assert swarm.downloads == fragments
             assert newcomer.rejected == []
+
+    played(story)
+
+
+def test_who_replays_comes_nearer_and_who_wants_a_proof_does_not() -> None:
+    async def story() -> None:
+        async with scene(2) as swarm:
+            await swarm.swarm.committed(KEPT)
+            source, asking = swarm.founders
+            readers = source.swarm.readers
+            readers.copied(asking.peer, 0, 1)
+            for count, round_, needed in ((1, 4, 0), (8, 3, 2)):
+                request = CertificateRequest(RUN, 0, round_, count)
+                transport = asking.swarm.wiring.transport
+                await ask(
+                    transport, source.peer, "certificates", request, Certificates, timeout=5.0
+                )
+                assert readers.needed(0) == needed
 
     played(story)
 
