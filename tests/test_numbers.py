@@ -233,9 +233,10 @@ def test_ranks_that_are_killed_between_steps_leave_no_batch_out_and_read_none_tw
     happens: list[tuple[str, int]],
 ) -> None:
     """Whenever a round brings some, reports of steps are under way, and so may the numbers be."""
-    chain = Chain(2)
+    chain, others = Chain(2), {1: 500 * BATCH}  # more than it can read on between two rounds
     island, given_ = chain.islands[0], list[int]()
     ranks = Ranks(island)
+    chain.commit(others)
     for what, count in [*happens, ("apply", 0), ("step", STEPS + 20 * len(happens))]:
         if what == "step":
             for _ in range(count):
@@ -249,7 +250,7 @@ def test_ranks_that_are_killed_between_steps_leave_no_batch_out_and_read_none_tw
         elif what in ("round", "relived") and not ranks.commands:
             if any(isinstance(report, Applied) for report in ranks.reports):
                 continue  # the daemon has yet to hear that the last round is applied
-            chain.commit({0: 5 * BATCH, 1: 500 * BATCH})  # who reads on reads of the other's
+            chain.commit({0: 5 * BATCH} | others)
             chain.replicas[0].relived = what == "relived"
             more, anew = island.turn(0)
             ranks.commands.append((more, anew))
