@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
-from bootstrap.state import BlobServer, MomentsServer, StateServer
+from bootstrap.state import StateServer
 from gossip.catchup.replay import Ending
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
@@ -27,13 +27,14 @@ from node.checkpoints.saving import Keeper, floats_saved
 from node.collector import spare_what_stays
 from node.conductor import Conductor
 from node.doctor.machine import lacking
-from node.entry.donors import Giving, clean
+from node.entry.donors import clean
 from node.entry.entrance import Entrance, Run
 from node.entry.fetching import Fetcher
 from node.entry.finding import Finder, check_known
 from node.entry.lookout import Lookout
 from node.entry.own_model import layout_of
 from node.entry.past import ask_past, tell_past
+from node.entry.serving import offer_run, serve_moments, serve_state
 from node.entry.waiting import Waiting
 from node.headway import counted
 from node.hosts.crew import job_of, open_hub
@@ -43,15 +44,12 @@ from node.island.hardware import Hardware, device_kind, hardware
 from node.island.island import Island
 from node.modes import check_role, check_runs, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
-from node.monitor.memory import available
 from node.multiples import Multiples
 from node.reading import Reading
 from node.replicas.replica import OuterReplica
 from node.reports.links import tell_links
 from node.reports.peers import PeerReports
 from node.trainer.channel import Applied
-from node.trainer.layout import Layout
-from node.trainer.moments import Places, moments_last
 from node.trainer.shared import SharedVectors
 from protocols.codecs import kernels
 from protocols.errors import OperatorError, RemoteProtocolError
@@ -133,7 +131,7 @@ class Participation:
         tokens = ""
         reading = Reading(self.config, self.node.identity, self.events, self.node.offload)
         ready = partial(self._ready, store)
-        finder = Finder(self.node, self.entrance, reading, self._offer, ready)
+        finder = Finder(self.node, self.entrance, reading, partial(offer_run, self.node), ready)
         while True:
             run = await finder.find(restored.signed if restored else None)
             if self.config.role == "island":
@@ -247,35 +245,12 @@ class Participation:
 
     # --- the parts -------------------------------------------------------------------------------
 
-    def _offer(self, run: Run) -> None:
-        """Let newcomers have the manifest and the evaluation shard."""
-        BlobServer(
-            self.node.transport, run.signed.run_id, manifest=run.signed.data, blobs=run.blobs
-        )
-
     def _serve(self, stack: AsyncExitStack, run: Run) -> None:
         """Serve the state, an optimizer's moments and the known announcements to newcomers."""
-        self.states = StateServer(
-            self.node.transport,
-            run.signed.run_id,
-            lambda fragment: self.replicas[fragment].standing,
-            still=self._still,
-            offload=self.node.offload,
-            room=available,
-            read_by=self.swarm.readers.copied if isinstance(self.swarm, Swarm) else None,
-            fragments=len(self.replicas),
-        )
-        stack.push_async_callback(self.states.aclose)
-        root, offload = self.node.home.root, self.node.offload_files
-        clean(root)
+        self.states = serve_state(self.node, run, self.swarm, self.replicas, self.keeper, stack)
+        clean(self.node.home.root)
         if self.conductor is not None:
-            if moments_last(run.manifest) and isinstance(self._layout, Layout):
-                places = Places.of(self._layout, run.manifest.inner)
-                giving = Giving(self.conductor, places, root, offload)
-                moments = MomentsServer(
-                    self.node.transport, run.signed.run_id, giving.copy, offload=offload
-                )
-                stack.push_async_callback(moments.aclose)
+            serve_moments(self.node, run, self._layout, self.conductor, stack)
             wanted = self.config.moments == "donor"
             self.conductor.beginning.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
@@ -284,10 +259,6 @@ class Participation:
         if self._copy is None:
             return None
         return Copying(self._copy, store, self.events, self.node.offload_files)
-
-    def _still(self) -> AbstractAsyncContextManager[None]:
-        """The keeper's ``still`` at this moment: the last checkpoint replaces it."""
-        return self.keeper.still()
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:
