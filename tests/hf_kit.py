@@ -1,6 +1,7 @@
 """Configurations of small models of transformers, and one of ours."""
 
 import pytest
+import torch
 
 from bootstrap.manifest import Model
 
@@ -19,3 +20,14 @@ MIXTRAL = QWEN | {"model_type": "mixtral", "tie_word_embeddings": False}
 OURS = Model(
     vocab_size=300, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_seq_len=64
 )
+TOKENS = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+EXPERTS = MIXTRAL | {
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+QWEN3_MOE = EXPERTS | {"model_type": "qwen3_moe", "head_dim": 8}
+DEEPSEEK = EXPERTS | {
+    "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1,
+    "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1,
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Templates pass the linters of those who read them; alerts and panels name what is exported."""
+"""Templates of how nodes are run pass the linters of those who read them."""
 
 import json
 import os
@@ -7,21 +7,14 @@ import shutil
 import subprocess
 import sys
 
-import promql_parser
 import pytest
 import yaml
-from api_kit import Kit
-from promql_kit import labels
 from typer.testing import CliRunner
 
 from node import outermost
 from node.cli import app
 from node.config import resolve
 from node.hosts.meeting import meeting
-from node.monitor import metrics
-from node.monitor.events import CheckpointSaved, RoundDone, Step
-from node.monitor.metrics import exposition, registry
-from node.monitor.views import GpuView, MachineView, PeerView, RunView
 from node.templates import STOP_S, TEMPLATES, checkpoint_s, open_to_others, render, stop_s
 
 PEERS = ("203.0.113.7:4390/12D3KooWNZcxuidu2rkHZK2K5H1WMTHuvb2QbLhPfnmLGuqU9Xdz", "seed.example:1")
@@ -321,137 +314,3 @@ def test_a_seed_is_still_started_by_its_command(monkeypatch, tmp_path):
     assert outermost.run(["bootstrap", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 0
     assert started[0].role == "seed"
     assert resolve({"dir": str(tmp_path)}, {}).role == "island"
-
-
-# --- metrics ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def exported():
-    """Every sample a node can export: name -> label names -> values seen."""
-    kit = Kit()
-    kit.live()
-    kit.state.run = RunView(id="ab", label="x", total_rounds=50, manifest={})
-    kit.state.providers.machine = lambda: MachineView(
-        memory_available=1,
-        memory_used=1,
-        disk_free=1,
-        disk_total=2,
-        gpus=(
-            GpuView(index=0, utilisation=0.5, memory_used=1, memory_total=2),
-            GpuView(index=1, temperature_c=60.0, power_w=300.0),
-        ),
-    )
-    kit.state.providers.peers = lambda: [PeerView(peer="a", status="active", rtt_s=0.1)]
-    kit.log.emit(Step(step=1, round=1, loss=2.0, grad_norm=1.0, mfu=0.3, data_s=0.01))
-    kit.log.emit(
-        RoundDone(round=1, validation_loss=1.0, consensus=0.5, consensus_after=0.1, utilisation=0.9)
-    )
-    kit.log.emit(CheckpointSaved(round=1, path="x"))
-    found = {"up": {"job": {"atoll"}}}
-    for line in exposition(registry(kit.state)).decode().splitlines():
-        if not line.startswith("#"):
-            name, labels = re.fullmatch(r"(\w+)(?:\{(.*)\})? \S+", line).groups()
-            seen = found.setdefault(name, {})
-            for label, value in re.findall(r'(\w+)="([^"]*)"', labels or ""):
-                seen.setdefault(label, set()).add(value)
-    return found
-
-
-def expressions():
-    for group in yaml.safe_load(render("prometheus"))["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
-    for panel in json.loads(render("grafana"))["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
-
-
-def selectors(expression):
-    """Name and matchers of everything that an expression reads."""
-    return re.findall(r"\b(swarm_\w+|up)\b(?:\{([^}]*)\})?", expression)
-
-
-@pytest.mark.parametrize(("title", "expression"), list(expressions()))
-def test_expressions_are_valid_and_read_what_is_exported(title, expression, exported):
-    promql_parser.parse(expression)
-    read = selectors(expression)
-    assert read, title
-    for name, matchers in read:
-        assert name in exported, f"{title} reads {name}, which nothing exports"
-        for label, sign, value in re.findall(r'(\w+)(=~|=)"([^"]*)"', matchers):
-            if label == "instance":
-                continue
-            assert label in exported[name], f"{name} has no label {label}"
-            for one in value.split("|") if sign == "=~" else [value]:
-                assert one in exported[name][label], f"{name} never has {label}={one}"
-
-
-@pytest.mark.parametrize(("title", "expression"), list(expressions()))
-def test_both_sides_of_an_operator_can_meet(title, expression, exported):
-    labels(promql_parser.parse(expression), exported)
-
-
-@pytest.mark.parametrize(
-    ("expression", "meet"),
-    [
-        ('swarm_rounds_total{outcome="failed"} > swarm_rounds_total{outcome="committed"}', False),
-        ('rate(swarm_rounds_total{outcome="failed"}[1h]) > ignoring(outcome) swarm_round', True),
-        ("swarm_round and swarm_rounds_total", False),
-        ("swarm_round and sum without (outcome) (swarm_rounds_total) == 0", True),
-        ("swarm_round and on(instance) (swarm_rounds_total == 0)", True),
-        ("sum by (kind) (swarm_sent_bytes_total) / swarm_received_bytes_total", True),
-        ("sum(swarm_sent_bytes_total) / swarm_received_bytes_total", False),
-        ("time() - swarm_round > 3", True),
-    ],
-)
-def test_what_meets(expression, meet, exported):
-    parsed = promql_parser.parse(expression)
-    if meet:
-        labels(parsed, exported)
-    else:
-        with pytest.raises(AssertionError, match="on one side"):
-            labels(parsed, exported)
-
-
-def test_every_label_of_a_legend_is_there(exported):
-    for panel in json.loads(render("grafana"))["panels"]:
-        for target in panel["targets"]:
-            labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            known = {"instance"}.union(*(exported[name] for name, _ in selectors(target["expr"])))
-            assert labels <= known, panel["title"]
-
-
-def test_alerts_say_what_to_do_and_how_bad_it_is():
-    for group in yaml.safe_load(render("prometheus"))["groups"]:
-        for rule in group["rules"]:
-            assert rule["labels"]["severity"] in ("critical", "warning")
-            assert set(rule["annotations"]) == {"summary", "description"}
-
-
-def test_the_dashboard_is_one_that_grafana_imports():
-    board = json.loads(render("grafana"))
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
-    taken = set()
-    for panel in board["panels"]:
-        at = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert at["x"] + at["w"] <= 24
-        assert not cells & taken
-        taken |= cells
-        letters = [target["refId"] for target in panel["targets"]]
-        assert len(set(letters)) == len(letters)
-
-
-def test_all_alarms_are_exported(exported):
-    from typing import get_args, get_type_hints
-
-    from node.monitor.alarms import Alarm
-
-    kinds = set(get_args(get_type_hints(Alarm)["kind"]))
-    assert set(metrics.ALARMS) == kinds == exported["swarm_alarms"]["kind"]

@@ -1,0 +1,158 @@
+"""Scenarios and commands that cannot work, and runs that fail, say why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from simulate_kit import SMALL, run, told
+from typer.testing import CliRunner
+
+from node.cli import app
+from node.simulate.scenario import Scenario, load
+from protocols.errors import OperatorError
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"codec": "top12"}, "momentum"),
+        ({"mode": "gossip", "codec": "int4"}, "neighbours exchange parameters"),
+        ({"stragglers": 5}, "more stragglers"),
+        ({"codec": "auto", "codecs": ("int4", "top12")}, "momentum"),
+        ({"mode": "server", "codec": "auto"}, "nobody could send later"),
+        ({"mode": "btm", "most_steps": 100}, "do not follow from the links"),
+        ({"most_steps": 7}, "less than inner_steps"),
+        ({"stragglers": 3, "narrow": 2, "islands": 4}, "narrow links"),
+        ({"outer": "adam", "codec": "top12", "outer_momentum": 0.0}, "second moments"),
+        ({"mode": "async", "codec": "top12"}, "momentum"),
+        ({"mode": "async", "outer": "yogi"}, "delayed Nesterov"),
+        ({"mode": "async", "outer": "sgd"}, "not by its mean"),
+        ({"mode": "server", "bound": 2, "outer": "heavyball"}, "delayed Nesterov"),
+        ({"mode": "sparta", "codec": "top3"}, "never sent"),
+        ({"mode": "btm", "codec": "int1"}, "never sent"),
+        ({"mode": "allreduce", "codec": "top12"}, "second moments"),
+        ({"mode": "allreduce", "codec": "int1", "feedback": 0.0}, "error feedback"),
+        ({"mode": "push-sum", "codec": "bf16", "rule": "open"}, "certified rounds alone"),
+        ({"mode": "fedavg", "codec": "int2"}, "nobody could send later"),
+        ({"mode": "async", "owners": 2}, "every island owns a part"),
+        ({"outer_lr": 1e30}, "less than or equal to 10"),
+        ({"mode": "streaming", "inner_steps": 2, "fragments": 3}, "3 fragments do not fit"),
+        ({"mode": "streaming", "fragments": 1}, "is mode diloco"),
+        ({"mode": "streaming", "fragments": 4}, "which has 3 layers"),
+        ({"mode": "diloco", "fragments": 2}, "merges the model whole"),
+        ({"model": "llama", "hidden": 50}, "multiple of 8"),
+        ({"mode": "gossip", "codec": "int8", "churn": 1.0, "islands": 1}, "churn of one island"),
+        ({"mode": "allreduce", "inner": "muon", "codec": "fp32"}, "AdamW takes the step"),
+        ({"mode": "powersgd", "codec": "int2"}, "int4 or a finer one"),
+        ({"mode": "onebit-adam", "codec": "int8"}, "codec int8 .* does not read it"),
+        ({"mode": "onebit-adam", "codec": "auto"}, "codec auto .* does not read it"),
+        ({"mode": "powersgd", "feedback": 0.5}, "does not read it; leave it away, or use mode"),
+        ({"mode": "gossip", "codec": "int8", "outer": "adam"}, "outer adam .* or use mode diloco"),
+        ({"mode": "sparta", "outer_lr": 0.5}, "outer_lr 0.5 .* does not read it"),
+        ({"mode": "push-sum", "codec": "int8", "outer_momentum": 0.5}, "does not read it"),
+        ({"mode": "gossip", "codec": "int8", "pairs": "average", "outer_lr": 0.5}, "no outer step"),
+        ({"mode": "eager", "quorum": 1.0}, "quorum 1.0 .* or use mode diloco"),
+        ({"neighbours": 2}, "neighbours 2 .* or use mode gossip or push-sum"),
+        ({"seed": 10**15}, "seed"),
+        ({"step_s": 1e-12}, "step_s"),
+    ],
+)
+def test_scenarios_that_cannot_work_are_refused_with_the_reason(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Scenario.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("diloco", {"inner_lr": 1e30}),
+        ("diloco", {"attack": 1e30, "attackers": 1, "rule": "mean"}),
+        ("gossip", {"inner_lr": 1e30}),
+        ("server", {"inner_lr": 1e30}),
+    ],
+)
+def test_a_run_that_diverges_says_so(mode: str, changes: dict[str, Any]) -> None:
+    with pytest.raises((OperatorError, ExceptionGroup)) as caught:
+        run(mode, **changes)
+    assert "diverged" in told(caught.value).what
+
+
+def test_a_rank_without_gain_is_refused() -> None:
+    with pytest.raises((OperatorError, ExceptionGroup)) as caught:
+        run("powersgd", rank=200)
+    assert "rank 200 is too large" in told(caught.value).what
+
+
+def test_a_swarm_that_stands_still_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.simulate.swarm.PATIENCE", -1e6)
+    with pytest.raises((OperatorError, ExceptionGroup)) as caught:
+        run("diloco")
+    assert "0 of 4 rounds were committed" in told(caught.value).why
+
+
+def test_islands_that_wait_for_one_another_end_a_long_run_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It went on for five times as long as the whole run would have taken."""
+
+    async def never(*_: object, **__: object) -> None:
+        """Nobody is told that an island is ready."""
+
+    monkeypatch.setattr("node.conductor.Conductor._on_snapshot", never)
+    with pytest.raises((OperatorError, ExceptionGroup)) as caught:
+        run("diloco", rounds=5000, eval_every=1000)
+    why = told(caught.value).why
+    assert "the islands wait for one another" in why
+    (seconds,) = re.findall(r"in ([\d,]+) virtual seconds", why)
+    assert int(seconds.replace(",", "")) < 1000 < 5000 * SMALL["inner_steps"] * 0.1
+
+
+def test_where_nothing_can_be_written_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.simulate.world.simulate", lambda *_: pytest.fail("it has run"))
+    for place in (tmp_path / "none" / "x.json", tmp_path):
+        result = CliRunner().invoke(app, ["simulate", "--json", str(place)])
+        assert isinstance(result.exception, OperatorError), result.output
+        assert "--json" in result.exception.fix
+    result = CliRunner().invoke(app, ["simulate", "--plot", str(tmp_path / "x.foo")])
+    assert isinstance(result.exception, OperatorError), result.output
+    assert result.exception.what == "no plot"
+
+
+def test_a_scenario_file_is_read_and_its_mistakes_named(tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text('mode = "gossip"\ncodec = "int8"\nbandwidth = "20Mbit"\n')
+    assert load(file, {}).bandwidth == 2.5e6
+    file.write_text("island = 3\n")
+    with pytest.raises(OperatorError, match="island"):
+        load(file, {})
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        ("20", "bandwidth: '20' is no number with a unit"),
+        ("fast", "bandwidth: 'fast' is no number with a unit"),
+        ("0", "bandwidth = 0.0: must be more than 0"),
+        ("0Mbit", "bandwidth = 0.0: must be more than 0"),
+    ],
+)
+def test_a_bandwidth_that_is_none_is_told_what_is_wrong_with_it(rate: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--bandwidth", rate])
+    assert isinstance(result.exception, OperatorError)
+    assert said in result.exception.why
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--mode", "nonsense"], ["--set", "alpha"], ["--bandwidth", "20"]]
+)
+def test_the_command_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+    assert isinstance(result.exception, OperatorError)
