@@ -137,7 +137,7 @@ class Rounds(Section):
     total_rounds: int = Field(default=60, ge=1, le=MOST_COUNT)
     codec: CodecChoice = "int4"
     # for "auto": which of them, the finest first; chosen for each round by the measured links
-    codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=9)
+    codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=len(FINEST_FIRST))
     exposed: float = Field(default=0.05, gt=0, lt=1)  # share of a round that may be waiting
     # how much of what a coarse codec lost is added to what is sent next
     feedback: float = Field(default=0.95, ge=0, le=1)
