@@ -106,7 +106,9 @@ class Scenario(BaseModel):
     # the algorithm
     codec: CodecChoice = "int4"
     # of "auto": a round's, or in pairs each letter's own; of certified rounds int4 and int2
-    codecs: tuple[Codec, ...] = Field(default=("bf16", "int8"), min_length=1, max_length=len(FINEST_FIRST))
+    codecs: tuple[Codec, ...] = Field(
+        default=("bf16", "int8"), min_length=1, max_length=len(FINEST_FIRST)
+    )
     most_steps: int = Field(default=0, ge=0, le=100_000)  # > 0: H from what exchanges take
     exposed: float = Field(default=0.05, gt=0, lt=1)  # share of a round, for both
     feedback: float = Field(default=0.95, ge=0, le=1)
