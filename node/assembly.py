@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import PAIRED
-from gossip.catchup.lineage import Lineage
-from gossip.chain.chain import Chain
-from gossip.chain.promises import Record
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from gossip.exchange import ledger
@@ -39,13 +34,13 @@ from node.island.cores import contention
 from node.island.fitting import Fitting
 from node.island.hardware import Hardware, device_memory, training
 from node.island.island import Island
+from node.member import Origin, swarm_of
 from node.monitor.events import Notice
 from node.replicas.replica import OuterReplica
 from node.reports.pairs import GossipReports
 from node.reports.peers import PeerReports
 from node.reports.rounds import Reporter
-from node.roaming import make_pairs
-from node.run_rules import replicas_of, rules_of
+from node.run_rules import replicas_of
 from node.script.attached import Attached
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline
@@ -92,16 +87,11 @@ def make_swarm(
     replicas: Sequence[OuterReplica],
     hooks: Hooks,
     rounded: Callable[[Rounded], None],
-    *,
-    newcomer: bool,
-    lineages: Sequence[Lineage | None],
+    origin: Origin,
 ) -> AnySwarm:
-    """This node's membership; ``newcomer``: others have yet to let it take part.
+    """This node's membership; ``replicas`` are by fragment.
 
     In pairs ``rounded`` is told of each round, else ``hooks.applied``.
-
-    ``replicas`` and ``lineages`` are by fragment. A lineage leads to where its replica stands;
-    None: the replica is at the first round.
     """
     run, rules = manifest.run_id, manifest.rounds
     encoded = sum(replica.codec.encoded_size(0, replica.size) for replica in replicas)
@@ -122,7 +112,7 @@ def make_swarm(
     presence = Presence(
         wiring,
         Membership(me, most_from_one_place=node.config.max_identities),
-        _first_announcement(node, replicas[0], newcomer, proof(me)),
+        _first_announcement(node, replicas[0], origin.newcomer, proof(me)),
         lambda: [replica.place for replica in replicas],
         wall=lambda: clock.wall() + node.clocks.offset,
         admission=proof,
@@ -130,34 +120,23 @@ def make_swarm(
     )
     node.is_member = lambda peer: peer in presence.membership.islands
     node.tasks.spawn(until_doubled(presence))
-    if manifest.mode in PAIRED:
-        return make_pairs(manifest, wiring, replicas, presence, hooks, rounded, newcomer=newcomer)
-    swarm = Swarm(
-        [
-            Chain(
-                replace(wiring, codec=replica.codec),
-                replica,
-                rules_of(manifest, replica),
-                presence,
-                hooks,
-                keep_rounds=max(
-                    rules.replay_rounds,
-                    min(ledger.MOST, ledger.SMALL // encoded),
-                ),
-                ledger_directory=node.home.root,
-                known_lineage=lineage,
-                new_identity=node.new_key,
-                record=Record(node.home.root / f"promised-{replica.place.fragment}", run, me),
-            )
-            for replica, lineage in zip(replicas, lineages, strict=True)
-        ]
+    swarm = swarm_of(
+        manifest,
+        wiring,
+        replicas,
+        presence,
+        hooks,
+        rounded,
+        origin,
+        keep_rounds=max(rules.replay_rounds, min(ledger.MOST, ledger.SMALL // encoded)),
+        directory=node.home.root,
     )
-    saves = node.config.role == "island" and node.config.checkpoint_every
-    saved = 4 * floats_saved(manifest) * sum(replica.size for replica in replicas) if saves else 0
-    for chain, replica in zip(swarm.chains, replicas, strict=True):
-        chain.ledger.room = partial(room_beside, node.home.checkpoints, saved)
-        if replica.certificate is not None:
-            chain.ledger.add(replica.certificate, {})
+    if isinstance(swarm, Swarm):
+        saves = node.config.role == "island" and node.config.checkpoint_every
+        size = sum(replica.size for replica in replicas)
+        saved = 4 * floats_saved(manifest) * size if saves else 0
+        for chain in swarm.chains:
+            chain.ledger.room = partial(room_beside, node.home.checkpoints, saved)
     return swarm
 
 

@@ -42,6 +42,7 @@ from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
 from node.island.hardware import Hardware, device_kind, hardware
 from node.island.island import Island
+from node.member import Origin
 from node.modes import check_role, check_runs, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.multiples import Multiples
@@ -178,12 +179,8 @@ class Participation:
                 learned=self._on_announced,
             ),
             lambda rounded: self._on_committed(rounded, None),
-            newcomer=self._newcomer,
-            lineages=self.fetcher.lineages,
+            Origin(self._newcomer, self.node.new_key, self.fetcher.lineages, self.fetcher.took),
         )
-        if isinstance(self.swarm, Swarm):
-            for chain, seconds in zip(self.swarm.chains, self.fetcher.took, strict=False):
-                chain.following.approach.downloaded(seconds)
         self._saves = Multiples(self.config.checkpoint_every, self.replicas[0].place.round)
         self.keeper = Keeper(
             store,

@@ -1,4 +1,4 @@
-"""Making a member of a run of gossip, where :mod:`node.assembly` makes one of certified rounds."""
+"""Making a member of a run of gossip, where :mod:`node.member` makes one of certified rounds."""
 
 from __future__ import annotations
 

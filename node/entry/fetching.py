@@ -28,12 +28,13 @@ from node import __version__, clock
 from node.checkpoints.checkpoint import FETCHED_PREFIX
 from node.checkpoints.restoring import Restored
 from node.checkpoints.trainer_files import Taken
-from node.entry.arrival import PATIENCE_S, Arrival, OwnArrival
+from node.entry.arrival import PATIENCE_S, Arrival
 from node.entry.donors import FAILURES, Taking
 from node.entry.downloading import take_newer, take_state
 from node.entry.entrance import Run
 from node.headway import Headway, counted
 from node.hf.import_hf import import_hf
+from node.member import arrival_of
 from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
 from node.monitor.wording import short
 from node.replicas.own_state import OwnReplica
@@ -272,8 +273,7 @@ class Fetcher:
         return Sharing(self.node.transport, self.run.signed.run_id)
 
     def _arrival(self, ask: Callable[[], list[PeerId]]) -> Arrival:
-        kind = OwnArrival if self.run.manifest.mode in PAIRED else Arrival
-        return kind(
+        return arrival_of(self.run.manifest)(
             self.node.transport,
             self.run.signed.run_id,
             (self.run.signed.creator,),

@@ -10,12 +10,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING
 
 from bootstrap.state import BlobServer, MomentsServer, StateServer
-from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from node.checkpoints.saving import Keeper
 from node.conductor import Conductor
 from node.entry.donors import Giving
 from node.entry.entrance import Run
+from node.member import state_server
 from node.monitor.memory import available
 from node.replicas.replica import OuterReplica
 from node.trainer.layout import Layout, Outline
@@ -43,15 +43,14 @@ def serve_state(
     def still() -> AbstractAsyncContextManager[None]:
         return keeper.still()  # the one of this moment: the last checkpoint replaces it
 
-    states = StateServer(
+    states = state_server(
         node.transport,
-        run.signed.run_id,
-        lambda fragment: replicas[fragment].standing,
+        run.manifest,
+        swarm,
+        replicas,
         still=still,
         offload=node.offload,
         room=available,
-        read_by=swarm.readers.copied if isinstance(swarm, Swarm) else None,
-        fragments=len(replicas),
     )
     stack.push_async_callback(states.aclose)
     return states

@@ -13,7 +13,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,26 +21,25 @@ import torch
 from torch import Tensor
 
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.state import StateServer
 from bootstrap.validation import bad_config
 from diloco.federated import merged_branches
 from gossip.catchup.lineage import Lineage
 from gossip.catchup.replay import Ending
-from gossip.chain.chain import Chain
 from gossip.chain.swarm import Swarm
 from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
 from node.conductor import Conductor
-from node.entry.arrival import Arrival, OwnArrival
+from node.entry.arrival import Arrival
 from node.entry.downloading import take_newer, take_state
 from node.island.beginning import Beginning
 from node.island.choosing import Codecs
+from node.member import Origin, arrival_of, state_server, swarm_of
 from node.modes import is_over
+from node.monitor.event_log import EventLog
 from node.replicas.replica import OuterReplica
-from node.roaming import make_pairs
-from node.run_rules import replicas_of, rules_of
+from node.run_rules import replicas_of
 from node.simulate.learner import layout_of
 from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
@@ -71,11 +70,12 @@ class Member:
 
     node: Node
     present: Present
-    swarm: Swarm | Pairs
     replicas: tuple[OuterReplica, ...]
     vectors: SharedVectors
     trainer: Trainer | None
-    task: asyncio.Task[None]
+    swarm: Swarm | Pairs = field(init=False)
+    conductor: Conductor | None = None
+    task: asyncio.Task[None] = field(init=False)
 
     async def end(self) -> None:
         """As a kill would."""
@@ -102,34 +102,15 @@ class Members:
 
     async def start(self, node: Node, *, trains: bool = True, joins: bool = False) -> None:
         """Begin a member's part, from the beginning or from the others' state."""
-        manifest, layout, transport = self.manifest, self.layout, node.transport
+        manifest = self.manifest
         wait_s = WAIT_S if self.world.scenario.at_will else math.inf
         over = partial(self._is_over, node)
-        island = Simulated(node, manifest, layout, wait_s, over) if trains else None
-        vectors = island.vectors if island is not None else SharedVectors.create(layout.size)
+        island = Simulated(node, manifest, self.layout, wait_s, over) if trains else None
+        vectors = island.vectors if island is not None else SharedVectors.create(self.layout.size)
         vectors.tensors()[0].copy_(self.world.start)
-        try:
-            replicas = replicas_of(
-                manifest, node.me, layout, vectors, inline, self.founders, trains=trains
-            )
-        except ValueError as error:
-            what = f"rank {manifest.outer.rank} is too large"
-            raise bad_config(what, str(error), "take a smaller one: --set rank=4") from error
-        lineages: list[Lineage | None] = [None] * len(replicas)
-        took: list[float] = []  # seconds, by fragment
-        loop = asyncio.get_running_loop()
+        replicas = self._replicas(node, vectors, trains=trains)
         arrival = self._arrival(node, lambda: [peer for peer in self.running if peer != node.me])
-        for number, replica in enumerate(replicas):
-            if joins:
-                come = None
-                while come is None:  # as whoever starts a node would, which ends with the error
-                    began = loop.time()
-                    come = await self._try(arrival.fetch(replica.state, _unseen, number))
-                took.append(loop.time() - began)
-                await replica.settle(come.state)
-                lineages[number] = come.state.lineage
-            else:
-                await replica.settle()
+        origin = await self._settled(replicas, arrival if joins else None)
         present = Present(
             node,
             replicas[0].codec,
@@ -138,82 +119,92 @@ class Members:
             manifest.run_id,
             "island" if trains else "server",
         )
-        presence, wiring = present.presence, present.wiring
+        trainer = island.trainer if island is not None else None
+        member = Member(node, present, replicas, vectors, trainer)
+        events = self.world.decisions.log_of(node.born, asyncio.get_running_loop().time)
+        member.swarm = swarm = swarm_of(
+            manifest,
+            present.wiring,
+            replicas,
+            present.presence,
+            *self._hooks(member, events),
+            origin,
+            keep_rounds=KEPT,
+        )
+        state_server(node.transport, manifest, swarm, replicas, still=swarm.still, offload=inline)
+        work: list[Coroutine[Any, Any, None]] = [swarm.run()]
+        if island is not None:
+            member.conductor = Conductor(
+                manifest, node.me, island, replicas, self.layout, events,
+                Beginning(manifest, joined=joins), _nothing, swarm=swarm,
+            )  # fmt: skip
+            if joins and self.meetings is not None:  # in rounds it follows the others meanwhile
+                newer = partial(take_newer, swarm, replicas, arrival, lambda: _unseen)
+                member.conductor.refresh = lambda: self._try(newer())
+            work += [member.conductor.run(), island.trainer.run()]
+        others = [other.present.presence for other in self.running.values()]
+        member.task = self.group.create_task(present.live(others, *work))
+        self.running[node.me] = member
+
+    def _replicas(
+        self, node: Node, vectors: SharedVectors, *, trains: bool
+    ) -> tuple[OuterReplica, ...]:
+        """A member's outer state; there is nothing in it yet."""
+        manifest, layout = self.manifest, self.layout
+        try:
+            return replicas_of(
+                manifest, node.me, layout, vectors, inline, self.founders, trains=trains
+            )
+        except ValueError as error:
+            what = f"rank {manifest.outer.rank} is too large"
+            raise bad_config(what, str(error), "take a smaller one: --set rank=4") from error
+
+    async def _settled(self, replicas: Sequence[OuterReplica], arrival: Arrival | None) -> Origin:
+        """Stand where the run begins, or where the others stand, by their ``arrival``."""
+        lineages: list[Lineage | None] = []
+        took: list[float] = []
+        loop = asyncio.get_running_loop()
+        for number, replica in enumerate(replicas):
+            if arrival is None:
+                await replica.settle()
+                lineages.append(None)
+                continue
+            come = None
+            while come is None:  # as whoever starts a node would, which ends with the error
+                began = loop.time()
+                come = await self._try(arrival.fetch(replica.state, _unseen, number))
+            took.append(loop.time() - began)
+            await replica.settle(come.state)
+            lineages.append(come.state.lineage)
+        joins = arrival is not None
+        return Origin(joins, joins, lineages, took)
+
+    def _hooks(self, member: Member, events: EventLog) -> tuple[Hooks, Callable[[Rounded], None]]:
+        """What is to happen as a member moves on, and in pairs after each round."""
+        codecs, spawn = Codecs(events), member.present.wiring.spawn
 
         def behind(fragment: int, ending: Ending) -> None:
-            wiring.spawn(self._catch_up(self.running[node.me], fragment, ending))
+            spawn(self._catch_up(member, fragment, ending))
 
         def came_or_went(peer: PeerId, what: str, why: str) -> None:
-            if conductor is not None:
-                wiring.spawn(conductor.look_again())
-
-        decisions = self.world.decisions
-        events = decisions.log_of(node.born, loop.time)
-        codecs = Codecs(events)
+            if member.conductor is not None:
+                spawn(member.conductor.look_again())
 
         def moved() -> None:
-            _note_speeds(present)
-            for chain in swarm.chains:
+            _note_speeds(member.present)
+            for chain in member.swarm.chains:
                 codecs.look(chain)
 
         def applied(certificate: Certificate, exchange: Exchange | None) -> None:
             moved()
-            decisions.committed(certificate)
+            self.world.decisions.committed(certificate)
 
         def rounded(one: Rounded) -> None:
             moved()
             assert self.meetings is not None
             self.meetings.count(one)
 
-        hooks = Hooks(applied=applied, behind=behind, peer=came_or_went)
-        swarm: Swarm | Pairs
-        if self.meetings is not None:
-            swarm = make_pairs(manifest, wiring, replicas, presence, hooks, rounded, newcomer=joins)
-        else:
-            swarm = Swarm(
-                [
-                    Chain(
-                        replace(wiring, codec=replica.codec),
-                        replica,
-                        rules_of(manifest, replica),
-                        presence,
-                        hooks,
-                        keep_rounds=KEPT,
-                        known_lineage=lineage,
-                        new_identity=joins,
-                    )
-                    for replica, lineage in zip(replicas, lineages, strict=True)
-                ]
-            )
-            for chain, replica in zip(swarm.chains, replicas, strict=True):
-                if replica.certificate is not None:
-                    chain.ledger.add(replica.certificate, {})
-            for chain, seconds in zip(swarm.chains, took, strict=False):
-                chain.following.approach.downloaded(seconds)
-        StateServer(
-            transport,
-            manifest.run_id,
-            lambda fragment: replicas[fragment].standing,
-            still=swarm.still,
-            offload=inline,
-            read_by=swarm.readers.copied if isinstance(swarm, Swarm) else None,
-            fragments=len(replicas),
-        )
-        work: list[Coroutine[Any, Any, None]] = [swarm.run()]
-        conductor: Conductor | None = None
-        if island is not None:
-            conductor = Conductor(
-                manifest, node.me, island, replicas, layout, events,
-                Beginning(manifest, joined=joins), _nothing, swarm=swarm,
-            )  # fmt: skip
-            if joins and self.meetings is not None:  # in rounds it follows the others meanwhile
-                newer = partial(take_newer, swarm, replicas, arrival, lambda: _unseen)
-                conductor.refresh = lambda: self._try(newer())
-            work += [conductor.run(), island.trainer.run()]
-        others = [other.present.presence for other in self.running.values()]
-        task = self.group.create_task(present.live(others, *work))
-        trainer = island.trainer if island is not None else None
-        self.running[node.me] = Member(node, present, swarm, replicas, vectors, trainer, task)
+        return Hooks(applied=applied, behind=behind, peer=came_or_went), rounded
 
     def _is_over(self, node: Node) -> bool:
         """Whether an island is to take no more inner steps."""
@@ -228,8 +219,7 @@ class Members:
     def _arrival(self, node: Node, ask: Callable[[], Sequence[PeerId]]) -> Arrival:
         """Where a node downloads, from those that it may ``ask``."""
         loop = asyncio.get_running_loop()
-        kind = Arrival if self.meetings is None else OwnArrival
-        return kind(
+        return arrival_of(self.manifest)(
             node.transport,
             self.manifest.run_id,
             self.founders,
