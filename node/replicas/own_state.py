@@ -76,7 +76,7 @@ class Exchanging:
 
 
 class OwnReplica(Exchanging, OuterReplica):
-    """This island's φ and momentum; for :class:`gossip.pairs.roamer.Roamer`.
+    """This island's φ and momentum; a :class:`gossip.pairs.replica.PairReplica`.
 
     Its round is this island's own count, its roster whoever trains at the moment.
     """
