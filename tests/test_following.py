@@ -297,6 +297,51 @@ def test_who_shows_a_little_at_a_time_is_given_little_more() -> None:
     run(story)
 
 
+def test_who_has_shown_much_holds_up_others_no_longer_than_a_call_takes() -> None:
+    """However much it has shown: the next page may not come at all."""
+
+    async def story() -> None:
+        async with scene() as here:
+
+            async def pages(shown: claims.Shown) -> None:
+                for _ in range(100):
+                    shown(PAGE)
+                await asyncio.sleep(1e6)
+
+            here.says(LIARS[0], pages)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], claims.CALL_TIMEOUT_S + 2 * claims.NEXT_S)
+
+    run(story)
+
+
+def test_whoever_is_in_office_waits_for_no_strangers_proof() -> None:
+    """As many as there is room for, each with page after page of a history that is everybody's."""
+
+    async def story() -> None:
+        async with scene([HONEST]) as here:
+
+            async def pages(shown: claims.Shown) -> None:
+                while True:
+                    await asyncio.sleep(1.0)
+                    shown(PAGE)
+
+            for liar in LIARS[: claims.AT_ONCE]:
+                here.says(liar, never)
+            await until(lambda: len(here.asked) == claims.AT_ONCE, 40.0)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], claims.NEXT_S + 1.0)
+        async with scene([HONEST]) as here:
+            here.says(LIARS[0], pages)
+            await asyncio.sleep(30.0)
+            here.says(LIARS[1], pages)
+            here.says(HONEST, true)
+            await until(lambda: here.behind != [], claims.NEXT_S + 1.0)
+            assert LIARS[1] not in here.asked
+
+    run(story)
+
+
 def test_who_is_in_office_and_cannot_be_reached_is_asked_again_at_once() -> None:
     async def story() -> None:
         async with scene([HONEST]) as here:

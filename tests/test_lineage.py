@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,10 +48,14 @@ class Shows:
         return page.encode()
 
 
-def proven(shows: Any, claim: tuple[int, bytes, int], known: Lineage | None = None) -> Lineage:
-    peer = OTHERS[0].peer_id
-    _, found = asyncio.run(prove(shows, peer, RUN, FOUNDERS, claim, inline, known=known))
-    return found
+def proven(
+    shows: Any,
+    claim: tuple[int, bytes, int],
+    known: Lineage | None = None,
+    shown: Callable[[int], None] = lambda count: None,
+) -> Lineage:
+    proof = prove(shows, OTHERS[0].peer_id, RUN, FOUNDERS, claim, inline, known=known, shown=shown)
+    return asyncio.run(proof)[1]
 
 
 def test_a_handover_has_the_hash_of_its_outcome() -> None:
@@ -92,17 +96,47 @@ def test_who_was_there_before_is_shown_what_has_come_since() -> None:
     assert known.encode() == before
 
 
-def test_the_other_side_of_a_fork_is_shown_from_the_founders_on() -> None:
-    ours, theirs = Chain(), Chain()
-    for chain in (ours, theirs):
-        chain.add([CREATOR, OTHERS[0]])
-    ours.add(OTHERS[2:4])
+def forked(common: int) -> tuple[Chain, Chain]:
+    """Two chains whose first ``common`` changes are the same."""
+    ours, theirs = changing(common), changing(common)
+    ours.add([*ours.roster, OTHERS[6]])
     ours.add()
-    for roster in ([CREATOR, OTHERS[1]], OTHERS[:2], OTHERS[1:4]):
+    for roster in ([CREATOR, OTHERS[5]], OTHERS[:2], OTHERS[1:4]):
+        theirs.add([*theirs.roster, roster[-1]])
         theirs.add(roster)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("common", [0, 1, 2, 3, 30])
+def test_the_other_side_of_a_fork_is_shown_from_where_they_parted(common: int) -> None:
+    ours, theirs = forked(common)
     shows = Shows(theirs.certificates[-1], theirs.lineage())
-    found = proven(shows, theirs.claim, ours.lineage())
+    told: list[int] = []
+    found = proven(shows, theirs.claim, ours.lineage(), told.append)
     assert found.encode() == theirs.lineage().encode()
+    assert sum(told) == theirs.lineage().bytes - theirs.lineage().first(common).bytes
+    assert shows.given <= 5 + 6 + (common + 1).bit_length()  # not all that they have in common
+
+
+def test_what_is_known_buys_no_time_however_often_it_is_shown() -> None:
+    """Also not from who denies at first that it has it, to be asked for all of it."""
+    ours, _ = forked(30)
+    told: list[int] = []
+
+    class Denies(Shows):
+        async def call(self, peer: PeerId, name: str, body: bytes, **more: Any) -> bytes:
+            if name == "handovers" and HandoverRequest.decode(body).count == 1:
+                return Handovers(0, ()).encode()
+            return await super().call(peer, name, body, **more)
+
+    after, (round_, _, work) = ours.certificates[-1], ours.claim
+    outcome = replace(after.outcome, previous=outcome_hash(after.outcome), round=round_)
+    made_up = replace(after, outcome=outcome)
+    claim = (round_ + 1, outcome_hash(outcome), work)
+    for kind in (Shows, Denies):
+        with pytest.raises(RemoteProtocolError):
+            proven(kind(made_up, ours.lineage()), claim, ours.lineage(), told.append)
+    assert sum(told) == 0
 
 
 def test_every_place_of_a_chain_is_proven_by_who_has_moved_on() -> None:

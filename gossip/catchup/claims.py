@@ -2,7 +2,8 @@
 
 An announcement is a claim: its peer has to prove it (:func:`gossip.catchup.lineage.prove`). Names
 cost nothing, so whoever does not is left alone for a while, longer each time: what it says could
-keep this node busy for good. All proofs share one link, so they are not all begun at once.
+keep this node busy for good. All proofs share one link, so they are not all begun at once; but
+peers in office wait for nobody else's.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from gossip.catchup.lineage import CALL_TIMEOUT_S
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
-AT_ONCE = 8  # proofs under way
+AT_ONCE = 8  # proofs under way, and as many of peers in office
 PROOF_S = 20.0  # for one proof,
 SLOWEST = 16 * 1024  # and more for what it has shown, at this many bytes a second
 NEXT_S = 2.0  # the next proof begins once nothing was shown for this long
@@ -75,6 +77,28 @@ class LeftAlone:
         return now < self._until.get(peer, (0.0, 0.0))[0]
 
 
+class _Proofs:
+    """Those under way of peers in office, or of others."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.next_at = 0.0  # when another one is begun, if none has ended
+
+    def room(self, now: float) -> bool:
+        """Whether another one may begin."""
+        return len(self.tasks) < AT_ONCE and now >= self.next_at
+
+    def shown(self, count: int, now: float) -> None:
+        """One has shown so many bytes, and is likely to show more; for as long as a call takes."""
+        self.next_at = min(max(self.next_at, now) + count / SLOWEST, now + CALL_TIMEOUT_S)
+
+    def ended(self, done: set[asyncio.Task[None]]) -> None:
+        """Some of these may have: another one need not wait."""
+        if self.tasks & done:
+            self.tasks -= done
+            self.next_at = 0.0
+
+
 @dataclass
 class Claims:
     """Has peers prove what they announce, one after the other where they are quick."""
@@ -82,52 +106,54 @@ class Claims:
     prove: Prove
     unproven: Callable[[PeerId, RemoteProtocolError | None], None]  # None: it did not answer
     now: Callable[[], float]  # of the event loop
-    _next_at: float = 0.0  # when another proof is begun, if none has ended
+    in_office: Callable[[PeerId], bool] = lambda peer: False
 
     async def first_proven(
-        self, claims: Callable[[], Announce | None], ahead: Callable[[Announce], bool]
+        self, claims: Callable[[bool], Announce | None], ahead: Callable[[Announce], bool]
     ) -> Announce | None:
-        """The first claim to be shown that is still ``ahead``. ``claims`` gives them in turn.
+        """The first claim to be shown that is still ``ahead``.
 
-        None where all have failed, and it gives no more.
+        ``claims`` gives them in turn: with True only those of peers in office, which come first
+        otherwise, too. None where all have failed, and it gives no more.
         """
         found: list[Announce] = []
+        office, others = _Proofs(), _Proofs()
 
-        async def judge(claim: Announce) -> None:
-            if await self._proves(claim) and ahead(claim):
+        async def judge(claim: Announce, among: _Proofs) -> None:
+            if await self._proves(claim, among) and ahead(claim):
                 found.append(claim)
 
-        under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             while not found:
-                claim = claims() if len(under_way) < AT_ONCE else None
+                now, claim = self.now(), None
+                if office.room(now):
+                    anybody = others.room(now)
+                    claim = claims(not anybody)
                 if claim is not None:
-                    self._next_at = self.now() + NEXT_S
-                    under_way.add(group.create_task(judge(claim)))
-                elif not under_way:
+                    among = office if self.in_office(claim.peer) else others
+                    among.next_at = now + NEXT_S
+                    among.tasks.add(group.create_task(judge(claim, among)))
+                elif not (office.tasks or others.tasks):
                     break
-                under_way = await self._some(under_way)
-            for task in under_way:
+                due = [one.next_at - now for one in (office, others) if one.next_at > now]
+                done, _ = await asyncio.wait(
+                    office.tasks | others.tasks,
+                    timeout=min([NEXT_S, *due]),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                office.ended(done)
+                others.ended(done)
+            for task in office.tasks | others.tasks:
                 task.cancel()
         return found[0] if found else None
 
-    async def _some(self, under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Those left once one has ended, or once it is time to begin another."""
-        while True:
-            left_s = max(0.0, self._next_at - self.now())
-            done, pending = await asyncio.wait(
-                under_way, timeout=left_s or NEXT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if done or self.now() >= self._next_at:
-                return pending
-
-    async def _proves(self, claim: Announce) -> bool:
+    async def _proves(self, claim: Announce, among: _Proofs) -> bool:
         """Whether a peer can show how the swarm came to the place it says it stands at."""
         try:
             async with given_time() as more_time:
 
                 def shown(count: int) -> None:
-                    self._next_at += count / SLOWEST
+                    among.shown(count, self.now())
                     more_time(count)
 
                 await self.prove(claim, shown)

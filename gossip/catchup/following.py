@@ -75,7 +75,7 @@ class Following:
             self._silent, self._left.forgive, self._is_far, self.approach.replays,
             self.approach.replayed, self._upload, self.link,
         )  # fmt: skip
-        self._claims = Claims(self.prove, self._unproven, self.wiring.now)
+        self._claims = Claims(self.prove, self._unproven, self.wiring.now, self._in_office)
 
     def compare(self, announce: Announce) -> None:
         """Notice that somebody is ahead, on a heavier chain, or at our place with another state."""
@@ -223,14 +223,14 @@ class Following:
         """Replaying leads nowhere: report it if somebody really is on a heavier chain."""
         judged: set[PeerId] = set()
 
-        def claims() -> Announce | None:
+        def claims(office: bool) -> Announce | None:
             # once a peer is known to have what is missed, ask it rather than judge more claims
             left = () if judged and self._named else self._ahead()
             peer = next((one for one in left if one not in judged), None)
-            if peer is None:
+            if peer is None or (office and not self._in_office(peer)):
                 return None
             judged.add(peer)
-            return self.membership.announcement(peer) or claims()
+            return self.membership.announcement(peer) or claims(office)
 
         if (claim := await self._claims.first_proven(claims, self.is_ahead)) is not None:
             self._left.forgive(claim.peer)
@@ -255,11 +255,14 @@ class Following:
 
     def _silent(self, peer: PeerId) -> None:
         """A peer did not answer: leave it alone unless it is in office, as it may be made up."""
-        if peer not in self.place()[1]:
+        if not self._in_office(peer):
             self._leave(peer)
 
     def _leave(self, peer: PeerId) -> None:
         self._left.leave(peer, self.wiring.now())
+
+    def _in_office(self, peer: PeerId) -> bool:
+        return peer in self.place()[1]
 
     def _is_left(self, peer: PeerId) -> bool:
         return self._left.has(peer, self.wiring.now())

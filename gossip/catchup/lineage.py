@@ -12,7 +12,6 @@ Beyond :data:`MAX_BYTES` nothing more is kept: members go on, and strangers stay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 
 from gossip.plans.certificate import (
@@ -62,6 +61,22 @@ class Lineage:
         other.roster, other._encoded, other.bytes = self.roster, [*self._encoded], self.bytes
         other._round, other._work = self._round, self._work
         return other
+
+    def first(self, count: int) -> Lineage:
+        """One of only the first ``count`` handovers."""
+        other = Lineage(self.run, self.founders, self.fragment)
+        other._encoded = self._encoded[:count]
+        if last := other.at(count - 1):
+            other.bytes = sum(map(len, other._encoded))
+            other._round, other._work, other.roster = last.round, last.work, last.next_roster
+        return other
+
+    def at(self, index: int) -> Handover | None:
+        """One of the handovers kept; None where there is none."""
+        if not 0 <= index < len(self):
+            return None
+        found: Handover = Handover.decode(self._encoded[index])
+        return found
 
     @property
     def full(self) -> bool:
@@ -161,8 +176,9 @@ async def prove(
     """Have a peer show that a fragment came to ``claim`` = (round, head, work), round > 0.
 
     Without a head, to any place of that round, with as much work at least. What follows on
-    ``known`` is asked for first: all from the founders on only where that does not lead there.
-    ``shown`` is told of each page of handovers that holds, in bytes.
+    ``known`` is asked for first, and where that does not lead there, what follows on as much of it
+    as the peer has. ``shown`` is told of each page of handovers that holds, in bytes: what is known
+    already does not count, or time could be had for it again and again.
     Returns the newest certificate and the way to it. Raises RemoteProtocolError where what it
     shows does not lead there, and what :meth:`Transport.call` raises.
     """
@@ -185,13 +201,16 @@ async def prove(
     if outcome.round + 1 != round_ or not right:
         raise Stale("its certificate is of another place than it announces")
 
+    async def page_of(first: int, count: int) -> Handovers:
+        wanted = HandoverRequest(run, first, count, fragment)
+        return await ask(transport, peer, "handovers", wanted, Handovers, timeout=CALL_TIMEOUT_S)
+
     async def led(lineage: Lineage) -> Lineage:
         first, total = len(lineage), len(lineage) + 1
         while first < total:
-            wanted_page = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE, fragment)
-            page = await ask(
-                transport, peer, "handovers", wanted_page, Handovers, timeout=CALL_TIMEOUT_S
-            )
+            page = await page_of(first, MAX_HANDOVERS_AT_ONCE)
+            if page.handovers and known and _same(page.handovers[0], known.at(first)):
+                raise Stale("a handover that it has denied before")
             first, total = first + len(page.handovers), page.total
             if not page.handovers and first < total:
                 raise Malformed("fewer handovers than it says")
@@ -205,8 +224,28 @@ async def prove(
         await offload(partial(lineage.check, newest))
         return lineage
 
-    if known:
+    async def has(index: int, kept: Lineage) -> bool:
+        page = await page_of(index, 1)
+        return bool(page.handovers) and _same(page.handovers[0], kept.at(index))
+
+    if not known:
+        return newest, await led(Lineage(run, founders, fragment))
+    try:
+        return newest, await led(known.copy())
+    except RemoteProtocolError:
         # it may be on another side of a fork, that went its own way before the last of these
-        with suppress(RemoteProtocolError):
-            return newest, await led(known.copy())
-    return newest, await led(Lineage(run, founders, fragment))
+        common, end = 0, len(known)
+        while common < end:
+            middle = (common + end) // 2
+            if await has(middle, known):
+                common = middle + 1
+            else:
+                end = middle
+        if common == len(known):
+            raise
+    return newest, await led(known.first(common))
+
+
+def _same(one: Handover, other: Handover | None) -> bool:
+    """Whether both are of one outcome: those who keep it may have other votes for it."""
+    return other is not None and handover_hash(one) == handover_hash(other)
