@@ -6,22 +6,34 @@ wire from the first commit to the last, answers among it. ::
 
     python -m benchmarks.scale --json benchmarks/results/scale.json
     python -m benchmarks.scale --members 16 32 --json -         # a look, in seconds
+    python -m benchmarks.scale --members --announcing 16 64 256 --json benchmarks/results/scale.json
 
-Keys of a row, all by member and round: ``news``, ``rounds``, ``pushes`` and their ``_bytes``: calls
-that say who is there, calls that decide a round, and bodies; ``cpu_s`` processor seconds of this
-process, simulation included; ``virtual_s`` how long the round took by the virtual clock.
+The last one measures announcements alone (:mod:`benchmarks.announcing`), in minutes, and leaves the
+other figures in the file as they are. Keys of a row of ``announcing``, all by node: bytes that it
+sends and receives, and calls that it answers, in a second in which nothing happens; bytes for all
+that a round changes, its sketch among it, and which share of the others have heard of it;
+``kbit_s`` what both come to, sent, with rounds of a minute; after how many seconds the others take
+one for silent that has died, and one whose packets do not arrive any more: the mean, and the last.
+
+Keys of a row of ``rows``, all by member and round: ``news``, ``rounds``, ``pushes`` and their
+``_bytes``: calls that say who is there, calls that decide a round, and bodies; ``cpu_s`` processor
+seconds of this process, simulation included; ``virtual_s`` how long the round took by the virtual
+clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import announcing
 from benchmarks.output import write
 from gossip.membership.members import Patience
 from gossip.plans.grouping import Grouping
@@ -80,15 +92,29 @@ async def measure(count: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Parse arguments, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--members", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--members", type=int, nargs="*", default=[8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--announcing", type=int, nargs="+", default=[], help="numbers of nodes")
     parser.add_argument("--json", required=True, help="- for the terminal")
     options = parser.parse_args()
+    path = Path(options.json)
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if options.members:
+        result["rounds"] = options.rounds
+        result["rows"] = _rows(options.members, lambda count: measure(count, options.rounds))
+    if options.announcing:
+        result["announcing"] = _rows(options.announcing, announcing.measure)
+    write(result, options.json)
+
+
+def _rows(
+    counts: Sequence[int], measured: Callable[[int], Coroutine[Any, Any, dict[str, Any]]]
+) -> list[dict[str, Any]]:
     rows = []
-    for count in options.members:
-        rows.append(virtual_time.run(measure(count, options.rounds)))
+    for count in counts:
+        rows.append(virtual_time.run(measured(count)))
         sys.stderr.write(f"{rows[-1]}\n")
-    write({"rounds": options.rounds, "rows": rows}, options.json)
+    return rows
 
 
 if __name__ == "__main__":
