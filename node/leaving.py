@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING
 from gossip.chain.chain import Chain
 from gossip.membership.members import MEMBERS, THERE
 from gossip.pairs.roamer import Roamer
+from node.checkpoints.checkpoint import DiskFullError
+from node.closing import newest_round
+from node.errors import operator_error
 from node.modes import is_over
 from node.monitor.events import Notice
 from node.monitor.wording import short
+from protocols.errors import OperatorError
 from protocols.messages import Announce
 from protocols.tasks import beside
 
@@ -28,10 +32,15 @@ SETTLE_S = 10.0  # for shares of push-sum that are on their way
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
 SLOW_S = 10.0  # for a checkpoint; then a notice says what takes long
+# for space on a full disk: together less than what services give a checkpoint (node.templates)
+TRIES, PAUSE_S = 4, 30.0
 
 
-async def leave(part: Participation, stack: AsyncExitStack) -> None:
+async def leave(part: Participation, stack: AsyncExitStack) -> OperatorError | None:
     """Say farewell, make the final checkpoint, stop the trainer; at the end let others finish.
+
+    Returns what is to be told last, and what the process's status says, where that checkpoint
+    could not be made.
 
     The farewell comes first, so that nobody waits for this node. It takes no round after the final
     checkpoint: where all leave at once, that round would be in nobody's. ``stack``, which ends this
@@ -41,15 +50,18 @@ async def leave(part: Participation, stack: AsyncExitStack) -> None:
         await _hand_over(part)
         await _settle(part)
         await _farewell(part)
+    unsaved: OperatorError | None = None
     if part.config.checkpoint_every and part.island is not None:
         # who is at the end of the run may owe others their last rounds of other fragments
         last = None if part.finishing and _others(part) else stack
-        await _save(part, last)
+        if not await _save_last(part, last):
+            unsaved = _unsaved(part)
     if part.island is not None:
         await part.island.stop()
     if part.finishing:
         await _linger(part)
         await _farewell(part)
+    return unsaved
 
 
 async def _hand_over(part: Participation) -> None:
@@ -72,7 +84,44 @@ async def _hand_over(part: Participation) -> None:
                         await part.news.wait()
 
 
-async def _save(part: Participation, last: AsyncExitStack | None) -> None:
+async def _save_last(part: Participation, last: AsyncExitStack | None) -> bool:
+    """Make the final checkpoint; while the disk is full, try again for as long as may be."""
+    if await _save(part, last):
+        return True
+    if isinstance(part.keeper.failed, DiskFullError):
+        longest = (TRIES - 1) * PAUSE_S
+        wait = f"it is tried again every {PAUSE_S:.0f} s, for {longest:.0f} s"
+        text = f"no room for the last checkpoint: free some space in {part.keeper.store.directory}"
+        part.events.emit(Notice(text=f"{text}; {wait} (Ctrl-C again ends it at once, without)"))
+        for _ in range(TRIES - 1):
+            await asyncio.sleep(PAUSE_S)
+            if await _save(part, last):
+                return True
+    return part.keeper.failed is None  # nothing was to be saved: the trainer has yet to begin
+
+
+def _unsaved(part: Participation) -> OperatorError:
+    """What is lost without the final checkpoint."""
+    failed, at = part.keeper.failed, part.reporter.round
+    saved = newest_round(part.keeper.store.directory)
+    if saved is None:
+        lacks = f"there is none, and the run stands at round {at}"
+    elif saved < at:
+        lacks = f"the newest is of round {saved}, and the run stands at round {at}"
+    else:
+        lacks = f"the newest is of round {saved}"
+    code, fix = "E404", "see the trainer's log in the state directory"
+    if isinstance(failed, OperatorError):
+        code, fix = failed.code, failed.fix
+    return operator_error(
+        code,
+        "the last checkpoint could not be made",
+        why=f"{failed}; {lacks}: what came since is lost, but for what other islands have of it",
+        fix=fix,
+    )
+
+
+async def _save(part: Participation, last: AsyncExitStack | None) -> bool:
     """Make a checkpoint, however long that takes; where it takes long, say so."""
 
     async def say() -> None:
@@ -83,7 +132,7 @@ async def _save(part: Participation, last: AsyncExitStack | None) -> None:
         part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once, without)"))
 
     async with beside(say()):
-        await part.keeper.save(wait=True, last=last)
+        return await part.keeper.save(wait=True, last=last)
 
 
 async def _settle(part: Participation) -> None:

@@ -168,7 +168,10 @@ class Node:
         }
 
     async def live(self, stack: AsyncExitStack) -> None:
-        """From opening the API to having left the swarm."""
+        """From opening the API to having left the swarm.
+
+        Raises at its very end what kept the last checkpoint from being made.
+        """
         # torch takes seconds: beside the event loop, as peers may greet this node already
         await self.offload(lambda: import_module("node.participation"))
         from node.leaving import leave
@@ -201,8 +204,12 @@ class Node:
         if entering.done():  # else stopped on the way in: there is nothing to save
             await entering
             await stopping
-            await leave(participation, stack)
-        self._say_ended(participation if entering.done() else None)
+            unsaved = await leave(participation, stack)
+            self._say_ended(participation)
+            if unsaved is not None:
+                raise unsaved
+        else:
+            self._say_ended(None)
 
     def _say_ended(self, took_part: Participation | None) -> None:
         saved = newest_round(self.home.checkpoints) if self.config.role == "island" else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +14,16 @@ from simulated_swarm import simulated_swarm
 
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Liveness
+from node.checkpoints.checkpoint import DiskFullError
 from node.leaving import leave
 from node.monitor.event_log import EventLog
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
+from node.outermost import report
 from node.participation import Participation
 from node.runtime import Node
 from protocols.memory import virtual_time
+from protocols.tasks import Tasks
 
 
 class Leaver:
@@ -45,9 +50,10 @@ class Leaver:
             membership=membership, now=lambda: 0.0, presence=presence, chains=()
         )
 
-    async def _save(self, *, wait: bool, last: AsyncExitStack | None) -> None:
+    async def _save(self, *, wait: bool, last: AsyncExitStack | None) -> bool:
         assert wait
         self.did.append("save" if last is None else "save, still from now on")
+        return True
 
     async def _stop(self) -> None:
         self.did.append("stop")
@@ -119,13 +125,126 @@ async def test_who_waits_for_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatc
     leaver: Any = Leaver()
     save = leaver.keeper.save
 
-    async def slowly(*, wait: bool, last: AsyncExitStack | None) -> None:
+    async def slowly(*, wait: bool, last: AsyncExitStack | None) -> bool:
         await asyncio.sleep(0.1)
-        await save(wait=wait, last=last)
+        return bool(await save(wait=wait, last=last))
 
     leaver.keeper.save = slowly
     await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
     assert leaver.did == ["farewell", "says so", "save, still from now on", "stop"]
+
+
+class Unwritten:
+    """A keeper that cannot write, the first ``times`` or for ever."""
+
+    def __init__(self, folder: Path, failed: Exception, did: list[str], times: float) -> None:
+        self.store = SimpleNamespace(directory=folder)
+        self.failed: Exception | None = failed
+        self._did, self._left = did, times
+
+    async def save(self, *, wait: bool, last: AsyncExitStack | None) -> bool:
+        self._did.append("fails" if self._left > 0 else "save")
+        if self._left <= 0:
+            self.failed = None
+        self._left -= 1
+        return self.failed is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "lacks"),
+    [
+        (0, "there is none, and the run stands at round 24: what came since is lost"),
+        (2, "the newest is of round 2, and the run stands at round 24: what came since is lost"),
+        (24, "No space; the newest is of round 24: what came since is lost"),
+    ],
+)
+async def test_what_is_lost_without_the_last_checkpoint_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int, lacks: str
+) -> None:
+    monkeypatch.setattr("node.leaving.PAUSE_S", 0.0)
+    if saved:
+        (tmp_path / f"ckpt-{saved:08d}").mkdir()
+    leaver: Any = Leaver()
+    leaver.reporter = SimpleNamespace(round=24)
+    full = DiskFullError(tmp_path, "No space")
+    leaver.keeper = Unwritten(tmp_path, full, leaver.did, math.inf)
+    told = await leave(leaver, AsyncExitStack())
+    assert leaver.did == ["farewell", "fails", "says so", "fails", "fails", "fails", "stop"]
+    assert told is not None
+    assert (told.code, told.exit_code, told.fix) == ("E402", 1, full.fix)
+    assert lacks in told.why
+
+
+async def test_space_that_is_freed_while_it_leaves_is_soon_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.leaving.PAUSE_S", 0.0)
+    leaver: Any = Leaver()
+    full = DiskFullError(tmp_path, "No space")
+    leaver.keeper = Unwritten(tmp_path, full, leaver.did, 2)
+    assert await leave(leaver, AsyncExitStack()) is None
+    assert leaver.did == ["farewell", "fails", "says so", "fails", "save", "stop"]
+
+
+async def test_what_no_space_helps_is_not_waited_for(tmp_path: Path) -> None:
+    leaver: Any = Leaver()
+    leaver.reporter = SimpleNamespace(round=1)
+    leaver.keeper = Unwritten(tmp_path, TimeoutError("stuck"), leaver.did, math.inf)
+    told = await leave(leaver, AsyncExitStack())
+    assert leaver.did == ["farewell", "fails", "stop"]
+    assert told is not None
+    assert told.code == "E404"
+    assert told.why.startswith("stuck; ")
+
+
+@pytest.mark.parametrize("unsaved", [None, DiskFullError(Path("x"), "No space")])
+async def test_a_lost_checkpoint_is_in_the_process_s_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsaved: DiskFullError | None
+) -> None:
+    did: list[str] = []
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def left(*_: object) -> DiskFullError | None:
+        return unsaved
+
+    part: Any = SimpleNamespace(enter=nothing)
+    monkeypatch.setattr("node.participation.Participation", lambda *_: part)
+    monkeypatch.setattr("node.leaving.leave", left)
+    monkeypatch.setattr("node.runtime.Entrance", lambda *_: None)
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path))
+    api = SimpleNamespace(start=nothing, aclose=nothing, address="")
+    node: Any = SimpleNamespace(
+        offload=nothing,
+        place=SimpleNamespace(publish=lambda: None),
+        api=api,
+        home=SimpleNamespace(publish_api=lambda *_: None, withdraw_api=lambda: None),
+        dashboard=None,
+        config=SimpleNamespace(api_key="", seconds=0.0),
+        state=SimpleNamespace(alarms_now=tuple, peers=None),
+        daemon=SimpleNamespace(until_stopped=nothing),
+        _say_ended=lambda part: did.append("says last words"),
+    )
+    for name in ("transport", "whereabouts", "cache", "clocks", "events", "outbound"):
+        setattr(node, name, None)
+
+    async def live() -> None:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            tasks = Tasks(group)
+            node.tasks = tasks
+            try:
+                await Node.live(node, stack)
+            finally:
+                tasks.cancel()
+
+    if unsaved is None:
+        await live()
+    else:
+        with pytest.raises(ExceptionGroup) as caught:
+            await live()
+        assert report(caught.value) == 1
+    assert did == ["says last words"]
 
 
 @pytest.mark.parametrize("why", ["rounds", "seconds"])

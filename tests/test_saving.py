@@ -20,7 +20,7 @@ from saving_kit import SlowTrainer, keeper_at
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints import saving, trainer_files
-from node.checkpoints.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts, verify
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.checkpoints.restoring import restore
@@ -59,6 +59,34 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert not os.listdir(tmp_path)
     assert [type(one) for one in events] == [CheckpointSkipped]
     assert "no room" in events[0].reason
+
+
+async def test_a_full_disk_is_said_once_but_to_who_leaves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last checkpoint lacks is in no later one."""
+
+    def full(draft: Path, outer: OuterFiles) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    events: list[Any] = []
+    keeper = keeper_at(tmp_path, events)
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "write_outer", full)
+        for _ in range(3):
+            assert not await keeper.save()
+        assert len(events) == 1
+        assert not await keeper.save(wait=True)
+        assert len(events) == 2
+        assert "(E402)" in events[1].reason
+        assert isinstance(keeper.failed, DiskFullError)
+    monkeypatch.setattr(keeper, "_fill", whole)
+    assert await keeper.save()
+    assert keeper.failed is None
+
+
+async def whole(draft: Path, last: object, alone: bool) -> Facts:
+    return Facts(run="r", round=1, step=0, tokens=0)
 
 
 async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class Keeper:
     copying: Copying | None = None  # to a second place for them
     leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     newest: Path | None = None  # of this island since it joined
+    failed: Exception | None = None  # why there is none of the last try; None once there is one
     available: Callable[[], int | None] = _available  # bytes of memory; None: not known
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
@@ -104,7 +105,8 @@ class Keeper:
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
 
-        No event where it failed as a script has gone, and the last checkpoint follows.
+        No event where it failed as a script has gone, and the last checkpoint follows; nor without
+        ``wait`` where the one before found the disk full as well.
 
         Does nothing while another one is being written; with ``wait`` this one follows it, and is
         copied to the second place on return, if that can be. Does nothing either while the trainer
@@ -164,17 +166,18 @@ class Keeper:
                 facts = await self._fill(draft, last, alone)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (*UNWRITTEN, ChannelClosedError, TimeoutError) as error:
-            again = self._full and isinstance(error, DiskFullError)  # it is said once
+            # said once, but of who leaves each time: there is no later one that has it all
+            again = follows and self._full and isinstance(error, DiskFullError)
             gone = follows and isinstance(error, ChannelClosedError) and self.leaving()
             if not (again or gone):
                 code = f" ({error.code})" if isinstance(error, OperatorError) else ""
                 self.events.emit(
                     CheckpointSkipped(round=self.replicas[0].place.round, reason=f"{error}{code}")
                 )
-            self._full = isinstance(error, DiskFullError)
+            self.failed, self._full = error, isinstance(error, DiskFullError)
             self._deserted = isinstance(error, ChannelClosedError | TimeoutError)
             return False
-        self._full, self.newest = False, saved.path
+        self.failed, self._full, self.newest = None, False, saved.path
         self._took = time.monotonic() - started
         if self.copying is not None:
             await self.copying.soon(saved.path)
