@@ -49,6 +49,7 @@ def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
             whole = CODEC.encoded_size(0, SIZE)  # each sends 3/4 of it as slices, and 1/4 thrice
             await until(lambda: all(p.exchange.bytes_sent > 1.45 * whole for p in here.peers))
             assert all(p.exchange.bytes_sent < 1.55 * whole for p in here.peers)
+            assert sum(p.exchange.elements_sent for p in here.peers) == 6 * SIZE
 
     run(scene)
 

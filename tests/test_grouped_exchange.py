@@ -129,6 +129,9 @@ def test_in_a_grid_a_member_has_links_to_its_row_and_its_column_alone() -> None:
             whole = here.peers[0].wiring.codec.encoded_size(0, 600_000)
             most = max(peer.exchange.bytes_sent for peer in here.peers)
             assert most < 2.0 * whole  # a butterfly: 1.875
+            for peer in here.peers:  # seals, marks and trailers are a few bytes
+                sent = peer.exchange.bytes_sent / peer.exchange.elements_sent
+                assert sent == pytest.approx(whole / 600_000, rel=0.05)
 
     run(scene)
 

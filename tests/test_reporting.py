@@ -133,6 +133,36 @@ def test_rounds_that_the_others_had_before_this_node_came_are_none_of_those_to_m
     assert found == counted
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_a_round_sent_is_counted_and_not_what_the_model_has(alone: bool) -> None:
+    told: list[Any] = []
+    timing = SimpleNamespace(planned_at=0.0, held_at=0.0)
+    chain = MagicMock(timing=timing, round_s=1.0)
+    chain.replica.place.state = b""
+    manifest = SimpleNamespace(rounds=SimpleNamespace(total_rounds=10))
+    state: dict[str, Any] = {name: {} for name in ("_pending", "_last", "_ready", "_merged")}
+    reports: Any = MagicMock(
+        **state,
+        rounds_committed=0,
+        _came_at=0,
+        _last_round=None,
+        _last_codec="",
+        _mine=1,
+        conductor=None,
+        manifest=manifest,
+        now=lambda: 1.0,
+        events=SimpleNamespace(emit=told.append),
+    )
+    reports.swarm.chains = [chain]
+    reports.swarm.membership.islands_alive.return_value = []
+    reports._spread.return_value.to_mean = {}
+    outcome = SimpleNamespace(fragment=0, round=1, parts=(), contributors=(), codec="int4")
+    exchange: Any = MagicMock(bytes_sent=850, bytes_received=0, elements_sent=1600)
+    Reporter.on_committed(reports, MagicMock(outcome=outcome), None if alone else exchange)
+    assert Reporter._done(reports, 0, None)
+    assert (told[0].raw_bytes, told[0].sent_bytes) == ((0, 0) if alone else (6400, 850))
+
+
 def test_rounds_are_repeated_until_the_others_are_come_up_to() -> None:
     """And a node that takes part in none, as a seed, has those that come one by one as they are."""
     reports: Any = SimpleNamespace(swarm=MagicMock(), _behind=set())

@@ -134,6 +134,9 @@ def test_two_islands_alone_are_one_after_a_round():
         async with islands(2) as swarm:
             await swarm.rounds(1)
             assert swarm.spread() < 1e-6
+            rounds = [rounded for member in swarm.members.values() for rounded in member.rounds]
+            sent = [one.elements for rounded in rounds for one in rounded.exchanged if one.sent]
+            assert set(sent) == {3000}
 
     run(main())
 
@@ -145,6 +148,7 @@ def test_one_island_alone_goes_on():
             await swarm.rounds(5)
             alone = swarm.members[0]
             assert alone.outcomes() == ["alone"] * len(alone.rounds)
+            assert not any(one.elements for each in alone.rounds for one in each.exchanged)
             assert alone.state.base.mean().item() > 4
 
     run(main())

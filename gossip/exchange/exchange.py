@@ -129,6 +129,11 @@ class Exchange:
         return self._transfers.bytes_sent
 
     @property
+    def elements_sent(self) -> int:
+        """Elements that :attr:`bytes_sent` decode to."""
+        return self._transfers.elements_sent
+
+    @property
     def bytes_received(self) -> int:
         """Bytes of slices and merged parts that came."""
         return self._transfers.bytes_received

@@ -53,6 +53,7 @@ class Transfers:
 
     wiring: Wiring
     bytes_sent: int = 0
+    elements_sent: int = 0  # that those bytes decode to, each as often as it was sent
     bytes_received: int = 0
     closed: bool = False  # the round is over here
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -88,13 +89,15 @@ class Transfers:
                     breaks.reached(header.done)
                     if name != "merged" and header.done == header.stop - header.start:
                         return
-                feed = feed_from(chunk_at(self.wiring.codec, header))
+                first = chunk_at(self.wiring.codec, header)
+                feed = feed_from(first)
                 try:
                     await self.wiring.transport.push(
                         peer, name, header.encode(), feed, timeout=timeout
                     )
                 finally:
                     self.bytes_sent += feed.given
+                    self.elements_sent += self._elements(header, first, feed.given)
                     del feed  # it may keep a part in memory during the pause
             except Unreachable as error:
                 if error.why is not Why.RESET or self.closed or not breaks.bearable():
@@ -106,6 +109,15 @@ class Transfers:
                 return
             await asyncio.sleep(breaks.pause)
             ask = True
+
+    def _elements(self, header: TransferHeader, first: int, given: int) -> int:
+        """What the first ``given`` bytes from a chunk on decode to; seals and trailers are none."""
+        codec = self.wiring.codec.named(header.codec)
+        chunks = codec.chunks(header.start, header.stop)
+        if first == len(chunks):
+            return 0
+        given += chunks[first].offset
+        return codec.complete(header.start, header.stop, given) - header.done
 
     async def _reached(
         self, peer: PeerId, name: str, header: TransferHeader, timeout: float

@@ -21,6 +21,7 @@ class Exchanged:
     received: int
     difference: float | None  # RMS of the parameters' difference to the partner's
     codec: str = ""  # of this island's letter; empty: it has sent none
+    elements: int = 0  # that were sent: what ``sent`` bytes decode to
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class RoundLog:
     codecs: dict[int, str] = field(default_factory=dict)  # of own letters, by exchange
     timed: list[float] = field(default_factory=list)  # seconds of exchanges, until they are told of
     _exchanged: list[Exchanged] = field(default_factory=list)
-    _counted: tuple[int, int] = (0, 0)
+    _counted: tuple[int, int, int] = (0, 0, 0)
 
     def begin(self, now: float) -> None:
         """A round begins."""
@@ -57,7 +58,8 @@ class RoundLog:
     def ended(self, met: Met, difference: float | None) -> None:
         """An exchange is over."""
         codec = self.codecs.get(met.exchange, "")
-        self._exchanged.append(Exchanged(met, *self._count(), difference, codec))
+        sent, received, elements = self._count()
+        self._exchanged.append(Exchanged(met, sent, received, difference, codec, elements))
         if met.moving_s:
             self.timed.append(met.moving_s)
 
@@ -69,11 +71,12 @@ class RoundLog:
                 self.ended(met, None)
         return tuple(sorted(self._exchanged, key=lambda one: one.met.exchange))
 
-    def _count(self) -> tuple[int, int]:
-        """Bytes of letters sent and received since the last time."""
-        before, now = self._counted, (self.transfers.bytes_sent, self.transfers.bytes_received)
+    def _count(self) -> tuple[int, int, int]:
+        """Bytes of letters sent and received since the last time, and elements sent."""
+        moved, before = self.transfers, self._counted
+        now = moved.bytes_sent, moved.bytes_received, moved.elements_sent
         self._counted = now
-        return now[0] - before[0], now[1] - before[1]
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
 
 class Acquaintance:

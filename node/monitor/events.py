@@ -130,7 +130,7 @@ class RoundDone(Event):
     utilisation: float | None = None  # share of the round's time spent in inner steps, 0 to 1
     sent_bytes: int = 0
     received_bytes: int = 0
-    raw_bytes: int = 0  # what was sent, in fp32
+    raw_bytes: int = 0  # the elements that were sent, as often as they were, in fp32
     codec: str = ""  # in which it was sent
     codec_before: str = ""  # that of the round before, where it was another
     consensus: float | None = None  # relative distance to the mean before the merge

@@ -149,7 +149,9 @@ class SwarmCollector(Collector):
         received = {kind: item.received for kind, item in traffic.items()}
         yield _counter("swarm_sent_bytes", "To peers, by kind", "kind", TRAFFIC, sent)
         yield _counter("swarm_received_bytes", "From peers, by kind", "kind", TRAFFIC, received)
-        raw = CounterMetricFamily("swarm_uncompressed_bytes", "What rounds sent, in fp32")
+        raw = CounterMetricFamily(
+            "swarm_uncompressed_bytes", "The elements that rounds sent, in fp32"
+        )
         raw.add_metric((), self._state.raw_bytes)
         yield raw
 

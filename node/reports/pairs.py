@@ -137,7 +137,7 @@ class GossipReports(PeerReports):
                 utilisation=min(1.0, busy / wall) if wall else None,
                 sent_bytes=sent,
                 received_bytes=sum(one.received for one in pending.exchanged),
-                raw_bytes=RAW_BYTES * chain.size * len(pending.exchanged),
+                raw_bytes=RAW_BYTES * sum(one.elements for one in pending.exchanged),
                 codec=codec,
                 codec_before=codec_before if codec_before != codec else "",
                 consensus=spread.before,

@@ -28,7 +28,7 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 from protocols.p2p import RateLimit
 
-RAW_BYTES = 4  # of a parameter in fp32
+RAW_BYTES = 4  # of an element in fp32
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
     "evidence": "gradients",

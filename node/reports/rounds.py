@@ -31,6 +31,7 @@ class Pending:
     planned: float  # when this node got the round's plan, monotonic
     committed: float  # likewise; equal for a round repeated from its certificate
     sent: int
+    elements: int  # what was sent decodes to
     received: int
     spread: Spread
     state: bytes
@@ -89,6 +90,7 @@ class Reporter(PeerReports):
             chain.timing.planned_at if took_part else now,
             now,
             sent,
+            exchange.elements_sent if exchange else 0,
             exchange.bytes_received if exchange else 0,
             self._spread(fragment, certificate.outcome.round),
             chain.replica.place.state,
@@ -157,7 +159,7 @@ class Reporter(PeerReports):
                 utilisation=min(1.0, busy / wall) if wall and training else None,
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,
-                raw_bytes=RAW_BYTES * chain.rules.size,
+                raw_bytes=RAW_BYTES * pending.elements,
                 codec=outcome.codec,
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
