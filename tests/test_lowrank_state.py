@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from gossip_kit import counts_of
+from lowrank_kit import Islands, entries
 from pydantic import ValidationError
-from test_lowrank import Islands, entries
 from test_replica_fragments import ME, OTHER, inline, normal
 
 from bootstrap.manifest import Manifest

@@ -9,11 +9,11 @@ from statistics import fmean
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pacing_kit import QUEUE_S, Wire
 
 from protocols.bucket import Bucket
 from protocols.lanes.arrivals import KEPT, WINDOW_S, Burst, Speeds, Windows
 from protocols.lanes.pacing import MOST, Pacer
-from tests.pacing_kit import QUEUE_S, Wire
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01])

@@ -6,9 +6,9 @@ import random
 from statistics import fmean
 
 import pytest
+from pacing_kit import QUEUE_S, Wire
 
 from protocols.lanes.standing import TARGET_S, UNEVEN, Standing, standing
-from tests.pacing_kit import QUEUE_S, Wire
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01, 0.06])
