@@ -64,7 +64,8 @@ _ROWS = (
         "E105",
         "the state directory cannot be used",
         "another node is running in it, this user cannot write there, or it has checkpoints of "
-        "another run, or of one that would begin anew",
+        "another run, or of one that would begin anew; as a warning: of the run that the node "
+        "joins again, of which it takes nothing without --resume",
         "give each node of a machine its own --dir (scripts: dir=)",
     ),
     Kind(
@@ -161,8 +162,9 @@ _ROWS = (
         "E402",
         "the disk is full",
         "at the start there must be room for the checkpoints to keep (--keep-checkpoints, by "
-        "default 2) and the one being written, with --checkpoint-copy for one more; later the "
-        "node trains on and skips checkpoints until there is",
+        "default 2) and the one being written, with --checkpoint-copy for one more, and for small "
+        "files such as api.json; later the node trains on and skips checkpoints until there is, "
+        "and ends with this error where there is no room for its last one",
         "free space, lower --keep-checkpoints, or give another --dir",
     ),
     Kind(

@@ -102,6 +102,8 @@ class Participation:
         if self.config.role == "island" and (copy := self._copy) is not None:
             await self.node.offload(copy.check)
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
+        if not self.config.resume:
+            store.begin_anew()
         restored = await self._restored(store)
         run, vectors, tokens = await self._find(store, restored)
         stack.callback(vectors.close)

@@ -203,16 +203,30 @@ async def test_no_run_begins_among_the_checkpoints_of_another(tmp_path: Path, sa
     assert (await finder(tmp_path, signed(), **again).find(None)).created
 
 
-async def test_who_joins_its_own_run_again_needs_no_resume(tmp_path: Path) -> None:
+async def test_who_joins_its_own_run_again_is_told_what_resume_would_have_kept(
+    tmp_path: Path,
+) -> None:
     run = signed()
     joins: dict[str, Any] = {"there": True, "peers": ["a:1"], "resume": "false"}
+    assert not await warnings(finder(tmp_path, run, **joins))
     checkpoint(tmp_path, run.run_id.hex())
-    assert (await finder(tmp_path, run, **joins).find(None)).signed == run
+    (told,) = await warnings(finder(tmp_path, run, **joins))
+    assert told.code == "E105"
+    assert "ckpt-00000006 of this run is here" in told.what
+    assert "--resume" in told.fix
     with pytest.raises(OperatorError, match="has checkpoints") as caught:
         await finder(tmp_path, signed(seed=2), **joins).find(None)
     assert "of another run" in caught.value.why
     seed = finder(tmp_path, signed(seed=2), role="seed", **joins)  # it writes none
     assert (await seed.find(None)).manifest.seed == 2
+
+
+async def warnings(finder: Finder) -> list[Any]:
+    """What it says as it joins a run."""
+    said: list[Any] = []
+    finder.node.events.emit = said.append  # type: ignore[method-assign,assignment]
+    assert not (await finder.find(None)).created
+    return said
 
 
 async def test_no_run_is_made_with_an_invitation_that_can_be_guessed(tmp_path: Path) -> None:

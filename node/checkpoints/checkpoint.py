@@ -24,6 +24,7 @@ from pathlib import Path
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from node.checkpoints import spared
 from node.checkpoints.tensor_files import File, take_notes
 from protocols.errors import OperatorError
 
@@ -122,6 +123,7 @@ class CheckpointStore:
             raise ValueError("keep must be at least 1")
         self.directory = directory
         self.keep = keep
+        self._before: Path | None = None
         if not owns:
             return
         directory.mkdir(parents=True, exist_ok=True)
@@ -137,7 +139,8 @@ class CheckpointStore:
 
         ``copies``: and one that is still being copied to a second place (:meth:`aside`).
         """
-        held = sum(map(bytes_in, self.paths())) + sum(map(_taken, self._fetched()))
+        there = (*self.paths(), *spared.spared(self.directory))
+        held = sum(map(bytes_in, there)) + sum(map(_taken, self._fetched()))
         count = self.keep + 1 + copies
         needed = checkpoint_bytes * count - held
         free = shutil.disk_usage(self.directory).free
@@ -148,12 +151,17 @@ class CheckpointStore:
                 f"{needed / 2**20:,.0f} MiB more, {free / 2**20:,.0f} MiB are free",
             )
 
+    def begin_anew(self) -> None:
+        """Nothing is taken of what is here: the newest is kept aside once there is a newer one."""
+        self._before = next(iter(self.paths()), None)
+
     def paths(self) -> list[Path]:
         """Checkpoint directories, the one that was made last first.
 
         The first may be of an earlier round: of another side of a split, or after damaged ones.
         """
-        found = [(_made(p), p) for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
+        there = self.directory.glob("ckpt-*")  # none where the folder is gone
+        found = [(_made(p), p) for p in there if _NAME.fullmatch(p.name)]
         return [path for _, path in sorted(found, reverse=True)]
 
     @contextmanager
@@ -167,6 +175,9 @@ class CheckpointStore:
             with _disk_errors(path):
                 path.mkdir()
                 yield path
+        except DiskFullError:
+            spared.forget(self.directory)  # the next one is worth more
+            raise
         finally:
             # a thread that still writes, its call cancelled, finds no folder of that name
             gone = path.with_name(f"{path.name}-gone")
@@ -206,6 +217,10 @@ class CheckpointStore:
                     old.rename(target)
                 raise
             _sync(self.directory)
+        if (before := self._before) is not None:
+            spared.spare(old if before == target else before, before.name)
+            self._before = None
+        spared.forget(self.directory, needed=sum(file.bytes for file in files.values()))
         others = [path for path in self.paths() if path != target]
         for path in (*others[self.keep - 1 :], old):
             shutil.rmtree(path, ignore_errors=True)

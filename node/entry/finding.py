@@ -20,9 +20,10 @@ from bootstrap.handshake import LEAST_INVITATION
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import run_of
+from node.checkpoints.checkpoint import CheckpointStore, run_of
 from node.checkpoints.outer_files import BESIDE, SHARD, read_beside
 from node.checkpoints.restoring import Restored
+from node.checkpoints.spared import PREFIX
 from node.data.tokenizer import BYTES
 from node.data.tokenizer import FILE as TOKENIZER
 from node.entry.entrance import PASSING, Entrance, Run, differences
@@ -109,16 +110,17 @@ class Finder:
         """Raise E105 where this island's checkpoints would mix with those that are there.
 
         ``joined``: the run id, in hex, of a run that is under way, empty for one that begins. An
-        island that joins its own run again takes its peers' state, and continues what it had.
+        island that joins its own run again takes its peers' state and nothing of its checkpoint,
+        which is told: it may have been meant to go on (:mod:`node.checkpoints.spared`).
         """
         config, home = self.node.config, self.node.home
         if config.resume or config.role != "island":
             return
-        others = [
-            path
-            for path in sorted(home.checkpoints.glob("ckpt-*"), reverse=True)
-            if run_of(path) not in ("", joined)  # what names no run cannot be gone on from either
-        ]
+        found = CheckpointStore(home.checkpoints, owns=False).paths()
+        runs = {path: run_of(path) for path in found}
+        # what names no run cannot be gone on from either
+        others = [path for path, run in runs.items() if run not in ("", joined)]
+        own = [path for path, run in runs.items() if run and run == joined]
         if others:
             raise operator_error(
                 "E105",
@@ -128,6 +130,8 @@ class Finder:
                 fix="go on with --resume (resume=True in a script), or give another --dir; to "
                 f"begin anew in this one, move {home.checkpoints} away",
             )
+        if own:
+            self.node.events.emit(Problem.of(_begins_anew(own[0])))
 
     async def _admit(self, run: Run) -> None:
         """Before anybody counts on this node: can it take part, and be called?"""
@@ -262,6 +266,18 @@ def _lost(run: Run) -> list[str]:
         for name, digest, data in named
         if digest not in ("", BYTES) and blake3(data).hexdigest() != digest
     ]
+
+
+def _begins_anew(checkpoint: Path) -> OperatorError:
+    """What is told of a node that joins its own run without what it had of it."""
+    return operator_error(
+        "E105",
+        f"joins anew, though {checkpoint.name} of this run is here: --resume is not given",
+        why="its steps, tokens and moments, and work of it that was not merged, are not taken",
+        fix="if that is meant, nothing; else end this node at once (Ctrl-C twice) and start it "
+        "with --resume (resume=True in a script). The checkpoint is kept for a day, as "
+        f"{PREFIX}{checkpoint.name} once there is a newer one, where the disk has room",
+    )
 
 
 def check_known(node: Node, restored: Restored) -> None:

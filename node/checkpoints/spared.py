@@ -1,0 +1,42 @@
+"""The newest checkpoint of before a start that takes nothing of it, kept in case it was a slip.
+
+Who starts a node again without ``--resume`` joins anew: its own steps, moments and unmerged work
+are in that checkpoint alone, and newer ones would soon have taken its place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "before-"  # in front of a checkpoint's name
+KEPT_S = 86_400.0  # time to see the warning; peers have merged past its work by then
+
+
+def spare(path: Path, name: str) -> None:
+    """Keep the checkpoint at ``path``, which was called ``name``, unless one is kept already.
+
+    The first is of a longer time than those of a node that is started again and again.
+    """
+    target = path.with_name(PREFIX + name)
+    with suppress(OSError):  # it is gone, or goes as others do
+        if path.is_dir() and not spared(path.parent):
+            path.rename(target)
+            os.utime(target)
+
+
+def spared(directory: Path) -> list[Path]:
+    """What is kept there: one, or none."""
+    return list(directory.glob(f"{PREFIX}*"))
+
+
+def forget(directory: Path, needed: int | None = None) -> None:
+    """Remove what is kept; with ``needed`` only what is old, or where so many bytes lack space."""
+    for path in spared(directory):
+        with suppress(OSError):
+            fresh = time.time() - path.stat().st_mtime < KEPT_S
+            if needed is None or not fresh or shutil.disk_usage(directory).free < needed:
+                shutil.rmtree(path)

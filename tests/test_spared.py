@@ -1,0 +1,100 @@
+"""The checkpoint of before a start without --resume: it stays a while, in case it was a slip."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from checkpoint_kit import make
+
+from node.checkpoints import checkpoint, spared
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
+from node.participation import Participation
+
+AT = "before-ckpt-00000260"
+
+
+def started(directory: Path) -> CheckpointStore:
+    store = CheckpointStore(directory, keep=1)
+    store.begin_anew()
+    return store
+
+
+@pytest.fixture
+def anew(tmp_path: Path) -> CheckpointStore:
+    make(CheckpointStore(tmp_path), 260)
+    return started(tmp_path)
+
+
+@pytest.mark.parametrize("first", [260, 272])  # the same round: as who leaves again at once
+def test_it_is_kept_aside_whole_and_once(anew: CheckpointStore, first: int) -> None:
+    was = checkpoint.run_of(anew.directory / "ckpt-00000260"), os.listdir(anew.directory)
+    assert was == ("r", ["ckpt-00000260"])
+    for round_ in (first, 278, 284):
+        make(anew, round_)
+        assert sorted(os.listdir(anew.directory)) == [AT, f"ckpt-{round_:08d}"]
+        assert checkpoint.verify(anew.directory / AT).round == 260
+    again = started(anew.directory)  # by somebody who starts it so each time
+    make(again, 290)
+    assert sorted(os.listdir(anew.directory)) == [AT, "ckpt-00000290"]
+
+
+def test_who_resumes_keeps_no_more_than_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    for round_ in (260, 272):
+        make(store, round_)
+    assert os.listdir(tmp_path) == ["ckpt-00000272"]
+
+
+def test_it_goes_after_a_day(anew: CheckpointStore) -> None:
+    make(anew, 272)
+    old = time.time() - spared.KEPT_S - 1
+    os.utime(anew.directory / AT, (old, old))
+    make(anew, 278)
+    assert os.listdir(anew.directory) == ["ckpt-00000278"]
+
+
+def test_it_takes_no_room_that_the_next_one_needs(
+    anew: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(anew, 272)
+    usage = shutil.disk_usage(anew.directory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    anew.preflight(20_000)  # two of them, with what the two that are here take
+    make(anew, 278)
+    assert os.listdir(anew.directory) == ["ckpt-00000278"]
+
+
+def test_a_disk_that_is_full_meanwhile_has_room_for_the_next_one(anew: CheckpointStore) -> None:
+    make(anew, 272)
+    with pytest.raises(DiskFullError), anew.draft():
+        raise OSError(checkpoint.FULL_DISK[0], "No space left on device")
+    assert os.listdir(anew.directory) == ["ckpt-00000272"]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+async def test_only_a_start_that_takes_nothing_of_it_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    class Anew(Exception):
+        """Far enough."""
+
+    def begin_anew(store: CheckpointStore) -> None:
+        raise Anew
+
+    async def restored(store: CheckpointStore) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(CheckpointStore, "begin_anew", begin_anew)
+    part: Any = SimpleNamespace(
+        config=SimpleNamespace(role="seed", resume=resume, keep_checkpoints=1),
+        node=SimpleNamespace(home=SimpleNamespace(checkpoints=tmp_path)),
+        _restored=restored,
+    )
+    with pytest.raises(KeyError if resume else Anew):
+        await Participation.enter(part, None)  # type: ignore[arg-type]
