@@ -24,6 +24,11 @@ from protocols.wire import Max, Message, Struct
 PROTOCOL_VERSION = 4  # raised for any change below (tests/test_protocol_version.py)
 MAX_ANNOUNCE_BYTES = 5 * 1024  # of an announcement in its envelope, with all fragments
 MAX_HANDOVERS_AT_ONCE = 256
+TAG_BYTES = 6  # of the hash of an announcement or a sketch, where one is asked for by name
+PULSE_BYTES = 10  # of each value in the chain that heartbeats show (:mod:`gossip.membership.pulse`)
+BEAT_BYTES = TAG_BYTES + 1 + PULSE_BYTES
+SKETCH_NAME_BYTES = 16  # of a sketch's hash, where that stands for it
+MAX_SKETCH_BYTES = 1024
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it
 MAX_READERS = 16  # of one state that are named to each other
@@ -118,7 +123,9 @@ class Announce(Message, kind=3):
     validation_loss: float = 0.0  # 0 until evaluated
     total_tokens: int = 0
     sketch_round: int = 0
-    sketch: Annotated[bytes, Max(1024)] = b""  # projection of its θ before that round's merge
+    # projection of its θ before that round's merge; in a large swarm the BLAKE3 of it, 16 bytes,
+    # and the sketch itself is asked for
+    sketch: Annotated[bytes, Max(MAX_SKETCH_BYTES)] = b""
     admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
     name: Name = ""  # given by the operator, for people
     norm: float = 0.0  # L2 norm of its contribution to the next round
@@ -129,6 +136,8 @@ class Announce(Message, kind=3):
     behind_s: float = 0.0
     position: int = 0  # its inner steps in the learning rate's schedule; 0: it has none yet
     epoch: int = 0  # promised for `round`: its votes in an earlier epoch no longer count
+    # what heartbeats between this announcement and the next lead to; empty: there are none
+    pulse: Annotated[bytes, Max(PULSE_BYTES)] = b""
 
 
 class Hello(Message, kind=4):
@@ -155,15 +164,22 @@ class Welcome(Message, kind=5, max_bytes=1024 * 1024):
 
 
 class Known(Message, kind=6, max_bytes=1024 * 1024):
-    """Envelopes of the announcements a peer holds, its own among them; also asked for later."""
+    """Envelopes of the announcements a peer holds, its own among them; also asked for later.
+
+    As a rumour in a large swarm: what is new of them, and heartbeats.
+    """
 
     announces: Annotated[tuple[AnnounceEnvelope, ...], Max(256)]
+    beats: Annotated[bytes, Max(BEAT_BYTES * MAX_PEERS)] = b""  # the newest of each peer
+    sketches: Annotated[tuple[Annotated[bytes, Max(MAX_SKETCH_BYTES)], ...], Max(256)] = ()
 
 
 class KnownRequest(Message, kind=7):
-    """Ask for :class:`Known`, without the announcements that the caller has."""
+    """Ask for :class:`Known`, without the announcements that the caller has, or for a few alone."""
 
     have: Annotated[bytes, Max(8 * MAX_PEERS)] = b""  # of BLAKE3 of each envelope, 8 bytes
+    # tags of announcements and sketches that alone are asked for; empty: for all
+    want: Annotated[bytes, Max(TAG_BYTES * MAX_PEERS)] = b""
 
 
 class Link(Struct):

@@ -12,8 +12,10 @@ from simulated_swarm import simulated_swarm
 from toy_replica import RUN
 
 from gossip.membership import members
+from gossip.membership.crowd import AT_ONCE
 from gossip.membership.members import Patience
-from gossip.membership.presence import AT_ONCE, Presence, open_announce
+from gossip.membership.opening import open_announce
+from gossip.membership.presence import Presence
 from node.assembly import until_doubled
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.envelope import seal

@@ -9,12 +9,14 @@ a quiet one, and a satellite more than a cable.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum, auto
 
+from gossip.membership.pulse import Beat, leads, tag_of
 from gossip.membership.silence import Rhythm, silence_s
+from gossip.membership.sketch import name_in
 from gossip.membership.standing import seen_from
-from gossip.membership.trips import ENOUGH, RoundTrip, answer_s, stillness_s
+from gossip.membership.trips import ENOUGH, TRUSTED, RoundTrip, answer_s, stillness_s
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -29,6 +31,14 @@ class Liveness(StrEnum):
     SUSPECT = "suspect"  # silent for longer than usual, or a connection to it failed
     DEAD = "dead"  # silent for so long that nobody plans with it any more
     LEFT = "left"  # said farewell
+
+
+class Heard(Enum):
+    """What a heartbeat that somebody passes on is."""
+
+    NEWS = auto()
+    KNOWN = auto()  # as new a one has come
+    STRANGE = auto()  # of an announcement that is not held here
 
 
 THERE = (Liveness.ALIVE, Liveness.SUSPECT)
@@ -63,6 +73,11 @@ class Island:
     expelled: bool = False  # it lied: nobody counts on it until it is forgotten
     origin: str = ""  # where it comes from (:mod:`gossip.membership.origin`), empty: not known
     observed: bool = False  # from its connection, not by its own word
+    tag: bytes = b""  # of the announcement, for heartbeats that refer to it
+    beat: int = 0  # number of the newest of them,
+    pulse: bytes = b""  # its value,
+    beaten: float = 0.0  # and when it came; the announcement is the first one
+    sketch: bytes = b""  # name of the sketch that it announced; the sketch may have yet to come
     _views: dict[int, tuple[Announce, Announce]] = field(default_factory=dict)  # by fragment
 
     def seen_from(self, fragment: int) -> Announce:
@@ -87,10 +102,16 @@ class Island:
             return Liveness.DEAD if refused else Liveness.SUSPECT
         return Liveness.SUSPECT if silence > self.forgiven_s else Liveness.ALIVE
 
-    def measured(self, patience: Patience) -> None:
-        """Its rhythm or link was measured anew: update how long it may be silent."""
-        beat = patience.heartbeat_s
-        self.forgiven_s = silence_s(beat, self.rhythm, self.trip, patience.unknown_beats * beat)
+    def measured(self, patience: Patience, others: RoundTrip) -> None:
+        """Its rhythm or link was measured anew: update how long it may be silent.
+
+        Heartbeats that are passed on come over the links of ``others``, taken together; and a node
+        of a large swarm seldom calls any single one.
+        """
+        beat, trip = patience.heartbeat_s, self.trip
+        if self.announce.pulse and (trip is None or trip.count < TRUSTED):
+            trip = others
+        self.forgiven_s = silence_s(beat, self.rhythm, trip, patience.unknown_beats * beat)
 
 
 @dataclass
@@ -105,10 +126,13 @@ class Membership:
     islands: dict[PeerId, Island] = field(default_factory=dict)
     fragment: int = 0
     most_from_one_place: int = 0  # 0: any number
+    _tagged: dict[bytes, list[PeerId]] = field(default_factory=dict)  # by what they announced
+    _trip: RoundTrip = field(default_factory=lambda: RoundTrip(0.0, 0.0, 0))  # of all together
 
     def seen_from(self, fragment: int) -> Membership:
         """The same peers, seen from another fragment."""
-        return Membership(self.me, self.patience, self.islands, fragment)
+        mine = (self.me, self.patience, self.islands, fragment)
+        return Membership(*mine, _tagged=self._tagged, _trip=self._trip)
 
     def on_announce(self, announce: Announce, envelope: bytes, sequence: int, now: float) -> bool:
         """Take a verified announcement; returns whether it was news.
@@ -126,15 +150,76 @@ class Membership:
             if len(self.islands) >= MAX_PEERS and not self._evict(now):
                 return False
             silence = self.patience.unknown_beats * self.patience.heartbeat_s
-            self.islands[peer] = Island(announce, envelope, sequence, now, now, silence)
-            return True
-        if (announce.incarnation, sequence) <= (known.announce.incarnation, known.sequence):
+            known = Island(announce, envelope, sequence, now, now, silence)
+            self.islands[peer] = known
+        elif (announce.incarnation, sequence) <= (known.announce.incarnation, known.sequence):
             return False
-        known.rhythm.add(now - known.said, self.patience.heartbeat_s)
-        known.measured(self.patience)
+        else:
+            self._untag(peer)
+            self._sign_of_life(known, now)
+        name = name_in(announce.sketch)
+        if name and name == announce.sketch == known.sketch:
+            announce = replace(announce, sketch=known.announce.sketch)
         known.announce, known.envelope, known.sequence = announce, envelope, sequence
-        known.heard, known.said, known.failing_since = now, now, None
+        known.said, known.sketch = now, name
+        known.tag, known.beat, known.pulse = tag_of(envelope), 0, announce.pulse
+        known.beaten = now
+        self._tagged.setdefault(known.tag, []).append(peer)
         return True
+
+    def on_beat(self, beat: Beat, now: float) -> tuple[Heard, PeerId | None]:
+        """Take a heartbeat from whoever passed it on: what it is, and whose."""
+        known = None
+        for peer in self._tagged.get(beat.tag, ()):
+            island = self.islands.get(peer)
+            if island is None:
+                continue
+            if beat.number <= island.beat:
+                known = peer
+            elif leads(peer, beat.number, beat.value, island.beat, island.pulse):
+                self._sign_of_life(island, now)
+                island.beat, island.pulse, island.beaten = beat.number, beat.value, now
+                return Heard.NEWS, peer
+        return Heard.STRANGE if known is None else Heard.KNOWN, known
+
+    def beats(self) -> list[Beat]:
+        """The newest heartbeat of each peer whose announcement has any."""
+        islands = self.islands.values()
+        return [Beat(i.tag, i.beat, i.pulse) for i in islands if i.announce.pulse]
+
+    def lacking(self) -> list[bytes]:
+        """Names of the sketches that were announced and have not come."""
+        islands = self.islands.values()
+        return [i.sketch for i in islands if i.sketch and i.announce.sketch == i.sketch]
+
+    def on_sketches(self, sketches: Iterable[bytes]) -> list[Announce]:
+        """Take sketches; what those announced that had lacked them, with them."""
+        wanted = set(self.lacking())
+        found = {name: data for data in sketches if (name := name_in(data)) in wanted}
+        complete = []
+        for island in self.islands.values():
+            if island.announce.sketch == island.sketch and island.sketch in found:
+                island.announce = replace(island.announce, sketch=found[island.sketch])
+                complete.append(island.announce)
+        return complete
+
+    def _sign_of_life(self, island: Island, now: float) -> None:
+        """An announcement or a heartbeat of its own, whoever has brought it."""
+        island.rhythm.add(now - island.beaten, self.patience.heartbeat_s)
+        island.measured(self.patience, self._trip)
+        island.heard, island.failing_since = now, None
+
+    def _untag(self, peer: PeerId) -> None:
+        """The announcement of this peer is not held any more."""
+        tag = self.islands[peer].tag
+        if others := [other for other in self._tagged.get(tag, ()) if other != peer]:
+            self._tagged[tag] = others
+        else:
+            self._tagged.pop(tag, None)
+
+    def _drop(self, peer: PeerId) -> None:
+        self._untag(peer)
+        del self.islands[peer]
 
     def crowded(self, peer: PeerId, origin: str, observed: bool, now: float) -> bool:
         """Whether as many others are here from ``origin`` as may come from one place.
@@ -166,8 +251,10 @@ class Membership:
             island.trip.add(seconds)
         elif island.met:
             island.trip = RoundTrip.first(seconds)
+        if island.met:
+            self._trip.add(seconds)
         island.met = True
-        island.measured(self.patience)
+        island.measured(self.patience, self._trip)
 
     def answer_s(self, peer: PeerId, unknown: float) -> float:
         """How long a peer may take to answer a short call, by what was measured."""
@@ -207,7 +294,7 @@ class Membership:
         """Drop peers not heard of for a long time."""
         gone = [p for p, i in self.islands.items() if now - i.heard > self.patience.forget_s]
         for peer in gone:
-            del self.islands[peer]
+            self._drop(peer)
 
     def liveness(self, peer: PeerId, now: float) -> Liveness:
         """Liveness of any peer; one never heard of is dead, this node itself is alive."""
@@ -250,5 +337,5 @@ class Membership:
         ]
         if not idle:
             return False
-        del self.islands[min(idle)[1]]
+        self._drop(min(idle)[1])
         return True

@@ -2,7 +2,7 @@
 
 Every second or so, and whenever something about it changes, a node signs an
 :class:`~protocols.messages.Announce` and sends it to everybody who is there as far as it knows; in
-a large swarm to a few, who pass it on (:mod:`gossip.membership.rumours`). To find out who else is
+a large swarm to a few, who pass it on (:mod:`gossip.membership.crowd`). To find out who else is
 there, a node asks any other for the announcements that it holds (``known``). They are signed, so it
 does not matter who passes them on.
 """
@@ -13,22 +13,26 @@ import asyncio
 import hmac
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
 from typing import Any
 
 from blake3 import blake3
 
+from gossip.membership.crowd import AT_ONCE, CALL_TIMEOUT_S, Crowd, Said
 from gossip.membership.members import THERE, Liveness, Membership
+from gossip.membership.opening import open_announce
 from gossip.membership.origin import origin
-from gossip.membership.rumours import EVERYBODY, FANOUT, PAUSE_S, Rumours
+from gossip.membership.pulse import Beat, Chain, tag_of, tags_in
+from gossip.membership.rumours import EVERYBODY
 from gossip.membership.silence import Wakefulness
+from gossip.membership.sketch import name_in
 from gossip.membership.standing import fragments, with_places
 from gossip.place import Place
 from gossip.wiring import Wiring
 from protocols.asking import ask
-from protocols.envelope import Opened, check_times, open_envelope, seal
+from protocols.bounds import MAX_PEERS
+from protocols.envelope import seal
 from protocols.errors import (
     BadSignature,
     Crowded,
@@ -40,32 +44,20 @@ from protocols.errors import (
     Why,
 )
 from protocols.identity import PeerId
-from protocols.messages import MAX_ANNOUNCE_BYTES, Announce, Known, KnownRequest
+from protocols.messages import (
+    BEAT_BYTES,
+    MAX_ANNOUNCE_BYTES,
+    TAG_BYTES,
+    Announce,
+    Known,
+    KnownRequest,
+)
 
 LIFETIME_S = 60.0
-CALL_TIMEOUT_S = 5.0
 TRIES = 3  # of an announcement whose connection breaks
-AT_ONCE = 2  # announcements on their way to one peer: of later ones only the newest waits
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 AGAIN_S = 60.0  # before it is reported once more that a place has too many identities
-
-
-def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
-    """A peer's own announcement. Raises RemoteProtocolError for one that is not valid."""
-    opened = _opened(envelope, run)
-    check_times(opened.expires, now)
-    return opened
-
-
-@lru_cache(maxsize=1024)
-def _opened(envelope: bytes, run: bytes) -> Opened[Announce]:
-    if len(envelope) > MAX_ANNOUNCE_BYTES:  # it would be passed on, and that has this bound
-        raise Malformed(f"an announcement of {len(envelope)} bytes exceeds {MAX_ANNOUNCE_BYTES}")
-    opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=None)
-    if opened.message.peer != opened.signer:
-        raise Malformed("an announcement of somebody else")
-    return opened
 
 
 def _name(envelope: bytes) -> bytes:
@@ -103,15 +95,13 @@ class Presence:
     _newest: bytes = b""
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
-    _rumours: Rumours = field(init=False)
-    _spreading: bool = False
+    _crowd: Crowd = field(init=False)
 
     def __post_init__(self) -> None:
-        self._rumours = Rumours(self.wiring.identity.peer_id)
+        self._crowd = Crowd(self)
         self.status = with_places(self.status, self.places())
         transport = self.wiring.transport
         transport.on_call("announce", self._on_announce, max_body=MAX_ANNOUNCE_BYTES)
-        transport.on_call("gossip", self._on_gossip)
         transport.on_call("known", self._on_known)
 
     # --- speaking ------------------------------------------------------------------------------
@@ -122,16 +112,29 @@ class Presence:
 
     def envelope(self) -> bytes:
         """This node's announcement as of now, signed."""
-        self.status = with_places(self.status, self.places())
+        said = self.status = with_places(self.status, self.places())
         self._sequence += 1
-        return seal(
+        crowded, chain = self.crowded(), self._chain()
+        if crowded:  # what is long is asked for
+            said = replace(said, pulse=chain.pulse, sketch=name_in(said.sketch))
+        envelope = seal(
             self.wiring.identity,
-            self.status,
+            said,
             purpose="announce",
             run=self.wiring.run,
             expires=self.wall() + LIFETIME_S,
             sequence=self._sequence,
         )
+        self._crowd.said = None
+        if crowded:
+            self._crowd.said = Said(envelope, self.status, self.wiring.now(), chain)
+        return envelope
+
+    def _chain(self) -> Chain:
+        """Heartbeats that nobody else can make: no other announcement has had the same."""
+        this = f"{self.status.incarnation} {self._sequence} {self.wall()}"
+        secret = b"atoll pulse 1\x00" + self.wiring.run + this.encode()
+        return Chain(self.wiring.identity.peer_id, self.wiring.identity.sign(secret))
 
     def tell(self) -> None:
         """Announce to everybody who may be there; in a large swarm as a rumour.
@@ -140,19 +143,25 @@ class Presence:
         between: so it keeps up, however much there is to say.
         """
         self._newest, now = self.envelope(), self.wiring.now()
-        if self._crowded():
-            self._pass_on(self.wiring.identity.peer_id, self._newest)
+        if self.crowded():
+            self._crowd.tell()
             return
         for peer in self.membership.islands:
             if self._telling[peer] < AT_ONCE and self._there(now, peer):
                 self._telling[peer] += 1
                 self.wiring.spawn(self._keep_telling(peer))
 
+    def _due(self) -> bool:
+        """Whether what was announced in a large swarm does not hold any more."""
+        said = self._crowd.said
+        status = with_places(self.status, self.places())
+        return said is None or said.due(self.wiring.now(), status)
+
     async def _keep_telling(self, peer: PeerId) -> None:
         try:
             while self._told.get(peer) is not self._newest:
                 self._told[peer] = self._newest
-                await self._say(peer, "announce", self._newest)
+                await self.say(peer, "announce", self._newest)
         finally:
             self._telling[peer] -= 1
             if not self._telling[peer]:
@@ -165,23 +174,26 @@ class Presence:
         envelope = self.envelope()
         async with asyncio.TaskGroup() as group:
             for peer in self.membership.alive(self.wiring.now()):
-                group.create_task(self._say(peer, "announce", envelope))
+                group.create_task(self.say(peer, "announce", envelope))
 
     async def heartbeats(self) -> None:
         """Announce, look after the membership, and ask around, until cancelled."""
         turn = 0
         while True:
-            self.tell()
+            if self._due() or not self.crowded():
+                self.tell()
+            else:
+                self._crowd.beat()
             now = self.wiring.now()
             for peer in list(self.membership.islands):
                 self.notice(peer)
             self.membership.forget_old(now)
             self._forget()
             alive = sorted(self.membership.alive(now))
-            if alive and self._crowded():  # rumours leave some out
-                self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
-            elif alive and turn % ASK_EVERY == 0:
+            if alive and turn % ASK_EVERY == 0:
                 self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
+            if alive:
+                self._crowd.fetch_sketches(self._crowd.rumours.one_of(alive))
             dead = sorted(self._dead(now))
             if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
                 self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
@@ -191,60 +203,45 @@ class Presence:
     def _there(self, now: float, peer: PeerId) -> bool:
         return self.membership.liveness(peer, now) in THERE
 
-    def _crowded(self) -> bool:
+    def crowded(self) -> bool:
         """Whether there are too many to tell each of them everything."""
         return len(self.membership.islands) > EVERYBODY
 
-    def _pass_on(self, peer: PeerId, envelope: bytes) -> None:
-        """This is news of a peer: pass it on to some others."""
-        self._rumours.add(peer, envelope)
-        if not self._spreading:
-            self._spreading = True
-            self.wiring.spawn(self._spread())
-
-    async def _spread(self) -> None:
-        """Pass on rumours until there are none; those that come meanwhile go together."""
-        under_way: set[asyncio.Task[None]] = set()
-        try:
-            while batch := self._rumours.batch():
-                body = Known(batch).encode()
-                peers, now = list(self.membership.islands), self.wiring.now()
-                there = partial(self._there, now)
-                for peer in self._rumours.targets(peers, there, self.office()):
-                    task = self.wiring.spawn(self._say(peer, "gossip", body))
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
-                await asyncio.sleep(PAUSE_S)
-                while len(under_way) > AT_ONCE * FANOUT:  # add nothing to what is slow to arrive
-                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._spreading = False
-
-    async def _say(self, peer: PeerId, name: str, body: bytes) -> None:
+    async def say(self, peer: PeerId, name: str, body: bytes) -> bytes:
+        """Call a peer: the answer, empty where there is none."""
         for left in reversed(range(TRIES)):
             asked = self.wiring.now()
             try:
-                await self.wiring.transport.call(peer, name, body, timeout=CALL_TIMEOUT_S)
+                transport = self.wiring.transport
+                reply = await transport.call(peer, name, body, timeout=CALL_TIMEOUT_S)
             except Unreachable as error:
                 if error.why is Why.RESET and left:
                     continue  # old connections may all have broken: that is not the peer's death
                 self.unreachable(peer)
             except TransportError:
-                return  # silence is noticed by itself
+                break  # silence is noticed by itself
             else:
                 self.membership.on_answer(peer, self.wiring.now() - asked)
                 self.contact(peer)
-            return
+                return reply
+            break
+        return b""
 
     # --- listening -----------------------------------------------------------------------------
 
     def learn(
-        self, envelope: bytes, sender: PeerId | None = None, *, pass_on: bool = False
+        self,
+        envelope: bytes,
+        sender: PeerId | None = None,
+        *,
+        pass_on: bool = False,
+        pushed_by: PeerId | None = None,
     ) -> Announce:
         """Take a signed announcement. Raises RemoteProtocolError for one that is not valid.
 
-        ``pass_on``: if it is news, pass it on to others. Raises Crowded where too many identities
-        come from its place already.
+        ``pass_on``: if it is news, pass it on to others; as a whole if its origin has ``pushed`` it
+        to a few, and not to all, or was asked for it. Raises Crowded where too many identities come
+        from its place already.
         """
         opened = open_announce(envelope, self.wiring.run, self.wall())
         announce = opened.message
@@ -264,9 +261,9 @@ class Presence:
             self.contact(announce.peer)
         if news:
             self.notice(announce.peer)
-            self.on_news(announce)
-            if pass_on and self._crowded():
-                self._pass_on(announce.peer, envelope)
+            self.on_news(announce if island is None else island.announce)
+            if pass_on and self.crowded():
+                self._crowd.pass_on(announce.peer, envelope, whole=pushed_by == announce.peer)
         return announce
 
     def _origin(self, announce: Announce, sender: PeerId | None) -> tuple[str, bool]:
@@ -295,20 +292,45 @@ class Presence:
                 self.on_double()
             self._double = max(self._double, sequence)
 
-    def known(self, but: Container[bytes] = ()) -> Known:
+    def known(self, but: Container[bytes] = (), want: Container[bytes] | None = None) -> Known:
         """The announcements held here, this node's own first, bounded in number and size.
 
-        Without those whose :func:`_name` is among ``but``.
+        Without those whose :func:`_name` is among ``but``. With ``want``, only announcements and
+        sketches with these tags.
         """
-        room, found = Known.MAX_BYTES - MAX_ANNOUNCE_BYTES, [self.envelope()]
+        room = Known.MAX_BYTES - MAX_ANNOUNCE_BYTES - BEAT_BYTES * MAX_PEERS
+        found, sketches, beats = list[bytes](), list[bytes](), list[Beat]()
+        for envelope, beat, sketch in self._held():
+            tag = tag_of(envelope)
+            if (want is None and _name(envelope) not in but) or (want is not None and tag in want):
+                room -= len(envelope) + 8
+                if room > 0 and len(found) < MAX_KNOWN:
+                    found.append(envelope)
+            if beat.value and len(beats) < MAX_PEERS and (want is None or tag in want):
+                beats.append(beat)
+            named = beat.value and name_in(sketch) != sketch  # the announcement has its name alone
+            if named and (not but if want is None else name_in(sketch)[:TAG_BYTES] in want):
+                room -= len(sketch) + 8
+                if room > 0 and len(sketches) < MAX_KNOWN:
+                    sketches.append(sketch)
+        packed = b"".join(beat.packed() for beat in beats)
+        return Known(tuple(found), packed, tuple(sketches))
+
+    def _held(self) -> Iterator[tuple[bytes, Beat, bytes]]:
+        """Announcements that may be passed on, the newest heartbeat of each, and its sketch."""
+        now = self.wiring.now()
+        if self.crowded():
+            if self._due():
+                self.tell()
+            said = self._crowd.said
+            assert said is not None
+            yield said.envelope, said.beat(), self.status.sketch
+        else:
+            yield self.envelope(), Beat(b"", 0, b""), b""
         for island in self.membership.islands.values():
-            fresh = self.wiring.now() - island.said < LIFETIME_S / 2
-            if not island.envelope or not fresh or _name(island.envelope) in but:
-                continue
-            room -= len(island.envelope) + 8
-            if room > 0 and len(found) < MAX_KNOWN:
-                found.append(island.envelope)
-        return Known(tuple(found))
+            if island.envelope and now - island.said < LIFETIME_S / 2:
+                beat = Beat(island.tag, island.beat, island.pulse)
+                yield island.envelope, beat, island.announce.sketch
 
     async def ask(self, peer: PeerId) -> None:
         """Hear from a peer whom it knows, itself included."""
@@ -324,6 +346,7 @@ class Presence:
                     self.learn(envelope)
                 except (Stale, Crowded):
                     continue  # it has expired, or is not accepted: its sender may not know
+            self._crowd.take_beats(known.beats, peer)
         except RemoteProtocolError as error:
             self.on_rejected(peer, error)
         except TransportError:
@@ -335,23 +358,11 @@ class Presence:
         self.learn(body, sender, pass_on=True)
         return b""
 
-    async def _on_gossip(self, sender: PeerId, body: bytes) -> bytes:
-        self.contact(sender)
-        for envelope in Known.decode(body).announces:
-            if self._rumours.met(envelope):
-                continue
-            try:
-                self.learn(envelope, pass_on=True)
-            except (Stale, Crowded):
-                continue  # it has expired, or is not accepted: its sender may not know
-            except RemoteProtocolError as error:
-                self.on_rejected(sender, error)
-        return b""
-
     async def _on_known(self, sender: PeerId, body: bytes) -> bytes:
-        have = KnownRequest.decode(body).have
+        request: KnownRequest = KnownRequest.decode(body)
         self.contact(sender)
-        return self.known({have[at : at + 8] for at in range(0, len(have), 8)}).encode()
+        have = {request.have[at : at + 8] for at in range(0, len(request.have), 8)}
+        return self.known(have, tags_in(request.want) if request.want else None).encode()
 
     # --- liveness ------------------------------------------------------------------------------
 

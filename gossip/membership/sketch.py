@@ -29,6 +29,7 @@ import torch
 from blake3 import blake3
 
 from protocols.codecs.kernels import add_signed
+from protocols.messages import SKETCH_NAME_BYTES
 
 SIZE = 251  # buckets: the largest prime that fits into 1 KB of fp32
 _BITS = 32  # elements a word of signs serves, _WORDS apart
@@ -76,6 +77,14 @@ def read(data: bytes) -> torch.Tensor | None:
         return None
     values = torch.frombuffer(bytearray(data), dtype=torch.float32)
     return values if bool(torch.isfinite(values).all()) else None
+
+
+def name_in(data: bytes) -> bytes:
+    """The name of an announced sketch: its hash, of which nothing else is announced where
+    many are there. Empty where there is no sketch.
+    """
+    named = len(data) <= SKETCH_NAME_BYTES
+    return data if named else blake3(data).digest(SKETCH_NAME_BYTES)
 
 
 def distances(sketches: torch.Tensor) -> torch.Tensor:

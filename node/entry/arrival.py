@@ -17,7 +17,7 @@ from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import making_s, offered
 from gossip.catchup.claims import PROOF_S, given_time
 from gossip.catchup.lineage import Lineage, prove
-from gossip.membership.presence import open_announce
+from gossip.membership.opening import open_announce
 from gossip.membership.standing import fragments, progress, seen_from
 from gossip.place import Place
 from gossip.plans.certificate import genesis

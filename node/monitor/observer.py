@@ -23,7 +23,8 @@ from bootstrap.manifest_gossip import PAIRED
 from bootstrap.seeds import Reached, explain, find_peers
 from bootstrap.state import fetch_manifest
 from gossip.membership.members import Liveness, Membership
-from gossip.membership.presence import open_announce
+from gossip.membership.opening import open_announce
+from gossip.membership.pulse import beats_in
 from gossip.membership.spread import Published, Spread
 from node import __version__
 from node.entry.past import ask_past
@@ -208,6 +209,10 @@ class Observer:
         self._answered = time.monotonic()
         self.membership.on_contact(peer, self._answered)
         self._learn(reply.announces)
+        for beat in beats_in(reply.beats):
+            self.membership.on_beat(beat, self._answered)
+        for announce in self.membership.on_sketches(reply.sketches):
+            self._published.learn(announce)
 
     def _learn(self, envelopes: Sequence[bytes]) -> None:
         now = time.monotonic()
@@ -221,7 +226,8 @@ class Observer:
             if proof and not hmac.compare_digest(proof, announce.admission):
                 continue
             self.membership.on_announce(announce, envelope, opened.sequence, now)
-            self._published.learn(announce)
+            if (island := self.membership.islands.get(announce.peer)) is not None:
+                self._published.learn(island.announce)
             for address in announce.addresses:
                 try:
                     self.transport.book.add(announce.peer, address)
