@@ -259,6 +259,7 @@ class Node:
             return
         self.said_started = True
         join_address = self.place.join_address()
+        run = self.state.run
         self.state.node = replace(self.state.node, device=device, join_address=join_address)
         self.events.emit(
             Started(
@@ -273,8 +274,8 @@ class Node:
                 dashboard=_reachable(self.dashboard.address) if self.dashboard else "",
                 join_address=join_address,
                 invitation_needed=bool(self.config.invitation),
-                scripts=self.state.run is not None
-                and bool(self.state.run.manifest["script"]["layout"]),
+                scripts=run is not None and bool(run.manifest["script"]["layout"]),
+                total_rounds=run.total_rounds if run is not None else 0,
             )
         )
         if self.daemon.dashboard_key and not self.daemon.printed_key(sys.stdout):

@@ -30,6 +30,7 @@ from node.monitor.events import (
     Stopping,
 )
 from node.monitor.wording import clean, duration, megabytes
+from protocols.bounds import ENDLESS_ROUNDS
 
 KINDS = [cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event)]
 
@@ -203,7 +204,8 @@ def test_the_round_line():
     assert render(RoundFailed(round=3, reason="no majority")) == "round 3 failed: no majority"
 
 
-def test_the_start_up_block_ends_with_the_join_line():
+@pytest.mark.parametrize("total", [0, 60, ENDLESS_ROUNDS])
+def test_the_start_up_block_ends_with_the_join_line_and_how_long_there_is(total: int) -> None:
     text = render(
         Started(
             peer="12D3KooWx",
@@ -212,11 +214,18 @@ def test_the_start_up_block_ends_with_the_join_line():
             device="cuda:0",
             api="127.0.0.1:4391",
             join_address="203.0.113.7:4390/12D3KooWx",
+            total_rounds=total,
         )
     )
     assert "identity 12D3KooWx (saved) · run tiny-docs-8c41 · cuda:0" in text
     assert "dashboard http://127.0.0.1:4391/" in text
-    assert text.splitlines()[-1].strip() == "node start --peers 203.0.113.7:4390/12D3KooWx"
+    at = text.splitlines().index("     node start --peers 203.0.113.7:4390/12D3KooWx")
+    rest = text.splitlines()[at + 1 :]
+    if total in (0, ENDLESS_ROUNDS):
+        assert not rest
+    else:
+        assert "over after 60 rounds" in rest[0]
+        assert rest[0].endswith("--set rounds.total_rounds=N")
 
 
 def test_a_run_of_scripts_is_not_joined_with_node_start():

@@ -48,6 +48,7 @@ from node.monitor.wording import (
     number,
     short,
 )
+from protocols.bounds import ENDLESS_ROUNDS
 
 STEP_INTERVAL_S = 1.0
 _INDENT = "   "
@@ -234,4 +235,11 @@ def _started(event: Started, key: str) -> str:
     if event.join_address:
         line = join_line(event.join_address, invited=event.invitation_needed, scripts=event.scripts)
         lines += [f"{_INDENT}Others can join with:", f"{_INDENT}  {line}"]
+        if 0 < event.total_rounds < ENDLESS_ROUNDS:
+            more = 'run={"rounds": {"total_rounds": N}}'
+            given = more if event.scripts else "--set rounds.total_rounds=N"
+            lines.append(
+                f"{_INDENT}The run is over after {event.total_rounds} rounds, whoever takes part "
+                f"by then; who creates one gives it more with {given}"
+            )
     return "\n".join(lines)
