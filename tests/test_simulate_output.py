@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
+from bootstrap import manifest_modes
+from bootstrap.manifest_gossip import PAIRED
 from node.cli import app
+from node.commands.simulating import _summary
 from node.simulate.run import codecs_of
-from node.simulate.scenario import Scenario
+from node.simulate.scenario import Mode, Scenario
 from node.simulate.world import Point, Result, simulate
 
 
@@ -44,6 +48,24 @@ def test_a_result_names_the_codecs_that_were_sent() -> None:
     one = Scenario(mode="onebit-adam")
     assert one.codec == "int4", "which the mode does not read"
     assert Result(one, 1, [Point(0, 0, 0, 0)], {}, 0.0).to_json()["codecs"] == ("bf16", "int1")
+
+
+def test_two_results_can_be_told_apart_by_their_last_lines() -> None:
+    one = Scenario.model_validate(
+        {"islands": 5, "attackers": 1, "rule": "geometric-median", "attack": 2.5}
+    )
+    said = _summary(Result(one, 1234, [Point(0, 0, 0, 0)], {}, 0.0)).splitlines()[-1]
+    assert said.startswith("5 islands, diloco, int4, 1,234 parameters, attackers=1, attack=2.5, ")
+    assert "rule=geometric-median: 0 s simulated" in said
+    plain = _summary(Result(Scenario(), 1234, [Point(0, 0, 0, 0)], {}, 0.0))
+    assert plain.splitlines()[-1].startswith("4 islands, diloco, int4, 1,234 parameters: ")
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_every_mode_needs_nothing_else_to_be_simulated(mode: str) -> None:
+    one = Scenario.model_validate({"mode": mode})
+    if mode in PAIRED:
+        assert one.codec == manifest_modes.OF_PAIRS["codec"]
 
 
 def test_the_command_says_what_is_likely_to_disappoint() -> None:

@@ -146,6 +146,8 @@ def _with_progress(one: Scenario) -> Result:
 
 
 def _summary(result: Result) -> str:
+    from node.simulate.run import codecs_of
+
     lines = [
         f"{'virtual time':>12} {'steps':>7} {'bytes/parameter':>16} {'loss':>8}",
     ]
@@ -160,11 +162,23 @@ def _summary(result: Result) -> str:
         )
     one = result.scenario
     lines.append(
-        f"{one.islands} islands, {one.mode}, {result.parameters:,} parameters: "
+        f"{one.islands} islands, {one.mode}, {'+'.join(codecs_of(one))}, "
+        f"{result.parameters:,} parameters{_chosen(one)}: "
         f"{points[-1].time:,.0f} s simulated in {result.seconds:.0f} s"
     )
     lines += [f"{key.replace('_', ' ')}: {_noted(key, n)}" for key, n in result.notes.items()]
     return "\n".join(lines)
+
+
+def _chosen(one: Scenario) -> str:
+    """Settings that are not the defaults, which tell two results apart."""
+    said = {"mode", "islands", "codec", "codecs"}
+    given = one.model_dump(exclude_defaults=True, exclude=said)
+    return "".join(f", {name}={_setting(value)}" for name, value in given.items())
+
+
+def _setting(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _noted(key: str, value: float) -> str:

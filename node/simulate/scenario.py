@@ -21,7 +21,7 @@ from pydantic import (
 
 from bootstrap import manifest_rounds
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.manifest_modes import check_arrivals
+from bootstrap.manifest_modes import OF_PAIRS, check_arrivals
 from bootstrap.manifest_rounds import COARSE, FINEST_FIRST, SPARSE, Codec, CodecChoice
 from bootstrap.validation import bad_config, explain, read_toml
 from protocols.errors import OperatorError
@@ -220,6 +220,8 @@ class Scenario(BaseModel):
         wanted: dict[str, Any] = {}
         if given.get("mode") == "server":
             wanted["bound"] = 0
+        if given.get("mode") in PAIRED:
+            wanted["codec"] = OF_PAIRS["codec"]
         if given.get("codec") == "auto" and given.get("mode") not in PAIRED:
             wanted["codecs"] = manifest_rounds.Rounds.model_fields["codecs"].default
         return wanted | dict(given)
