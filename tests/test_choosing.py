@@ -62,6 +62,15 @@ def test_nothing_is_told_of_a_speed_before_a_step_was_timed() -> None:
     assert told(one) == []
 
 
+def test_an_island_alone_is_told_nothing_of_the_fastest() -> None:
+    one = chooser(inner_steps=40)
+    assert one.steps([]) == 40
+    assert told(one) == []
+    assert one.steps([other(steps_per_second=40.0)]) == 10
+    assert one.steps([]) == 40  # the other one has left
+    assert [event.value for event in told(one)] == [10, 40]
+
+
 def test_the_operator_has_the_last_word() -> None:
     one = chooser(own=7, inner_steps=40)
     assert one.steps([other(steps_per_second=40.0)]) == 7

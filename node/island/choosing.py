@@ -73,7 +73,8 @@ class Chooser:
         fastest = fastest_of([mine, *speeds])
         inputs = {"inner_steps": float(whole), "steps_per_second": mine, "fastest": fastest}
         why = "as quick as the fastest" if chosen == whole else "slower: to be done with the others"
-        self._tell("own_inner_steps", chosen, inputs, why)
+        if others or "own_inner_steps" in self._told:  # alone it is H, which the run says
+            self._tell("own_inner_steps", chosen, inputs, why)
         return chosen
 
     def together(self, done: int, target: int, etas: Sequence[float]) -> int | None:
