@@ -34,6 +34,22 @@ def test_a_letter_that_is_here_does_not_come_again() -> None:
     with_boxes(test)
 
 
+def test_who_has_a_letter_says_so_to_a_sender_that_it_does_not_know_any_more() -> None:
+    """The word that it came was lost: a share that is taken back then would count twice."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        name = a.letters.name()
+        await a.send(B, 1.0, name=name)
+        b.strangers.add(A.peer_id)
+        await a.send(B, 1.0, name=name, again=True)  # raises nothing: it has come
+        assert len(b.arrived) == 1
+        with pytest.raises(RemoteRefused) as error:
+            await a.send(B, 2.0)
+        assert error.value.code == "stranger"
+
+    with_boxes(test)
+
+
 def test_what_made_way_while_its_sender_asked_is_asked_about_again() -> None:
     """Nobody has lied: no memory is taken, nobody is blamed, and it comes from its beginning."""
 

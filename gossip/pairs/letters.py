@@ -317,7 +317,9 @@ class Letters:
         """The codec of a letter that may come."""
         if header.run != self.wiring.run:
             raise Stale("another run")
-        if not self.mail.welcome(sender):
+        # who asks whether its letter has come is told so, whether it is still known here or not: it
+        # would take a share back that counts here
+        if not self.mail.welcome(sender) and self._newest.get(sender) != header.basis:
             raise RemoteRefused("stranger", "announce yourself first")
         if (header.start, header.stop) != (0, self.size):
             raise Malformed("a letter is about a whole fragment")
