@@ -187,7 +187,9 @@ class CheckpointCopy:
         try:
             with files.open(place, "rb") as file:
                 with suppress(ValueError, NotImplementedError):
-                    at = file.seek(begins) if begins else 0
+                    if begins:  # what seek returns is not always the place: SFTP's returns nothing
+                        file.seek(begins)
+                        at = begins
                 while at < most and (piece := file.read(min(most - at, PIECE))):
                     yield at, piece
                     at += len(piece)
