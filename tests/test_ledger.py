@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from gossip_kit import PLACE, decided
 
-from gossip.exchange.ledger import Ledger, stored
+from gossip.exchange.ledger import RESERVE, Ledger, Parts, stored
 from gossip.place import Place
 from protocols.identity import Identity
 from protocols.memory import virtual_time
@@ -174,6 +175,53 @@ def test_rounds_that_somebody_needs_are_kept_while_there_is_room(
     needed, room = None, 1
     ledger.add(made[9], {})
     assert ledger.certificate(7) is None
+
+
+@pytest.mark.parametrize("saved", [16000, 0])  # bytes of a checkpoint, of who makes any
+def test_rounds_in_files_leave_room_for_a_checkpoint_and_a_reserve(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+) -> None:
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
+    monkeypatch.setattr("gossip.exchange.ledger.RESERVE", 500)
+    before = saved + 500 + 1800 + 900  # there is room for one round of 1800 bytes, and for no other
+    files: list[weakref.ref[Parts]] = []
+
+    class File(dict[tuple[int, int], torch.Tensor]):
+        pass  # unlike a dict it can be referred to weakly
+
+    def left() -> int:
+        return before - 1800 * sum(file() is not None for file in files)
+
+    def kept(parts: Parts, directory: Path) -> Parts:
+        found = File(stored(parts, directory))
+        files.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr("gossip.exchange.ledger.stored", kept)
+    ledger = Ledger(1, 1000, tmp_path, needed=lambda: 0, room=lambda: left() - saved)
+    made = rounds(identities(2), 6)
+    for number, certificate in enumerate(made):
+        ledger.add(certificate, big(certificate, number, 900))
+        virtual_time.run(ledger.make_room(virtual_time.inline))
+        assert left() - saved >= 500
+    assert len(files) > 1
+    assert ledger.since(4, 10) == tuple(made[4:])  # one in memory, one in a file
+    assert ledger.certificate(3) is None
+    first = made[4].outcome.parts[0]
+    assert ledger.part(4, first.start, first.stop, first.digest) is not None
+
+
+def test_rounds_that_are_kept_in_any_case_take_no_checkpoints_room(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.exchange.ledger.SMALL", 1000)
+    ledger = Ledger(5, 1000, tmp_path, room=lambda: RESERVE + 3999)
+    (certificate,) = rounds(identities(2), 1)
+    ledger.add(certificate, big(certificate, 1, 2000))
+    virtual_time.run(ledger.make_room(virtual_time.inline))
+    first = certificate.outcome.parts[0]
+    assert ledger.newest() == certificate
+    assert ledger.part(0, first.start, first.stop, first.digest) is None
 
 
 def test_nobody_needs_more_bytes_than_those_of_the_state(

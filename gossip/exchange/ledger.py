@@ -11,12 +11,15 @@ long for these as for the state itself, so if more are made during its download,
 narrow for the rounds of this run. Of what is kept only the newest lies in memory, as much as half
 an fp32 vector takes; the rest is in files without a name, mapped, so that the system has their
 pages in memory while there is room. So they take up to 8 bytes a parameter of the disk (56 GB with
-7 billion), while newcomers come, and nothing where a checkpoint would not find room beside them.
+7 billion), while newcomers come. Nothing is written that would not leave a checkpoint its room, and
+:data:`RESERVE` besides.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -36,6 +39,7 @@ Parts = Mapping[tuple[int, int], torch.Tensor]  # range -> uint8, encoded
 SMALL = 64 * 1024 * 1024  # bytes that nobody minds
 NOT_KEPT = "gone"  # the code of the refusal to give a part
 MEMORY, ALL = 2, 8  # bytes an element of the vector: kept in memory, and kept at all
+RESERVE = 2 * 1024**3  # bytes of the disk that rounds leave to all else that is written
 MOST = 256  # rounds, however few bytes they have: a certificate may have hundreds of KB
 
 
@@ -57,9 +61,9 @@ def stored(parts: Parts, directory: Path) -> Parts:
 class Ledger:
     """The newest ``keep`` rounds of one fragment of ``size`` elements, oldest first.
 
-    And those from ``needed()`` on, while ``room()`` (bytes of the disk) is left. What is more than
-    the bytes that may be in memory goes to ``directory`` (:meth:`excess`); without one only the
-    newest round may be more.
+    And those from ``needed()`` on, while the disk has room: ``room()`` says how many bytes it has.
+    What is more than the bytes that may be in memory goes to ``directory`` (:meth:`excess`);
+    without one only the newest round may be more.
     """
 
     keep: int
@@ -86,7 +90,8 @@ class Ledger:
         needed = self.needed()
         if needed is None or next(iter(self._rounds)) < needed or len(self._rounds) > MOST:
             return False
-        return self.room() > 0
+        to_come = sum(_size(parts) for _, parts in self.excess())
+        return self.room() > (to_come + RESERVE if to_come or self._stored else 0)
 
     def clear(self) -> None:
         """Forget all: this node has moved to another chain."""
@@ -117,9 +122,16 @@ class Ledger:
             return
         for round_, parts in self.excess():
             try:
-                self.replace(round_, parts, await offload(partial(stored, parts, self.directory)))
+                self.replace(round_, parts, await offload(partial(self._store, parts)))
             except OSError:  # no space: whoever missed the round downloads the state
                 self.replace(round_, parts, None)
+
+    def _store(self, parts: Parts) -> Parts:
+        """See :func:`stored`; raises OSError as well where too little room would be left."""
+        assert self.directory is not None
+        if self.room() < _size(parts) + RESERVE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return stored(parts, self.directory)
 
     def _bytes(self) -> int:
         return sum(_size(parts) for _, parts in self._rounds.values())
