@@ -12,9 +12,11 @@ from lineage_kit import CREATOR, OTHERS
 from state_kit import RUN, Bench, Identities, free
 
 from bootstrap.state import StateServer
+from bootstrap.state.offers import MAKING, making_s
 from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
 from node.entry.arrival import COPIES, PATIENCE_S
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, RemoteRefused
+from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.memory.transport import MemoryTransport
 
@@ -89,6 +91,69 @@ def test_where_all_say_so_and_make_none_it_ends_in_time() -> None:
         assert asyncio.get_running_loop().time() < PATIENCE_S + (COPIES + 2) * 40
 
     played(story)
+
+
+def test_a_crowd_that_only_says_so_keeps_nobody_from_who_has_a_copy() -> None:
+    """Out of office names cost nothing, and whoever makes up many may have the first ones."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        *crowd, honest = sorted(
+            (Identity.from_seed(bytes([n, 9]) * 16) for n in range(21)),
+            key=lambda who: who.peer_id,
+        )
+        for who in crowd:
+            scene.stand(who, chain, 5.0, copying=slow(1e6))
+        scene.stand(honest, chain, 5.0)
+        await scene.arrive()
+        assert scene.base.unique().tolist() == [5.0]
+        assert asyncio.get_running_loop().time() < PATIENCE_S
+
+    played(story)
+
+
+@pytest.mark.parametrize("crowd", [2, 40])
+def test_of_a_download_those_who_only_say_so_are_asked_again_after_the_others(
+    identities: Identities, crowd: int
+) -> None:
+    async def main() -> None:
+        bench = Bench(identities(2), [1e6])
+        honest = bench.peers.pop()
+        for number in range(crowd):
+            transport = bench.network.join(Identity.from_seed(bytes([100 + number]) * 32).peer_id)
+
+            async def again(peer: PeerId, body: bytes) -> bytes:
+                raise RemoteRefused(MAKING, "a copy of the state is being made")
+
+            transport.on_call("state", again)
+            bench.peers.append(transport.peer_id)
+        bench.peers.append(honest)
+        await bench.download(first_sources=FIRST_SOURCES)
+        bench.check()
+        assert asyncio.get_running_loop().time() < making_s(0)
+
+    virtual_time.run(main())
+
+
+def test_those_in_office_are_waited_for_and_nobody_else_makes_a_copy_meanwhile(
+    identities: Identities,
+) -> None:
+    async def main() -> None:
+        bench, begun = Bench(identities(1), []), list[PeerId]()
+        for identity in identities(7)[1:]:
+            transport = bench.network.join(identity.peer_id, upload=1e6)
+
+            async def copies(work: Callable[[], Any], me: PeerId = identity.peer_id) -> Any:
+                begun.append(me)
+                return await slow(20.0)(work)
+
+            StateServer(transport, RUN, bench.current, still=free, offload=copies)
+            bench.peers.append(transport.peer_id)
+        await bench.download(first_sources=FIRST_SOURCES, in_office=bench.peers[:2])
+        bench.check()
+        assert begun == bench.peers[:2]
+
+    virtual_time.run(main())
 
 
 def test_where_the_newcomers_own_link_is_full_no_more_than_three_make_a_copy(

@@ -5,17 +5,19 @@ expected digest; from then on every chunk can be checked. Two are asked at first
 long as that helps (:mod:`bootstrap.state.widening`). They take chunks from one queue, so that each
 contributes what its link carries. When the queue is empty, free sources are also
 asked for the chunk that another one has been at for longest (or several, each for a while), so
-that slow ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose
-link fails, after a few tries without a chunk. Where all links fail, they are tried for two minutes
-after the last chunk, since losing the last source would lose all that came. Other newcomers
-that download the same state are sources as well, of the chunks that they have.
+that slow ones do not hold up the end. A source out of office that says for longer than usual that
+it is making its copy is asked again after those that were not asked yet: names cost nothing.
+A source that sends wrong bytes is dropped at once, one whose link fails, after a few tries without
+a chunk. Where all links fail, they are tried for two minutes after the last chunk, since losing the
+last source would lose all that came. Other newcomers that download the same state are sources as
+well, of the chunks that they have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +28,7 @@ from blake3 import blake3
 
 from bootstrap.state.chunks import Offer, Progress, Served, Work
 from bootstrap.state.digest import HASH_BYTES, StateBytes
-from bootstrap.state.offers import offered
+from bootstrap.state.offers import AGAIN_S, is_making, making_s, offered, turn_s
 from bootstrap.state.partial import PartialState
 from bootstrap.state.sharing import Sharing
 from bootstrap.state.widening import FIRST_SOURCES, QUIET_S, Widening
@@ -72,11 +74,12 @@ class NoSourceError(TransportError):
 class Words:
     """How a copy is asked for: its offer, and the name and header of a chunk's pull.
 
-    ``offer`` calls its second argument whenever the peer says that it is still making the copy.
+    ``offer`` calls its second argument whenever the peer says that it is still making the copy, and
+    waits for that until the time that is its third.
     ``in_place`` asks another downloader which chunks it has (:meth:`Work.in_place`).
     """
 
-    offer: Callable[[PeerId, Callable[[], object]], Awaitable[Offer]]
+    offer: Callable[[PeerId, Callable[[], object], float], Awaitable[Offer]]
     pull: str
     header: Callable[[int], bytes]
     in_place: Callable[[PeerId], Awaitable[bytes]] | None = None
@@ -107,8 +110,11 @@ async def download_state(
     max_sources: int = MAX_SOURCES,
     fellows: Fellows | None = None,
     on_disk: PartialState | None = None,
+    in_office: Container[PeerId] = (),
 ) -> Download:
     """Fill ``vectors``, float32 each and base first, with the state of that digest.
+
+    Of ``peers`` the first are asked first; those ``in_office`` may take their time for a copy.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     the vectors may then be partly written. With ``fellows`` the chunks that are here already
@@ -118,13 +124,13 @@ async def download_state(
     request = StateRequest(run, round_, fragment)
     work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress, on_disk)
 
-    async def offer(peer: PeerId, making: Callable[[], object]) -> StateOffer:
+    async def offer(peer: PeerId, making: Callable[[], object], until: float) -> StateOffer:
         found = await offered(
             transport,
             peer,
             request,
             timeout=offer_timeout,
-            length=work.state.length,
+            until=until,
             making=making,
         )
         if fellows is not None:
@@ -161,6 +167,7 @@ async def download_state(
             first_sources=first_sources,
             max_sources=max_sources,
             introduce=fellows.introduce if fellows else None,
+            in_office=in_office,
         )
         if on_disk is not None:
             on_disk.finish()
@@ -179,12 +186,13 @@ async def download(
     first_sources: int = FIRST_SOURCES,
     max_sources: int = MAX_SOURCES,
     introduce: Introduce | None = None,
+    in_office: Container[PeerId] = (),
 ) -> Download:
     """Get all chunks of the copy that ``work`` is about; ``what`` names it in errors.
 
     With ``introduce`` also from others that download the same. Otherwise as :func:`download_state`.
     """
-    fetch = _Fetch(transport, words, work, offload, stall_timeout)
+    fetch = _Fetch(transport, words, work, offload, stall_timeout, in_office)
     slots = asyncio.Semaphore(min(first_sources, max_sources))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
@@ -220,6 +228,7 @@ class _Fetch:
     work: Work
     offload: Offload
     stall_timeout: float
+    in_office: Container[PeerId]
     silent: dict[PeerId, float] = field(default_factory=dict)  # no answer since
 
     async def widen(self, slots: asyncio.Semaphore, first: int, most: int) -> None:
@@ -237,25 +246,40 @@ class _Fetch:
 
     async def serve(self, peer: PeerId, slots: asyncio.Semaphore) -> None:
         """Use one peer until the state is complete or the peer is of no use."""
-        async with slots:
-            source = self.work.sources.setdefault(peer, Served())
-            self.silent[peer] = asyncio.get_running_loop().time()
-            try:
-                offer = await self.words.offer(peer, lambda: self.silent.pop(peer, None))
-                self.work.accept(offer)
-            except (TransportError, RemoteProtocolError) as error:
-                _blame(peer, source, error, fatal=True)
+        now, end = asyncio.get_running_loop().time, 0.0
+        source = Served()
+        while not source.dropped:
+            if end:
+                await asyncio.sleep(AGAIN_S)
+            async with slots:
+                self.work.sources.setdefault(peer, source)
+                end = end or now() + making_s(self.work.state.length)
+                try:
+                    await self._offered(peer, end)
+                except (TransportError, RemoteProtocolError) as error:
+                    if not is_making(error) or now() + AGAIN_S > end:
+                        _blame(peer, source, error, fatal=True)
+                    continue
+                async with asyncio.TaskGroup() as group:
+
+                    def enough() -> None:
+                        while source.streams < max(STREAMS, streams(source.round_trip)):
+                            source.streams += 1
+                            group.create_task(self._stream(peer, source, enough))
+
+                    enough()
                 return
-            finally:
-                self.silent.pop(peer, None)
-            async with asyncio.TaskGroup() as group:
 
-                def enough() -> None:
-                    while source.streams < max(STREAMS, streams(source.round_trip)):
-                        source.streams += 1
-                        group.create_task(self._stream(peer, source, enough))
-
-                enough()
+    async def _offered(self, peer: PeerId, end: float) -> None:
+        """Accept a peer's offer; only for one in office a copy is waited for to its ``end``."""
+        now = asyncio.get_running_loop().time
+        self.silent[peer] = now()
+        until = end if peer in self.in_office else min(end, now() + turn_s(self.work.state.length))
+        try:
+            offer = await self.words.offer(peer, lambda: self.silent.pop(peer, None), until)
+            self.work.accept(offer)
+        finally:
+            self.silent.pop(peer, None)
 
     async def share(self, introduce: Introduce, sources: Sequence[PeerId]) -> None:
         """Also use others that download the same, as they become known; until cancelled."""

@@ -170,7 +170,7 @@ async def download_moments(
     Raises :class:`~bootstrap.state.download.NoSourceError`.
     """
 
-    async def known(peer: PeerId, making: object) -> MomentsOffer:
+    async def known(peer: PeerId, making: object, until: float) -> MomentsOffer:
         return offer
 
     def header(index: int) -> bytes:

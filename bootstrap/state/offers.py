@@ -16,11 +16,22 @@ ANSWER_S = 3.0  # after which a source says that it is making one
 AGAIN_S = 1.0  # until it is asked the next time
 OUTER_STEP_S = 30.0  # that an outer step may take before the source can begin to copy
 COPY_RATE = 2.5e8  # bytes a second at least: a fifth of what one thread copies and hashes
+USUAL_RATE = 5 * COPY_RATE
 
 
 def making_s(length: int) -> float:
     """Seconds within which a source must have made a copy of ``length`` bytes."""
     return OUTER_STEP_S + length / COPY_RATE
+
+
+def turn_s(length: int) -> float:
+    """Seconds that a copy of ``length`` bytes usually takes: then others are asked meanwhile."""
+    return length / USUAL_RATE
+
+
+def is_making(error: Exception) -> bool:
+    """Whether a source refused only since it is making its copy."""
+    return isinstance(error, RemoteRefused) and error.code == MAKING
 
 
 async def offered(
@@ -29,21 +40,22 @@ async def offered(
     request: StateRequest,
     *,
     timeout: float,
-    length: int,
+    until: float,
     making: Callable[[], object] = lambda: None,
 ) -> StateOffer:
-    """A source's offer of a state of ``length`` bytes; each answer has ``timeout`` seconds.
+    """A source's offer of a state; each answer has ``timeout`` seconds.
 
-    Asked for again as long as the source says that it is ``making`` a copy, for a time that grows
-    with the state. Raises as :func:`protocols.asking.ask`.
+    Asked for again as long as the source says that it is ``making`` a copy, ``until`` then by the
+    event loop's clock. Raises as :func:`protocols.asking.ask`.
     """
     now = asyncio.get_running_loop().time
-    end = now() + making_s(length)
     while True:
         try:
             return await ask(transport, peer, "state", request, StateOffer, timeout=timeout)
         except RemoteRefused as error:
-            if error.code != MAKING or now() + AGAIN_S > end:
+            if error.code != MAKING:
                 raise
-        making()
+            making()
+            if now() + AGAIN_S > until:
+                raise
         await asyncio.sleep(AGAIN_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -14,7 +15,7 @@ import torch
 from bootstrap.seeds import backoff
 from bootstrap.state import Fellows, PartialState, Progress, Sharing, download_state
 from bootstrap.state.digest import StateBytes
-from bootstrap.state.offers import making_s, offered
+from bootstrap.state.offers import AGAIN_S, is_making, making_s, offered, turn_s
 from gossip.catchup.claims import PROOF_S, given_time
 from gossip.catchup.lineage import Lineage, prove
 from gossip.membership.opening import open_announce
@@ -188,6 +189,7 @@ class Arrival:
             offer_timeout=OFFER_TIMEOUT_S,
             fellows=self._fellows,
             on_disk=on_disk,
+            in_office=state.roster,
         )
         served = {peer: one.bytes for peer, one in download.sources.items()}
         return Arrived(state, target, served)
@@ -282,43 +284,65 @@ class Arrival:
         """Have a source keep a state for us: this one, or its newest if it moved on; returns which.
 
         Where rounds are short, a state of a given round would be gone each time it is asked for.
-        ``until`` moves on while a source makes its copy of ``size`` bytes. Raises the last
-        source's failure if none keeps a state by then.
+        ``until`` moves on while a source makes its copy of ``size`` bytes. One out of office
+        that says again and again that it is making its copy is asked after the others, since names
+        cost nothing. Raises the last source's failure if none keeps a state by then.
         """
         failure: TransportError | RemoteProtocolError | None = None
         request = StateRequest(self.run, target.round, fragment, or_newer=True)
         now = asyncio.get_running_loop().time
 
-        def order(peer: PeerId) -> tuple[bool, bool]:
-            return peer in self._unable, peer not in state.roster
+        def order(peer: PeerId) -> tuple[bool, bool, float]:
+            stranger = peer not in state.roster  # which may choose its name
+            return peer in self._unable, stranger, self.dice.random() if stranger else 0.0
 
-        for peer in sorted(target.sources, key=order):
-            if failure is not None and now() > until():
-                break
+        sources = sorted(target.sources, key=order)
+        waiting, ends = deque(sources), dict[PeerId, float]()
+        again = dict[PeerId, float]()  # not before
+        while waiting and (failure is None or now() <= until()):
+            peer = waiting.popleft()
+            await asyncio.sleep(max(0.0, again.get(peer, 0.0) - now()))
+            end = ends.setdefault(peer, now() + making_s(size))
+            patient = peer in state.roster or not waiting
+            turn = end if patient else min(end, now() + turn_s(size))
             try:
-                offer = await self._offered(peer, request, until(), size)
+                offer = await self._offered(
+                    peer, request, until(), size, turn, first=peer not in again
+                )
+                others = [source for source in sources if source != peer]
                 if offer.round <= target.round:
                     return target, state
                 # this source alone: where the others stand by now is not known
                 newest = Target(offer.round, None, offer.digest, target.work, (peer,))
                 state = await self._standing(newest, fragment, until())
             except (TransportError, RemoteProtocolError) as error:
-                self._unable.add(peer)
                 failure = error
+                if is_making(error) and turn < end:
+                    waiting.append(peer)
+                    again[peer] = now() + AGAIN_S
+                else:
+                    self._unable.add(peer)
             else:
-                others = [source for source in target.sources if source != peer]
                 return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
 
     async def _offered(
-        self, peer: PeerId, request: StateRequest, until: float, size: int
+        self,
+        peer: PeerId,
+        request: StateRequest,
+        until: float,
+        size: int,
+        end: float,
+        *,
+        first: bool,
     ) -> StateOffer:
+        """An offer; a copy is waited for to its ``end``, and told of where it is the ``first``."""
         now = asyncio.get_running_loop().time
         began, making = now(), False
 
         def makes() -> None:
             nonlocal making
-            if not making:
+            if first and not making:
                 self.making(peer, size)
             making = True
 
@@ -328,7 +352,7 @@ class Arrival:
                 peer,
                 request,
                 timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until - now())),
-                length=size,
+                until=end,
                 making=makes,
             )
         finally:
