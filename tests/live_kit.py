@@ -89,9 +89,9 @@ def begun_at(monkeypatch):
     begun = []
 
     class Watched(Reader):
-        def __init__(self, source, at=None):
+        def __init__(self, source, at=None, *more):
             begun.append(at or Mark())
-            super().__init__(source, at)
+            super().__init__(source, at, *more)
 
     monkeypatch.setattr(live, "Reader", Watched)
     return begun

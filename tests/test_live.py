@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from live_kit import (
 
 from node.data.documents import Input, read
 from node.data.live import Parts, StreamData, deal, read_recipe, recipe_for
-from node.data.streamed import DataSet, Reader
+from node.data.streamed import DataSet, Mark, Reader
 from node.data.tokenizer import ByteTokenizer
 from node.hosts.tokens import fingerprint
 from node.setting_values import place
@@ -110,6 +111,18 @@ def test_a_mark_of_another_version_of_the_library_is_passed_over_by_its_count(te
         again = Reader(source, other)
         assert list(itertools.islice(again, 300)) == following
         assert (again.passes, again.examples) == (reader.passes, reader.examples)
+
+
+@pytest.mark.parametrize("texts", ["json", "parquet"], indirect=True)
+def test_each_example_that_is_passed_over_is_a_sign_and_what_follows_has_a_state(texts):
+    source, signs, mark = DataSet.parse(texts[1]), [], Mark(examples=170)
+    reader = Reader(source, mark, lambda: signs.append(reader.mark))
+    assert reader.mark == mark
+    first, following = next(reader), reader.mark
+    assert first == texts[0][170].encode()
+    assert signs == [mark] * 170 + [mark.model_copy(update={"state": ANY, "library": ANY})]
+    assert following.state is not None
+    assert next(Reader(source, following)) == next(reader) == texts[0][171].encode()
 
 
 def test_documents_are_apart_where_the_run_says_so(texts, tmp_path):

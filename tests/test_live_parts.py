@@ -23,6 +23,7 @@ from live_kit import (
 
 from node.data import live
 from node.data.live import Parts, StreamData, read_recipe
+from node.data.streamed import DataSet, Mark
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import FileTokenizer
 from node.trainer.corpus import is_held_out
@@ -106,6 +107,36 @@ def test_who_waits_for_a_part_sees_that_another_process_reads(texts, tmp_path, m
         seen.append(other.headway)
     assert seen[0] == 0
     assert len(set(seen)) == 3
+
+
+class Watched:
+    """A stream whose every example is told of before it is handed out."""
+
+    def __init__(self, stream, told):
+        self.stream, self.told = stream, told
+
+    def __iter__(self):
+        for example in self.stream:
+            self.told()
+            yield example
+
+    def state_dict(self):
+        return self.stream.state_dict()
+
+
+def test_a_stream_that_passes_over_what_was_read_before_gives_signs(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "SIGN_S", 0.0)
+    data, opened, signs = stream(run(), texts[1], tmp_path / "parts"), DataSet.open, []
+
+    def told():
+        signs.append(data.headway != 0)
+        (data.parts._directory / live.SIGN).unlink(missing_ok=True)
+
+    data.parts._directory.mkdir(parents=True)
+    data.parts._marks.note(7, Mark(examples=100))  # of another version of the library
+    monkeypatch.setattr(DataSet, "open", lambda source: Watched(opened(source), told))
+    data.parts.get(7, 0)
+    assert signs[:101] == [False] + [True] * 100
 
 
 def test_parts_have_enough_for_the_steps_of_a_round_with_a_tokenizer_too(texts, tmp_path):

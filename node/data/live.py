@@ -331,7 +331,7 @@ class Parts:
         at, reader = self._reader or (-1, None)
         known, mark = self._marks.nearest(round)
         if reader is None or at > round or at < known:
-            at, reader = known, Reader(self._source, mark)
+            at, reader = known, Reader(self._source, mark, self._sign)
         self._reader = None  # until it stands at the beginning of a stretch again
         while at < round:
             for _ in self._stretch(reader):
@@ -350,15 +350,16 @@ class Parts:
                 old.unlink(missing_ok=True)
 
     def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
-        for dealt in deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes):
-            if (now := time.monotonic()) >= self._signed + SIGN_S:
-                self._signed = now
-                (self._directory / SIGN).touch()
-            yield dealt
+        return deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes)
+
+    def _sign(self) -> None:
+        if (now := time.monotonic()) >= self._signed + SIGN_S:
+            self._signed = now
+            (self._directory / SIGN).touch()
 
     @property
     def headway(self) -> int:
-        """Another number whenever a process of this machine has read more texts."""
+        """Another number whenever a process of this machine has read, or passed, more examples."""
         try:
             return (self._directory / SIGN).stat().st_mtime_ns
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,14 @@ class Reader:
     before a place says all about it.
     """
 
-    def __init__(self, source: DataSet, at: Mark | None = None) -> None:
-        """Raises OperatorError E601, E605."""
-        self._source, self._at = source, at or Mark()
+    def __init__(
+        self, source: DataSet, at: Mark | None = None, moved: Callable[[], None] = lambda: None
+    ) -> None:
+        """``moved`` is called for each example, also those that are passed over.
+
+        Raises OperatorError E601, E605.
+        """
+        self._source, self._at, self._moved = source, at or Mark(), moved
         self._field = source.field or DEFAULT_FIELD
         self._found = bool(self._at.examples)  # whether this pass had a text
         self._begin(self._at)
@@ -134,7 +139,7 @@ class Reader:
     @property
     def mark(self) -> Mark:
         """Where it stands: behind the last text that was handed out."""
-        if self._skipped:  # the state would count from where reading resumed
+        if self._ahead:
             return self._at
         state = {"state": self._stream.state_dict(), "library": _version()}
         return self._at.model_copy(update=state)
@@ -160,6 +165,10 @@ class Reader:
                 continue
             except Exception as error:  # as in DataSet.open
                 raise _unreadable(self._source, error) from error
+            self._moved()
+            if self._ahead:
+                self._ahead -= 1
+                continue
             self._at = Mark(passes=self._at.passes, examples=self._at.examples + 1)
             text = self._text(record)
             if text:
@@ -170,10 +179,10 @@ class Reader:
         self._stream = self._source.open()
         self._at = at
         known = at.state is not None and at.library == _version()
-        self._skipped = at.examples > 0 and not known
-        if self._skipped:
-            self._stream = self._stream.skip(at.examples)
-        elif at.state is not None:
+        # examples before the place; the library's skip() would say nothing until all were passed,
+        # and its state would count from there
+        self._ahead = 0 if known else at.examples
+        if known:
             self._stream.load_state_dict(at.state)
         self._records = iter(self._stream)
 
