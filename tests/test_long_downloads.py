@@ -96,6 +96,19 @@ def test_who_reads_one_fragment_is_on_the_way_in_those_that_it_has_read() -> Non
     assert readers.needed(1) is None
 
 
+def test_who_replays_a_fragment_needs_nothing_more_of_the_others() -> None:
+    clock = Clock()
+    readers = Readers(clock)
+    for fragment in range(2):
+        readers.copied(PEERS[0], fragment, 10)
+    for clock.now in (0.6 * AWAY_S, 1.2 * AWAY_S):
+        readers.replays(PEERS[0], 1, 40)  # it is in office, and has a slow link
+    assert readers.needed(0) is None
+    assert readers.needed(1) == 39
+    readers.replays(PEERS[0], 0, 50)  # it needs no more than any member
+    assert readers.needed(0) is None
+
+
 def test_readers_are_bounded() -> None:
     readers = Readers(Clock())
     for number in range(MAX_PEERS + 1):

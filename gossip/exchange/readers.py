@@ -3,7 +3,9 @@
 A newcomer with a narrow link reads a copy for hours, and then replays the rounds that were
 committed meanwhile, for up to as long again. If they were forgotten by then it would have to
 download another copy, and so on without end. Where a state has several fragments they are read one
-after the other, so whoever reads one is on the way in all that it has read.
+after the other, so whoever reads a copy of one is on the way in all that it has read. Whoever
+replays is on the way in that fragment alone: a member that now and then misses a round of one has
+all it needs of the others.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ class Readers:
     """What all fragments of a node have readers for."""
 
     now: Callable[[], float]
-    # for whom, and from which round of each fragment on; who has read something last is last
-    _known: dict[PeerId, tuple[float, dict[int, int]]] = field(default_factory=dict)
+    # for whom, and by fragment until when and from which round on; who has read last is last
+    _known: dict[PeerId, dict[int, tuple[float, int]]] = field(default_factory=dict)
 
     def copied(self, peer: PeerId, fragment: int, round_: int) -> None:
         """A peer reads a copy of the state at ``round_``."""
-        _, begins = self._known.pop(peer, (0.0, {}))
-        self._known[peer] = (self.now(), begins | {fragment: round_})
+        until, begun = self.now() + AWAY_S, self._left(self._known.pop(peer, {}))
+        known = {one: (until, begins) for one, (_, begins) in begun.items()}
+        self._known[peer] = known | {fragment: (until, round_)}
         if len(self._known) > MAX_PEERS:
             del self._known[next(iter(self._known))]
 
@@ -40,19 +43,22 @@ class Readers:
         Who has read no copy here is no reader: members that missed a round or two are far more
         frequent than newcomers, and come through with the few rounds that are kept anyway.
         """
-        if peer in self._known:
-            self.copied(peer, fragment, round_)
+        begun = self._left(self._known.get(peer, {}))
+        if fragment in begun:
+            del self._known[peer]
+            self._known[peer] = begun | {fragment: (self.now() + AWAY_S, round_)}
 
     def needed(self, fragment: int) -> int | None:
         """The earliest round of a fragment that a reader needs; None: there is no reader.
 
         That is the one before its own, too: its certificate shows where the reader stands.
         """
-        late = self.now() - AWAY_S
-        while self._known:
-            peer, (at, _) = next(iter(self._known.items()))
-            if at > late:
-                break
-            del self._known[peer]
-        begins = [rounds[fragment] for _, rounds in self._known.values() if fragment in rounds]
+        left = {peer: self._left(begun) for peer, begun in self._known.items()}
+        self._known = {peer: begun for peer, begun in left.items() if begun}
+        begins = [begun[fragment][1] for begun in self._known.values() if fragment in begun]
         return min(begins) - 1 if begins else None
+
+    def _left(self, begun: dict[int, tuple[float, int]]) -> dict[int, tuple[float, int]]:
+        """Without fragments of which nothing was read for too long."""
+        now = self.now()
+        return {fragment: place for fragment, place in begun.items() if place[0] > now}
