@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))  # the kits of the browser tests
+sys.path.insert(0, str(ROOT / "tests" / "kits"))  # the kits of the browser tests
 
 COMMANDS = {
     "--help": ["--help"],

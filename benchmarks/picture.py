@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))  # the kits of the browser and swarm tests
+sys.path.insert(0, str(ROOT / "tests" / "kits"))  # the kits of the browser and swarm tests
 
 NAMES = ("alps", "fjord", "mesa", "reef", "dune", "moor")
 RUN = {

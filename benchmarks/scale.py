@@ -41,7 +41,7 @@ from protocols.identity import PeerId
 from protocols.memory import virtual_time
 
 # the swarm of whole members with toy parameters is that of the tests
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits"))
 from simulated_swarm import simulated_swarm
 
 PARTS = 16  # of 16,384 elements each, however many members there are

@@ -15,8 +15,8 @@ round start from Ĝ. Δ is what inner steps made, whatever they started from.
 
 A guess that is wrong is corrected by inner steps too, and that part of Δ is then applied to a G
 without the error: with the whole round on the way and inner steps that come close to an optimum,
-Nesterov with η 0.7 goes astray, and η 0.4 does not (tests/test_eager.py, on quadratics). Where the
-mean comes within half a round both are as stable as with waiting.
+Nesterov with η 0.7 goes astray, and η 0.4 does not (tests/diloco/test_eager.py, on quadratics).
+Where the mean comes within half a round both are as stable as with waiting.
 """
 
 from __future__ import annotations

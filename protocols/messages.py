@@ -21,7 +21,7 @@ from protocols.counts import MAX_BYTES, Included, included_in
 from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
-PROTOCOL_VERSION = 4  # raised for any change below (tests/test_protocol_version.py)
+PROTOCOL_VERSION = 4  # raised for any change below (tests/protocols/test_protocol_version.py)
 MAX_ANNOUNCE_BYTES = 5 * 1024  # of an announcement in its envelope, with all fragments
 MAX_HANDOVERS_AT_ONCE = 256
 TAG_BYTES = 6  # of the hash of an announcement or a sketch, where one is asked for by name

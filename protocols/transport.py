@@ -9,8 +9,8 @@
 
 Peers are named by :data:`~protocols.identity.PeerId`; where they live is the transport's
 :class:`~protocols.address_book.AddressBook`. :mod:`protocols.http.transport` is the real one,
-:mod:`protocols.memory.transport` the simulated one; ``tests/contract_kit.py`` says which tests hold
-both to the same behaviour.
+:mod:`protocols.memory.transport` the simulated one; ``tests/kits/contract_kit.py`` says which tests
+hold both to the same behaviour.
 
 >>> transport.on_call("greet", greet)               # async def greet(peer, body) -> bytes
 >>> await transport.call(peer, "greet", b"hello", timeout=5)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import typer
+from places import ROOT
 
 from bootstrap.manifest import load
 from node.cli import app
 
-ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 OWN = ROOT / "docs" / "own.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]

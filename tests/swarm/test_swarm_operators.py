@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from node_process import nodes, wait_until
+from places import ROOT
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = sorted((ROOT / "docs" / "operators").glob("*.md"))
 PAGES = [*OPERATORS, ROOT / "README.md", ROOT / "docs" / "own.md", ROOT / "docs" / "monitoring.md"]
 # what pip would fetch is not this test's business, what make runs is every change's, there is no

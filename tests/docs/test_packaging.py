@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("node", "protocols", "diloco", "gossip", "bootstrap")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][A-Za-z0-9.!-]*)")

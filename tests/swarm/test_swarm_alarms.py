@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from machine_kit import Machine
+from places import KITS
 from swarm_kit import Island, islands, node, settings, until
 
 from benchmarks.netns import Network, available
@@ -52,13 +53,13 @@ def test_an_island_that_drifts_is_told_of_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, more: dict[str, Any]
 ) -> None:
     """Its steps are thirty times as long as the others'; three that mean well see who it is."""
-    monkeypatch.setenv("RANK_PROGRAM", str(Path(__file__).with_name("drifting_rank.py")))
+    monkeypatch.setenv("RANK_PROGRAM", str(KITS / "drifting_rank.py"))
     with islands(tmp_path) as made:
         first = made.new(*settings(mode=mode, **RUN | more))
         address = first.await_up()
         honest = [first, *(made.new("--peers", address) for _ in range(2))]
         far = Island("far", tmp_path)
-        far.program = (str(Path(__file__).with_name("island_of_ranks.py")),)
+        far.program = (str(KITS / "island_of_ranks.py"),)
         made.all.append(far)
         far.start("--peers", address)
         far.await_up()

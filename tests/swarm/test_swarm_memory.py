@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from places import KITS
 from swarm_kit import Island, settings
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
@@ -19,14 +20,14 @@ RUN = settings(
 class Starved(Island):
     """Rank 1 has room for two sequences at a time."""
 
-    program = (str(Path(__file__).with_name("island_of_ranks.py")),)
+    program = (str(KITS / "island_of_ranks.py"),)
 
 
 def test_the_micro_batch_is_halved_and_the_batch_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share of four sequences a rank does not fit, one of two does."""
-    monkeypatch.setenv("RANK_PROGRAM", str(Path(__file__).with_name("starved_rank.py")))
+    monkeypatch.setenv("RANK_PROGRAM", str(KITS / "starved_rank.py"))
     plain, starved = Island("plain", tmp_path), Starved("starved", tmp_path)
     try:
         for island in (plain, starved):

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from places import KITS
 from swarm_kit import Island, Record, settings, until
 
 from gossip.exchange.ledger import MOST
@@ -30,7 +31,7 @@ SPARE = {"rss": 4 * 2**20, "fds": 12, "tasks": 12, "objects": 4000}
 class Watched(Island):
     """An island that writes down what it holds."""
 
-    program = (str(Path(__file__).with_name("growth_island.py")),)
+    program = (str(KITS / "growth_island.py"),)
 
     def measured(self) -> list[dict[str, Any]]:
         file = self.dir / "growth.jsonl"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import KITS
 from trainer_kit import begin, tiny_settings, tiny_vectors
 
 from node.island.island import Island
@@ -18,7 +19,7 @@ from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_REFUSED
 
 WAIT_S = 60.0  # for anything; a loaded machine imports torch slowly
 PROMPT_S = 10.0  # for the end of all ranks; a collective call may take ten minutes
-PROGRAM = Path(__file__).with_name("failing_rank.py")
+PROGRAM = KITS / "failing_rank.py"
 
 
 @pytest.mark.parametrize(

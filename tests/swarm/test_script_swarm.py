@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from hosts_kit import free_port
 from node_process import NodeProcess, nodes, wait_until
+from places import ROOT
 
 from benchmarks.netns import Network, available
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 

@@ -3,11 +3,11 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from blake3 import blake3
+from places import ROOT
 
 from bootstrap.manifest import Model
 from node.trainer.cross_entropy import mean_loss
@@ -131,7 +131,8 @@ def test_initial_values_are_equal_in_another_process_with_other_threads():
     program = (
         "import torch; torch.set_num_threads(2)\n"
         "from bootstrap.manifest import Model\n"
-        "from tests.test_model import TINY, build, digest_of\n"
+        "import sys; sys.path[:0] = ['tests/trainer', 'tests/kits']\n"
+        "from test_model import TINY, build, digest_of\n"
         "print(digest_of(build(TINY, seed=5)))"
     )
     out = subprocess.run(
@@ -139,7 +140,7 @@ def test_initial_values_are_equal_in_another_process_with_other_threads():
         capture_output=True,
         check=True,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
     )
     assert out.stdout.strip() == digest_of(build(TINY, seed=5))
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from places import ROOT
 from swarm_kit import Island, until
 
 from bootstrap.manifest import load
 from bootstrap.manifest_rounds import Mode, OuterRule
 from node.modes import check_runs
 
-PAGE = (Path(__file__).parents[1] / "docs" / "modes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 NAMES = [re.findall(r'name = "([a-z-]+)"', text)[0] for text in EXAMPLES]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts_kit import START_S, HostProcess, hosts
+from places import ROOT
 from swarm_kit import settings, until
 
 from benchmarks.netns import available
@@ -82,7 +83,7 @@ def test_in_a_swarm_with_another_island_all_end_bit_equal(tmp_path: Path) -> Non
 
 def test_the_pages_commands(tmp_path: Path) -> None:
     """The lines of docs/parallelism.md, as they are typed on each host."""
-    page = (Path(__file__).parent.parent / "docs" / "parallelism.md").read_text()
+    page = (ROOT / "docs" / "parallelism.md").read_text()
     section = page.split("## Several hosts")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("node ")]
     starts = [line.split()[2:] for line in lines if line.startswith("node start")]

@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 import typer
 from cli_kit import process
+from places import ROOT
 from typer.testing import CliRunner
 
 from node import __version__, cli
@@ -253,6 +254,6 @@ def test_the_packages_are_ours():
     import node
     import protocols
 
-    root = Path(__file__).parent.parent
+    root = ROOT
     for package in (node, protocols, diloco, gossip, bootstrap):
         assert Path(package.__file__).is_relative_to(root)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from data_kit import TEXTS, json_lines, tokenizer_bytes
 from hf_kit import GPT2, OURS
+from places import ROOT
 from swarm_kit import islands
 
 from node.hf.export import export_hf
@@ -21,7 +22,7 @@ from node.trainer.layout import Layout, initial_vector
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "data.md"
+PAGE = ROOT / "docs" / "data.md"
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
 ON_THE_HUB = "datasets:HuggingFaceFW/"  # data that only Hugging Face's Hub has: not asked here

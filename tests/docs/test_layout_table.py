@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
+
+from places import ROOT
 
 from benchmarks.layout_cases import CASES, REFUSED, STEPS
 from benchmarks.layouts import table
 
-ROOT = Path(__file__).parent.parent
 HEAD, TAIL = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 
 

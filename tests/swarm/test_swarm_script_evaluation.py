@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hosts_kit import free_port
 from node_process import NodeProcess, nodes, wait_until
+from places import ROOT
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parent.parent
 PROMPT_S = 30.0  # far below the half hour of a collective call
 
 # Its arguments: the rank whose evaluation raises, the evaluation in which it does, "together" where

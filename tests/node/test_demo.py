@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 from node_process import wait_until
+from places import ROOT
 from typer import Exit
 
 from node.demo.run import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory, main
@@ -102,7 +103,7 @@ def running_in(root: Path) -> list[str]:
 @contextlib.contextmanager
 def demonstration(*, idle: bool) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """One that runs, and its folder; its islands do nothing where they are ``idle``."""
-    packages = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    packages = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", DEMONSTRATION.format(idle=idle)],
         stdout=subprocess.PIPE,

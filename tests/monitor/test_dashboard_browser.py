@@ -1,7 +1,7 @@
 """The dashboard in a headless chromium: a large imagined swarm, and a small real one.
 
 ``make test-browser``. What it costs is measured by benchmarks/operators.py.
-How it is read and used without a mouse: tests/test_dashboard_reading.py.
+How it is read and used without a mouse: tests/monitor/test_dashboard_reading.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from places import KITS
 from swarm_kit import Island, Record, digests, islands, settings
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -24,7 +25,7 @@ def poisoned_swarm(
         address = first.await_up()
         honest = [first, *(made.new("--peers", address) for _ in range(3))]
         liar = Island("liar", tmp_path)
-        liar.program = (str(Path(__file__).with_name("poisoned_island.py")),)
+        liar.program = (str(KITS / "poisoned_island.py"),)
         made.all.append(liar)
         liar.start("--peers", address)
         for island in honest:
@@ -76,7 +77,7 @@ def test_who_merges_something_else_is_expelled(
 
         def start(name: str, *arguments: str) -> Island:
             island = Island(name, tmp_path)
-            island.program = (str(Path(__file__).with_name("lying_owner.py")),)
+            island.program = (str(KITS / "lying_owner.py"),)
             made.all.append(island)
             island.start(*arguments)
             return island

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from island_kit import LONG, WAIT_S, island, until
+from places import KITS
 from torch import Tensor
 from trainer_kit import Bench, begin, tiny_settings
 
@@ -31,7 +32,7 @@ from node.trainer.early import (
 from node.trainer.loop import _training_data
 from protocols.errors import OperatorError
 
-PROGRAM = Path(__file__).with_name("slow_rank.py")
+PROGRAM = KITS / "slow_rank.py"
 COLLECTIVE_S = 4.0
 FIRST, SECOND = Place(0, 0, 1, 0), Place(0, 0, 1, 1)
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from node_process import wait_until
+from places import ROOT
 
 from benchmarks.netns import Network, available
 
@@ -30,7 +31,6 @@ pytestmark = [
     pytest.mark.skipif(not available(), reason="namespaces need Linux, root, ip and tc"),
 ]
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 120.0
 STEPS = {
     "dial": r"ok \d+ ms, peer verified",

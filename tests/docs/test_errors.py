@@ -3,14 +3,12 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from node import errors
 from node.errors import TABLE, operator_error
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("kind", TABLE.values(), ids=TABLE)
@@ -50,9 +48,9 @@ def test_every_code_that_is_raised_is_in_the_table():
 
 
 def test_every_code_is_met_in_a_test():
-    """By its real cause: tests/test_badinput.py has those of the way in, others their module's."""
+    """By its real cause: those of the way in are in tests/node/test_badinput.py."""
     met = set()
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         if path.name != "test_errors.py":
             met |= set(re.findall(r"\bE\d{3}\b", path.read_text(encoding="utf-8")))
     assert set(TABLE) <= met

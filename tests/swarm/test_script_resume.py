@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from hosts_kit import free_port
 from node_process import NodeProcess, nodes, wait_until
+from places import ROOT
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parent.parent
 ROUND = 5  # inner steps
 SAVED = 3 * ROUND  # from here on a checkpoint is made, between two rounds
 KILLED = SAVED + 2 * ROUND + 2

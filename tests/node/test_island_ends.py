@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from island_kit import LONG, PROMPT_S, WAIT_S, all_gone, children, holds, island, pids, until
+from places import KITS
 from trainer_kit import begin
 
 import node.island.island
@@ -296,7 +297,7 @@ async def test_the_ranks_die_with_the_daemon(tmp_path: Path) -> None:
         "-c",
         DAEMON,
         str(tmp_path),
-        str(Path(__file__).parent),
+        str(KITS),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
