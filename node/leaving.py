@@ -19,6 +19,7 @@ from node.errors import operator_error
 from node.modes import is_over
 from node.monitor.events import Notice
 from node.monitor.wording import short
+from node.templates import stop_s
 from protocols.errors import OperatorError
 from protocols.messages import Announce
 from protocols.tasks import beside
@@ -32,8 +33,8 @@ SETTLE_S = 10.0  # for shares of push-sum that are on their way
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
 SLOW_S = 10.0  # for a checkpoint; then a notice says what takes long
-# for space on a full disk: together less than what services give a checkpoint (node.templates)
-TRIES, PAUSE_S = 4, 30.0
+TRIES, PAUSE_S = 4, 30.0  # for space on a full disk, where there is time for so many
+ELSE_S = 25.0  # of the time to leave in, for all but the last checkpoint and its tries
 
 
 async def leave(part: Participation, stack: AsyncExitStack) -> OperatorError | None:
@@ -85,19 +86,27 @@ async def _hand_over(part: Participation) -> None:
 
 
 async def _save_last(part: Participation, last: AsyncExitStack | None) -> bool:
-    """Make the final checkpoint; while the disk is full, try again for as long as may be."""
+    """Make the final checkpoint; where the disk was full, try again while there is time."""
+    keeper, clock = part.keeper, asyncio.get_running_loop().time
+    began = clock()
     if await _save(part, last):
         return True
-    if isinstance(part.keeper.failed, DiskFullError):
-        longest = (TRIES - 1) * PAUSE_S
+    failed = clock()
+    # services give so long, and who is killed tells nobody; a whole one takes longer than this did
+    until = began + stop_s(keeper.took) - max(keeper.took, failed - began) - ELSE_S
+    longest = min((TRIES - 1) * PAUSE_S, until - failed)
+    if isinstance(keeper.failed, DiskFullError) and longest >= PAUSE_S:
         wait = f"it is tried again every {PAUSE_S:.0f} s, for {longest:.0f} s"
-        text = f"no room for the last checkpoint: free some space in {part.keeper.store.directory}"
+        text = f"no room for the last checkpoint: free some space in {keeper.store.directory}"
         part.events.emit(Notice(text=f"{text}; {wait} (Ctrl-C again ends it at once, without)"))
         for _ in range(TRIES - 1):
+            if clock() + PAUSE_S > until:
+                break
             await asyncio.sleep(PAUSE_S)
-            if await _save(part, last):
+            # a try copies all that it is to write, and fills the disk for others
+            if await part.node.offload(keeper.fits) and await _save(part, last):
                 return True
-    return part.keeper.failed is None  # nothing was to be saved: the trainer has yet to begin
+    return keeper.failed is None  # nothing was to be saved: the trainer has yet to begin
 
 
 def _unsaved(part: Participation) -> OperatorError:

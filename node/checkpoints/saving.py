@@ -34,6 +34,8 @@ from node.checkpoints.checkpoint import (
     DiskFullError,
     Facts,
     FolderGoneError,
+    bytes_in,
+    room_beside,
 )
 from node.checkpoints.copying import Copying
 from node.checkpoints.earlier import moments_in, take_over
@@ -92,6 +94,7 @@ class Keeper:
     leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     newest: Path | None = None  # of this island since it joined
     failed: Exception | None = None  # why there is none of the last try; None once there is one
+    took: float = 0.0  # seconds, for the newest
     available: Callable[[], int | None] = _available  # bytes of memory; None: not known
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
@@ -99,7 +102,6 @@ class Keeper:
     _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
     _limit: asyncio.Timeout | None = None  # of the present wait for the trainer
     _began: float = field(default_factory=time.monotonic)  # start of the newest, or of this keeper
-    _took: float = 0.0  # seconds, for the newest one
     _told: set[str] = field(default_factory=set)  # what is said once
 
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
@@ -132,6 +134,14 @@ class Keeper:
             await self.copying.done()
         return saved
 
+    def fits(self) -> bool:
+        """Whether the disk has room for one like the newest, as far as that is known. Blocks."""
+        size = 0
+        if self.newest is not None:
+            with suppress(OSError):
+                size = bytes_in(self.newest)
+        return room_beside(self.store.directory, size) >= 0
+
     async def moments(self) -> Taken | None:
         """Those of the newest checkpoint, for a trainer that is started again."""
         found: Taken | None = await self.offload(lambda: moments_in(self.newest))
@@ -144,11 +154,11 @@ class Keeper:
         from all else, so of a large model they are rarer.
         """
         while True:
-            pause = max(every, RARELY * self._took)
+            pause = max(every, RARELY * self.took)
             if pause > every:
                 self._say_once(
                     "pause",
-                    f"a checkpoint takes {duration(self._took)} here, so in rounds that are long "
+                    f"a checkpoint takes {duration(self.took)} here, so in rounds that are long "
                     f"there are {duration(pause)} between two of them, and not {duration(every)}",
                 )
             left = self._began + pause - time.monotonic()
@@ -178,7 +188,7 @@ class Keeper:
             self._deserted = isinstance(error, ChannelClosedError | TimeoutError)
             return False
         self.failed, self._full, self.newest = None, False, saved.path
-        self._took = time.monotonic() - started
+        self.took = time.monotonic() - started
         if self.copying is not None:
             await self.copying.soon(saved.path)
         self.events.emit(
@@ -186,14 +196,14 @@ class Keeper:
                 round=facts.round,
                 path=str(saved.path),
                 bytes=sum(file.bytes for file in saved.facts.files.values()),
-                seconds=self._took,
+                seconds=self.took,
             )
         )
-        if stop_s(self._took) > STOP_S:
+        if stop_s(self.took) > STOP_S:
             self._say_once(
                 "stop",
-                f"a checkpoint takes {duration(self._took)} here: who stops this node is to give "
-                f"it {stop_s(self._took)} s (systemd: TimeoutStopSec=, Docker: --stop-timeout, "
+                f"a checkpoint takes {duration(self.took)} here: who stops this node is to give "
+                f"it {stop_s(self.took)} s (systemd: TimeoutStopSec=, Docker: --stop-timeout, "
                 "Kubernetes: terminationGracePeriodSeconds:), or the last one may be lost",
             )
         return True

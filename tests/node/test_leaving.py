@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +17,14 @@ from simulated_swarm import simulated_swarm
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Liveness
 from node.checkpoints.checkpoint import DiskFullError
-from node.leaving import leave
+from node.leaving import ELSE_S, leave
 from node.monitor.event_log import EventLog
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
 from node.outermost import report
 from node.participation import Participation
 from node.runtime import Node
+from node.templates import stop_s
 from protocols.memory import virtual_time
 from protocols.tasks import Tasks
 
@@ -33,12 +36,14 @@ class Leaver:
         self.did: list[str] = []
         self.finishing = finishing
         self.news = asyncio.Event()
-        self.node = SimpleNamespace(daemon=SimpleNamespace(script=script))
+        self.node = SimpleNamespace(
+            daemon=SimpleNamespace(script=script), offload=virtual_time.inline
+        )
         self.states = SimpleNamespace(read=False)  # whether somebody downloads from it
         self.events = SimpleNamespace(emit=lambda event: self.did.append("says so"))
         self.config = SimpleNamespace(checkpoint_every=10)
         self.island = SimpleNamespace(stop=self._stop)
-        self.keeper = SimpleNamespace(save=self._save)
+        self.keeper = SimpleNamespace(save=self._save, took=0.0)
         self.other = announce = SimpleNamespace(role="island", status="active")
         membership = SimpleNamespace(
             islands={n: SimpleNamespace(announce=announce) for n in range(len(others))},
@@ -137,17 +142,25 @@ async def test_who_waits_for_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatc
 class Unwritten:
     """A keeper that cannot write, the first ``times`` or for ever."""
 
-    def __init__(self, folder: Path, failed: Exception, did: list[str], times: float) -> None:
+    def __init__(
+        self, folder: Path, failed: Exception, did: list[str], times: float, takes_s: float = 0.0
+    ) -> None:
+        self.took, self._takes_s = 0.0, takes_s
+        self.room: Iterator[bool] = itertools.repeat(True)
         self.store = SimpleNamespace(directory=folder)
         self.failed: Exception | None = failed
         self._did, self._left = did, times
 
     async def save(self, *, wait: bool, last: AsyncExitStack | None) -> bool:
+        await asyncio.sleep(self._takes_s)
         self._did.append("fails" if self._left > 0 else "save")
         if self._left <= 0:
             self.failed = None
         self._left -= 1
         return self.failed is None
+
+    def fits(self) -> bool:
+        return next(self.room)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +197,37 @@ async def test_space_that_is_freed_while_it_leaves_is_soon_enough(
     leaver.keeper = Unwritten(tmp_path, full, leaver.did, 2)
     assert await leave(leaver, AsyncExitStack()) is None
     assert leaver.did == ["farewell", "fails", "says so", "fails", "save", "stop"]
+
+
+@pytest.mark.parametrize("took", [0.0, 40.0, 1000.0])  # the newest, which was whole
+@pytest.mark.parametrize("takes", [1.0, 20.0, 50.0, 100.0, 900.0])
+def test_who_leaves_is_not_killed_while_it_tries_for_space(
+    tmp_path: Path, takes: float, took: float
+) -> None:
+    took = max(took, takes) if took else 0.0
+
+    async def main() -> float:
+        leaver: Any = Leaver()
+        leaver.reporter = SimpleNamespace(round=1)
+        full = DiskFullError(tmp_path, "No space")
+        leaver.keeper = Unwritten(tmp_path, full, leaver.did, math.inf, takes)
+        leaver.keeper.took = took
+        began = asyncio.get_running_loop().time()
+        assert await leave(leaver, AsyncExitStack()) is not None
+        return asyncio.get_running_loop().time() - began
+
+    assert virtual_time.run(main()) <= max(stop_s(took) - ELSE_S, takes)
+
+
+def test_nothing_is_written_before_there_is_room_for_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        leaver: Any = Leaver()
+        leaver.keeper = Unwritten(tmp_path, DiskFullError(tmp_path, "No space"), leaver.did, 1)
+        leaver.keeper.room = iter([False, False, True])
+        assert await leave(leaver, AsyncExitStack()) is None
+        assert leaver.did == ["farewell", "fails", "says so", "save", "stop"]
+
+    virtual_time.run(main())
 
 
 async def test_what_no_space_helps_is_not_waited_for(tmp_path: Path) -> None:

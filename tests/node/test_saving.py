@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
@@ -87,6 +88,21 @@ async def test_a_full_disk_is_said_once_but_to_who_leaves_again(
 
 async def whole(draft: Path, last: object, alone: bool) -> Facts:
     return Facts(run="r", round=1, step=0, tokens=0)
+
+
+def test_there_is_room_for_one_like_the_newest_or_there_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, usage = keeper_at(tmp_path / "checkpoints", []), shutil.disk_usage(tmp_path)
+    newest = tmp_path / "checkpoints" / "ckpt-00000001"
+    newest.mkdir()
+    (newest / "outer.bin").write_bytes(bytes(1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=999))
+    assert keeper.fits()  # nobody knows
+    keeper.newest = newest
+    assert not keeper.fits()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert keeper.fits()
 
 
 async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) -> None:
