@@ -181,15 +181,17 @@ def make_conductor(
         fitting = Fitting(node.home.micro_batch, settings.micro_batch, memory)
         if known := fitting.known(settings):
             settings = settings.model_copy(update={"micro_batch": known})
-            text = f"{known} sequences at a time: memory was short for more at an earlier start"
-            node.events.emit(Notice(text=f"{text}; to try more remove {fitting.path}"))
+            node.events.emit(Notice(text=fitting.told))
     conductor = Conductor(
         manifest,
         node.identity.peer_id,
         Attached(script, manifest, node.home.logs, wait_s, node.leave)
         if script is not None
         else Island(
-            settings, vectors, node.home.logs, crew_of(hub, config, settings, layout.size, hardware)
+            settings,
+            vectors,
+            node.home.logs,
+            crew_of(hub, config, settings, layout.size, hardware, fitting),
         ),
         tuple(replicas),
         layout,

@@ -18,6 +18,7 @@ from node.hosts.hub import Host, Hub, RemoteRank
 from node.hosts.meeting import meeting
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Job
+from node.island.fitting import Fitting
 from node.island.hardware import Hardware, device_memory
 from node.outermost import first_known
 from node.trainer.dims import ParallelDims
@@ -36,6 +37,7 @@ class Crew:
     hub: Hub
     own_ranks: int  # of host 0
     layout: Fit
+    fitting: Fitting | None = None  # what fitted into memory earlier, with the hosts that come
 
     @property
     def grown(self) -> bool:
@@ -58,7 +60,11 @@ class Crew:
         if settings.dims is not None and settings.dims != dims:
             self.hub.say(f"this island goes on with {1 + len(hosts)} hosts: {dims}")
         changes = {"ranks": dims.size, "dims": dims, "hosts": 1 + len(hosts)}
-        return settings.model_copy(update=changes)
+        changed, settings = dims != settings.layout, settings.model_copy(update=changes)
+        if changed and self.fitting is not None and (known := self.fitting.known(settings)):
+            self.hub.say(self.fitting.told)
+            settings = settings.model_copy(update={"micro_batch": known})
+        return settings
 
     def shares(self, ranks: int, hosts: Sequence[Host]) -> list[range]:
         """Which ranks each host starts, host 0 first; the last ones may have none left."""
@@ -105,7 +111,12 @@ async def open_hub(
 
 
 def crew_of(
-    hub: Hub | None, config: NodeConfig, settings: TrainerSettings, parameters: int, own: Hardware
+    hub: Hub | None,
+    config: NodeConfig,
+    settings: TrainerSettings,
+    parameters: int,
+    own: Hardware,
+    fitting: Fitting | None,
 ) -> Crew | None:
     """The other hosts of an island of ``parameters`` that is laid out over all by ``settings``."""
     if hub is None:
@@ -116,7 +127,7 @@ def crew_of(
     def layout(left: int, hosts: int) -> ParallelDims:
         return config.refit(full, left, hosts, memory, parameters, manifest.model, manifest.data)
 
-    return Crew(hub, ranks, layout)
+    return Crew(hub, ranks, layout, fitting)
 
 
 def job_of(run: Run, tokens: str, own_data: str, cache: Path) -> Job:

@@ -1,7 +1,7 @@
 """How many sequences at once fitted into memory after more had not: for the node's next start.
 
 Where there are several ranks each try that is too large costs a start of all of them, which takes
-minutes with a large model.
+minutes with a large model. Layouts of an island whose hosts come and go have notes of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from node.trainer.dims import ParallelDims
 from node.trainer.settings import TrainerSettings
 
-MAX_FILE = 4096
+MAX_FILE = 16384
+LAYOUTS = 8  # of which there are notes: an island whose hosts come and go has several
 
 
 class _Facts(BaseModel):
@@ -67,9 +68,15 @@ class _Note(BaseModel):
     facts: _Facts
 
 
+class _Notes(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    notes: tuple[_Note, ...] = Field(max_length=LAYOUTS)  # the newest is first
+
+
 @dataclass
 class Fitting:
-    """The note of it, a file.
+    """The notes of it by layout, a file.
 
     ``asked``: the micro-batch that the operator has given, or 0; ``memory``: of one device, bytes.
     """
@@ -81,14 +88,17 @@ class Fitting:
 
     def known(self, settings: TrainerSettings) -> int:
         """The micro-batch that an earlier start with the same settings came down to; 0: none."""
-        self._noted = 0
-        with suppress(OSError, ValidationError):
-            with self.path.open("rb") as file:
-                note = _Note.model_validate_json(file.read(MAX_FILE))
-            less = note.micro_batch < self._most(settings)
-            if less and note.facts == _Facts.of(settings, self.asked, self.memory):
+        facts, self._noted = _Facts.of(settings, self.asked, self.memory), 0
+        for note in self._read():
+            if note.facts == facts and note.micro_batch < self._most(settings):
                 self._noted = note.micro_batch
         return self._noted
+
+    @property
+    def told(self) -> str:
+        """For people, what was known."""
+        text = f"{self._noted} sequences at a time: memory was short for more at an earlier start"
+        return f"{text}; to try more remove {self.path}"
 
     def stepped(self, settings: TrainerSettings, micro_batch: int) -> None:
         """A step was taken with ``micro_batch`` sequences at once: note it if more did not fit."""
@@ -96,10 +106,17 @@ class Fitting:
             return
         self._noted = micro_batch
         facts = _Facts.of(settings, self.asked, self.memory)
+        others = [note for note in self._read() if note.facts.layout != facts.layout]
+        notes = _Notes(notes=(_Note(micro_batch=micro_batch, facts=facts), *others[: LAYOUTS - 1]))
         draft = self.path.with_suffix(".draft")
         with suppress(OSError):  # a full disk: the next start has to find out anew
-            draft.write_text(_Note(micro_batch=micro_batch, facts=facts).model_dump_json(indent=1))
+            draft.write_text(notes.model_dump_json(indent=1))
             os.replace(draft, self.path)
+
+    def _read(self) -> tuple[_Note, ...]:
+        with suppress(OSError, ValidationError), self.path.open("rb") as file:
+            return _Notes.model_validate_json(file.read(MAX_FILE)).notes
+        return ()
 
     def _most(self, settings: TrainerSettings) -> int:
         return self.asked or settings.manifest.data.batch_size

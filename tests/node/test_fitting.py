@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from trainer_kit import tiny_manifest, tiny_settings
 
 from bootstrap.manifest import Manifest
+from node.hosts.crew import Crew
 from node.island.events import ways_to_less
-from node.island.fitting import Fitting
+from node.island.fitting import LAYOUTS, Fitting
 from node.trainer.dims import ParallelDims
 
 MEMORY = 80 << 30
@@ -91,10 +93,41 @@ def test_ranks_that_run_short_once_more_leave_the_smaller_one(tmp_path: Path) ->
     assert known(path) == 1
 
 
+def test_each_layout_has_a_note_of_its_own_and_the_newest_stay(tmp_path: Path) -> None:
+    for ranks in range(1, LAYOUTS + 2):
+        noted(tmp_path, 2, ranks=ranks)
+        path = noted(tmp_path, 1, ranks=ranks)
+    assert [known(path, ranks=ranks) for ranks in range(1, LAYOUTS + 2)] == [0] + [1] * LAYOUTS
+
+
+def test_an_island_with_fewer_hosts_begins_with_what_fitted_on_these(tmp_path: Path) -> None:
+    path = noted(tmp_path, 2, ranks=2, dims=ParallelDims(dp_shard=2), hosts=2)
+    said: list[str] = []
+    hub: Any = SimpleNamespace(say=said.append)
+    fitting = Fitting(path, 0, MEMORY)
+    full = tiny_settings(tmp_path, ranks=3, dims=ParallelDims(dp_shard=3), hosts=3)
+    assert fitting.known(full) == 0
+    crew = Crew(hub, 1, lambda ranks, hosts: ParallelDims(dp_shard=ranks), fitting)
+    host: Any = SimpleNamespace(ranks=1)
+    fewer = crew.fit(full, [host])
+    assert (fewer.hosts, fewer.micro_batch) == (2, 2)
+    assert "2 sequences at a time: memory was short for more" in said[-1]
+    short = fewer.model_copy(update={"micro_batch": 1})
+    assert crew.fit(short, [host]).micro_batch == 1  # it has run short since
+    fitting.stepped(short, 1)
+    assert crew.fit(full, [host]).micro_batch == 1
+    assert crew.fit(full, [host, host]).micro_batch == 0
+
+
 @pytest.mark.parametrize("change", [{"micro_batch": 0}, {"micro_batch": 4}, {"more": 1}])
 def test_a_note_that_nobody_made_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     path = noted(tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (note,) = json.loads(path.read_text())["notes"]
+    path.write_text(json.dumps({"notes": [note]}))
+    assert known(path) == 1
+    path.write_text(json.dumps({"notes": [note | change]}))
+    assert known(path) == 0
+    path.write_text(json.dumps({"notes": [note] * (LAYOUTS + 1)}))
     assert known(path) == 0
     for text in ("", "[]", "{" * 10_000):
         path.write_text(text)
