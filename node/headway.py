@@ -32,7 +32,8 @@ class Headway:
         """``total``: of all parts, where there are several. ``unit`` empty: bytes."""
         self._tell, self._total, self._unit, self._clock = tell, total, unit, clock
         self._before = 0  # of parts that are complete
-        self._had = 0  # that was there before it began, and says nothing of its speed
+        # that was there before it began, and says nothing of its speed: of this part, and of those
+        self._had = self._had_before = 0
         self._began = self._next = clock()
         self._pause = FIRST_S
         self._next += FIRST_S
@@ -40,10 +41,11 @@ class Headway:
     def part_done(self, size: int) -> None:
         """A part of ``size`` is complete; what is told from now on is of the next one."""
         self._before += size
+        self._had, self._had_before = 0, self._had_before + self._had
 
     def had(self, size: int) -> None:
-        """So much of this part was there before."""
-        self._had += size
+        """So much of this part was there before it was begun, now for the last time."""
+        self._had = size
 
     def __call__(self, done: int, total: int, sources: int = 0) -> None:
         """``done`` of ``total`` are there of this part, from so many sources."""
@@ -53,7 +55,7 @@ class Headway:
         self._pause = min(LONGEST_S, self._pause * _GROWS)
         self._next = now + self._pause
         done, total = self._before + done, max(self._total, self._before + total)
-        speed = max(0, done - self._had) / (now - self._began)
+        speed = max(0, done - self._had - self._had_before) / (now - self._began)
         parts = [f"{done / total:.0%}" if total else "", self._amount(done, total)]
         if sources:
             parts.append(f"from {counted(sources, 'peer')}")

@@ -567,12 +567,14 @@ class StateRequest(Message, kind=31):
     """Ask a peer to keep its outer state of ``round`` for chunk downloads.
 
     ``or_newer``: a later round will do, if that is where the peer stands by now.
+    ``kept``: only if it keeps a copy of that round already; nothing is copied for this one.
     """
 
     run: Digest
     round: int
     fragment: int = 0
     or_newer: bool = False
+    kept: bool = False
 
 
 class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):

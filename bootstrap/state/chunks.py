@@ -33,7 +33,7 @@ MOST_DOUBLED = 3  # times at most, since a link that was down may be back at any
 Progress = Callable[[int, int, int], None]
 """Told after every chunk: bytes that are in place, bytes in all, sources in use.
 
-And first, of no source, where some bytes were there before.
+And first, of no source, with what was there before, where that is looked for.
 """
 
 
@@ -58,18 +58,6 @@ class Offer(Protocol):
     @property
     def hashes(self) -> bytes:
         """32 bytes a chunk."""
-        ...
-
-
-class Kept(Protocol):
-    """Where chunks are kept over a restart; see :class:`bootstrap.state.partial.PartialState`."""
-
-    def accept(self, offer: Offer) -> None:
-        """What comes from now on is of this copy."""
-        ...
-
-    def write(self, start: int, data: memoryview) -> None:
-        """A chunk that was checked, on whatever thread."""
         ...
 
 
@@ -113,11 +101,9 @@ class Work:
         digest: bytes,
         me: PeerId,
         progress: Progress | None = None,
-        kept: Kept | None = None,
     ) -> None:
         self.state = state
         self.digest = digest
-        self._kept = kept
         self.fellows: dict[PeerId, int] = {}  # downloaders of the same: a bit per chunk they have
         self._dice = random.Random(digest + me.encode())
         self.sources: dict[PeerId, Served] = {}
@@ -171,8 +157,6 @@ class Work:
             self._dice.shuffle(order)  # else all who begin together would have the same ones
             self._wanted.extend(order)
             self._wanted_bits = (1 << len(order)) - 1
-            if self._kept is not None:
-                self._kept.accept(offer)
             self._wake()
 
     def had(self, indices: Set[int]) -> None:
@@ -185,8 +169,8 @@ class Work:
                 start = index * self.chunk
                 self._placed.add(index)
                 self._bytes += min(self.chunk, self.state.length - start)
-            if self._progress is not None:
-                self._progress(self._bytes, self.state.length, 0)
+        if self._progress is not None:
+            self._progress(self._bytes, self.state.length, 0)
 
     async def take(self, source: Served) -> int | None:
         """The next chunk for ``source``; None when it has nothing more to do."""
@@ -234,8 +218,6 @@ class Work:
     def write(self, start: int, data: memoryview) -> None:
         """Put a claimed chunk where it belongs; on whatever thread."""
         self.state.write(start, data)
-        if self._kept is not None:
-            self._kept.write(start, data)
 
     def place(self, index: int, size: int, source: Served) -> None:
         """A claimed chunk is written."""

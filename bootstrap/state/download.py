@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Container, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -111,6 +112,7 @@ async def download_state(
     fellows: Fellows | None = None,
     on_disk: PartialState | None = None,
     in_office: Container[PeerId] = (),
+    going_on: bool = False,
 ) -> Download:
     """Fill ``vectors``, float32 each and base first, with the state of that digest.
 
@@ -119,20 +121,26 @@ async def download_state(
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     the vectors may then be partly written. With ``fellows`` the chunks that are here already
     are shared with others that download the same. What is ``on_disk`` of it is not
-    fetched again, and what comes is kept there.
+    fetched again, and what comes is kept there. ``going_on``: only with what is there, and from
+    copies that are kept already, so that nobody makes one for it.
     """
-    request = StateRequest(run, round_, fragment)
-    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress, on_disk)
+    request = StateRequest(run, round_, fragment, kept=going_on)
+    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
 
     async def offer(peer: PeerId, making: Callable[[], object], until: float) -> StateOffer:
-        found = await offered(
-            transport,
-            peer,
-            request,
-            timeout=offer_timeout,
-            until=until,
-            making=making,
-        )
+        try:
+            found = await offered(
+                transport,
+                peer,
+                request,
+                timeout=offer_timeout,
+                until=0.0 if going_on else until,
+                making=making,
+            )
+        except RemoteRefused as error:
+            if going_on and is_making(error):
+                raise NoSourceError("it makes a copy, and keeps none") from error
+            raise
         if fellows is not None:
             for reader in found.readers:
                 fellows.mention(reader, peer)
@@ -147,16 +155,21 @@ async def download_state(
         found = await ask(transport, peer, "fellow", asked, InPlace, timeout=stall_timeout)
         return found.chunks
 
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         if on_disk is not None:
             on_disk.round = round_
-            stack.callback(on_disk.close)
-            if (known := on_disk.offer()) is not None and known.digest == expected_digest:
+            stack.push_async_callback(on_disk.beside, on_disk.close)
+            known: StateOffer | None = await on_disk.beside(on_disk.offer)
+            found: set[int] = set()
+            if known is not None and known.digest == expected_digest:
                 work.accept(known)
-                work.had(await offload(partial(on_disk.fill, work.state, known)))
+                found = await on_disk.beside(partial(on_disk.fill, work.state, known))
+            if going_on and not found:
+                raise NoSourceError("nothing of the state is here any more")
+            work.had(found)
         if fellows is not None:
             stack.enter_context(fellows.sharing.open(fragment, round_, work))
-        found = await download(
+        came = await download(
             transport,
             peers,
             Words(offer, "chunk", header, in_place),
@@ -168,10 +181,11 @@ async def download_state(
             max_sources=max_sources,
             introduce=fellows.introduce if fellows else None,
             in_office=in_office,
+            on_disk=on_disk,
         )
         if on_disk is not None:
-            on_disk.finish()
-        return found
+            await on_disk.beside(on_disk.finish)
+        return came
 
 
 async def download(
@@ -187,20 +201,24 @@ async def download(
     max_sources: int = MAX_SOURCES,
     introduce: Introduce | None = None,
     in_office: Container[PeerId] = (),
+    on_disk: PartialState | None = None,
 ) -> Download:
     """Get all chunks of the copy that ``work`` is about; ``what`` names it in errors.
 
     With ``introduce`` also from others that download the same. Otherwise as :func:`download_state`.
     """
-    fetch = _Fetch(transport, words, work, offload, stall_timeout, in_office)
+    fetch = _Fetch(transport, words, work, offload, stall_timeout, in_office, on_disk)
     slots = asyncio.Semaphore(min(first_sources, max_sources))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
-        helping = [group.create_task(fetch.share(introduce, peers))] if introduce else []
-        helping.append(group.create_task(fetch.widen(slots, first_sources, max_sources)))
-        await work.ended(tasks)
-        for task in (*tasks, *helping):
-            task.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
+            helping = [group.create_task(fetch.share(introduce, peers))] if introduce else []
+            helping.append(group.create_task(fetch.widen(slots, first_sources, max_sources)))
+            await work.ended(tasks)
+            for task in (*tasks, *helping):
+                task.cancel()
+    finally:
+        fetch.end()
     if not work.complete:
         reasons = [f"{peer}: {one.dropped}" for peer, one in work.sources.items()]
         raise NoSourceError(f"no peer delivers {what} ({'; '.join(reasons) or 'none given'})")
@@ -229,7 +247,20 @@ class _Fetch:
     offload: Offload
     stall_timeout: float
     in_office: Container[PeerId]
+    on_disk: PartialState | None = None
     silent: dict[PeerId, float] = field(default_factory=dict)  # no answer since
+    _accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _accepted: bool = False
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _ended: bool = False
+
+    def end(self) -> None:
+        """Write into the vectors no more: from here on they are the caller's again.
+
+        The thread of a transfer that was cancelled may be at a chunk, which takes a millisecond.
+        """
+        with self._writing:
+            self._ended = True
 
     async def widen(self, slots: asyncio.Semaphore, first: int, most: int) -> None:
         """Let further sources be asked, as long as that helps; until cancelled."""
@@ -278,8 +309,21 @@ class _Fetch:
         try:
             offer = await self.words.offer(peer, lambda: self.silent.pop(peer, None), until)
             self.work.accept(offer)
+            await self._accept(offer)
         finally:
             self.silent.pop(peer, None)
+
+    async def _accept(self, offer: Offer) -> None:
+        """Have what comes kept on disk, too; the file is there before the first chunk."""
+        async with self._accepting:
+            if self.on_disk is not None and not self._accepted:
+                await self.on_disk.beside(partial(self.on_disk.accept, offer))
+            self._accepted = True
+
+    def _write(self, start: int, data: memoryview) -> None:
+        with self._writing:
+            if not self._ended:
+                self.work.write(start, data)
 
     async def share(self, introduce: Introduce, sources: Sequence[PeerId]) -> None:
         """Also use others that download the same, as they become known; until cancelled."""
@@ -376,7 +420,10 @@ class _Fetch:
         # Only one of two streams that pulled it writes: the other's thread could still do so when
         # the state is complete and its vectors are the caller's again.
         if work.claim(index):
-            await self.offload(lambda: work.write(start, data))
+            await self.offload(lambda: self._write(start, data))
+            if (disk := self.on_disk) is not None:
+                keeper = peer if name == self.words.pull else None
+                await disk.beside(lambda: disk.write(start, data, keeper))
             work.place(index, len(data), source)
         return answered
 

@@ -4,11 +4,13 @@ Which chunks are in place is nowhere noted: a chunk counts if its bytes have its
 a power cut has left is right or is fetched again. The state of a later round has no chunk in common
 with it, as an outer step moves all elements. So what is here is of use as long as a source keeps
 its copy (:data:`bootstrap.state.server.IDLE_S` after somebody has last read of it); or, where all
-chunks are here, as long as others keep the rounds since.
+chunks are here, as long as others keep the rounds since. Copies are where chunks came from, so the
+note names these peers, and without one there is nothing to go on with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -21,26 +23,32 @@ from blake3 import blake3
 from bootstrap.state.chunks import Offer, check_offer
 from bootstrap.state.digest import HASH_BYTES, StateBytes, count_chunks
 from protocols.errors import ProtocolError
+from protocols.identity import PeerId
 from protocols.messages import StateOffer
+from protocols.tasks import Offload
 
 log = logging.getLogger(__name__)
 
 SPARE = 2.0  # times the state's bytes are to be free before it is written to disk as well
 MAX_LENGTH = 1 << 50  # of a state; only bounds what a damaged note may say
+MAX_SOURCES = 8  # that are noted: the last ones that began to bring chunks
 
 
 class PartialState:
     """One fragment's, in the file ``path``; beside it ``.offer``, and ``.whole`` once it is all.
 
-    Methods but :meth:`write` block; errors of the disk end the keeping, and are raised to nobody.
+    Methods wait for the disk and are to run ``beside`` the event loop, in threads that nothing
+    else waits for. Errors of the disk end the keeping, and are raised to nobody.
     """
 
-    def __init__(self, path: Path, run: bytes) -> None:
-        self._path, self._run = path, run
+    def __init__(self, path: Path, run: bytes, beside: Offload = asyncio.to_thread) -> None:
+        self._path, self._run, self.beside = path, run, beside
         self._note = path.with_name(f"{path.name}.offer")
         self._end = path.with_name(f"{path.name}.whole")
         self.round = 0  # of the state that is downloaded now
         self._handle: int | None = None
+        self._offer: Offer | None = None
+        self._sources: tuple[PeerId, ...] = ()
         self._using = threading.Lock()  # a number of a file that is closed may soon be another's
 
     @property
@@ -49,16 +57,22 @@ class PartialState:
         return self._end.exists()
 
     def offer(self) -> StateOffer | None:
-        """The offer of what is here in part; None: there is nothing of this run."""
+        """The offer of what is here in part, its ``readers`` those whom it came from.
+
+        None: there is nothing of this run.
+        """
         run = self._run
         try:
             with self._note.open("rb") as note:
-                raw = note.read(len(run) + StateOffer.MAX_BYTES)
-            found: StateOffer = StateOffer.decode(raw[len(run) :])
+                raw = note.read(len(run) + HASH_BYTES + StateOffer.MAX_BYTES)
+            begins = len(run) + HASH_BYTES
+            if raw[:begins] != run + blake3(raw[begins:]).digest():
+                return None
+            found: StateOffer = StateOffer.decode(raw[begins:])
             check_offer(found, min(found.length, MAX_LENGTH))
         except (OSError, ProtocolError):
             return None
-        return found if raw.startswith(run) else None
+        return found
 
     def accept(self, offer: Offer) -> None:
         """Keep what comes of this state from now on. What is here of another one is removed."""
@@ -70,14 +84,14 @@ class PartialState:
                     return
                 with self._path.open("wb") as file:
                     file.truncate(offer.length)
-                self._write_down(offer)
             handle = os.open(self._path, os.O_RDWR)
         except OSError as error:
             self._failed(error)
             return
         with self._using:
             self._close()
-            self._handle = handle
+            self._handle, self._offer = handle, offer
+            self._sources = known.readers if known and known.digest == offer.digest else ()
 
     def fill(self, state: StateBytes, offer: Offer) -> set[int]:
         """Read into ``state`` what is here of it; returns the chunks whose hashes are right."""
@@ -97,20 +111,23 @@ class PartialState:
             self._failed(error)
         return found
 
-    def write(self, start: int, data: memoryview) -> None:
-        """A chunk that was checked; from any thread."""
+    def write(self, start: int, data: memoryview, source: PeerId | None) -> None:
+        """A chunk that was checked; ``source`` has a copy, None: it came from another newcomer."""
         try:
             with self._using:
                 while self._handle is not None and data:
                     written = os.pwrite(self._handle, data, start)
                     start, data = start + written, data[written:]
+                if self._handle is not None and source and source not in self._sources:
+                    self._sources = (*self._sources, source)[-MAX_SOURCES:]
+                    self._write_down()
         except OSError as error:  # a full disk
             self._failed(error)
 
     def finish(self) -> None:
         """All chunks are here: keep them until :meth:`drop`."""
         with suppress(OSError):
-            if self._handle is not None:
+            if self._note.exists():
                 self._end.touch(0o600)
 
     def close(self) -> None:
@@ -121,16 +138,25 @@ class PartialState:
     def drop(self) -> None:
         """Remove what is here."""
         self.close()
-        for path in (self._note, self._end, self._path):  # without its note the rest is nothing
+        # without its note the rest is nothing
+        for path in (self._note, self._draft, self._end, self._path):
             with suppress(OSError):
                 path.unlink()
 
-    def _write_down(self, offer: Offer) -> None:
-        made = StateOffer(self.round, offer.digest, offer.length, offer.chunk, offer.hashes)
-        with self._note.open("wb") as note:
-            note.write(self._run + made.encode())
+    @property
+    def _draft(self) -> Path:
+        return self._note.with_name(f"{self._note.name}.draft")
+
+    def _write_down(self) -> None:
+        offer = self._offer
+        assert offer is not None
+        shape = offer.digest, offer.length, offer.chunk, offer.hashes
+        made = StateOffer(self.round, *shape, readers=self._sources).encode()
+        with self._draft.open("wb") as note:
+            note.write(self._run + blake3(made).digest() + made)
             note.flush()
             os.fsync(note.fileno())
+        self._draft.replace(self._note)
 
     def _close(self) -> None:
         if self._handle is not None:

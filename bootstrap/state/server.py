@@ -113,16 +113,26 @@ class StateServer:
     async def _on_state(self, peer: PeerId, body: bytes) -> bytes:
         request = StateRequest.decode(body)
         self._check_run(request.run)
+        if request.kept:
+            found = self._pins.get((request.fragment, request.round))
+            if found is None:
+                raise RemoteRefused("gone", f"no copy is kept of round {request.round}")
+            pin = found
+        else:
+            pin = await self._made(peer, request)
+        others = pin.others(peer)
+        self._touch(request.fragment, pin, peer)
+        return dataclasses.replace(pin.offer, readers=others).encode()
+
+    async def _made(self, peer: PeerId, request: StateRequest) -> _Pin:
+        """As :meth:`_pin`, for as long as a call may take."""
         try:
             async with asyncio.timeout(ANSWER_S), self._pinning:
                 # another peer that asks for this round meanwhile finds it below
                 await self._maker.wait()  # for a copy whose caller has hung up
-                pin = await self._pin(peer, request)
+                return await self._pin(peer, request)
         except TimeoutError:
             raise RemoteRefused(MAKING, "a copy of the state is being made") from None
-        others = pin.others(peer)
-        self._touch(request.fragment, pin, peer)
-        return dataclasses.replace(pin.offer, readers=others).encode()
 
     async def _pin(self, peer: PeerId, request: StateRequest) -> _Pin:
         """What a peer may have: the round it asks for, or the newest one if that will do."""

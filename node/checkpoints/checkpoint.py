@@ -177,6 +177,7 @@ class CheckpointStore:
                 yield path
         except DiskFullError:
             spared.forget(self.directory)  # the next one is worth more
+            self.forget_fetched()
             raise
         finally:
             # a thread that still writes, its call cancelled, finds no folder of that name

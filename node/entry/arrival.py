@@ -24,7 +24,7 @@ from gossip.place import Place
 from gossip.plans.certificate import genesis
 from node.checkpoints.restoring import own_standing, standing_after
 from node.entry.proving import first_proven
-from node.entry.resuming import MAX_ASKED, keepers
+from node.entry.resuming import WITHIN_S, Pace, Resuming
 from node.entry.targets import Target, targets
 from node.errors import operator_error
 from node.replicas.replica import ChainStanding
@@ -105,32 +105,40 @@ class Arrival:
         The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
         when none could be had in time, or nobody has a wanted one any more, and E206 when nobody
         shows a history that holds. A download that breaks off after hours leaves as much time for
-        the next one as there was for it, which goes on with what is ``on_disk`` of the same state.
+        the next one as there was for it. First it is tried once to go on with what is ``on_disk``
+        of an earlier start, which takes none of that time.
         """
         loop = asyncio.get_running_loop()
-        began, size, self._waited = loop.time(), StateBytes(vectors).length, 0.0
+        began = attempt = loop.time()
+        size, self._waited = StateBytes(vectors).length, 0.0
 
         def until() -> float:
             return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
 
         reason, told = "no island has announced a state", ""
         untrue = unwanted = 0  # looks in a row that brought only lies, or nothing wanted
-        came = False  # whether anything of the last download came
+        came = filled = False  # whether anything of the last download came, or was on disk
+        if not self.proves:
+            on_disk = None  # nothing tells whether an island's own state is still worth having
+        to_resume = on_disk
 
         def noted(done: int, total: int, sources: int) -> None:
-            nonlocal came
-            came = came or sources > 0  # what was on disk has no source
+            nonlocal came, filled, began
+            came = came or sources > 0
+            if not sources and done:  # reading it takes minutes, and is no patience with others
+                filled, began = True, began + loop.time() - attempt
             progress(done, total, sources)
 
         for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong, silent, found = "", False, await self.look(until() - loop.time())
-            if on_disk is not None and found:
-                came = False
-                arrived = await self._resumed(found, vectors, noted, fragment, on_disk, until())
-                if arrived is not None:
+            if to_resume is not None and found:
+                tried, on = loop.time(), to_resume
+                to_resume = None
+                if arrived := await self._resumed(found, vectors, progress, fragment, on):
                     return arrived
-                if came:
-                    began, self._waited = loop.time(), 0.0
+                began += loop.time() - tried
+                if loop.time() > tried + TELL_S:
+                    continue  # they have moved on meanwhile
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
             async for target, proved in self._proved(options, fragment, until()):
@@ -141,9 +149,10 @@ class Arrival:
                     reason, silent = str(proved), True
                     self._greeted.difference_update(target.sources)  # one may have started anew
                     continue
-                came = False
+                came = filled = False
                 try:
                     target, state = await self._kept(target, proved, fragment, until, size)
+                    attempt = loop.time()
                     return await self._downloaded(target, state, vectors, noted, fragment, on_disk)
                 except RemoteProtocolError as error:
                     wrong = str(error)
@@ -152,6 +161,8 @@ class Arrival:
                     self._greeted.difference_update(target.sources)
                     if came:
                         began, self._waited = loop.time(), 0.0
+                    elif filled and on_disk is not None:  # it is not to be read again and again
+                        await on_disk.beside(on_disk.drop)
                     if self.proves:
                         break  # look again: the same state may be had in a moment
             untrue = untrue + 1 if wrong and not silent else 0
@@ -176,6 +187,8 @@ class Arrival:
         progress: Progress,
         fragment: int,
         on_disk: PartialState | None,
+        *,
+        going_on: bool = False,
     ) -> Arrived:
         download = await download_state(
             self.transport,
@@ -190,6 +203,7 @@ class Arrival:
             fellows=self._fellows,
             on_disk=on_disk,
             in_office=state.roster,
+            going_on=going_on,
         )
         served = {peer: one.bytes for peer, one in download.sources.items()}
         return Arrived(state, target, served)
@@ -201,22 +215,31 @@ class Arrival:
         progress: Progress,
         fragment: int,
         on_disk: PartialState,
-        end: float,
     ) -> Arrived | None:
-        """Go on with the download that was broken off, if its state can still be had."""
-        known = await self.offload(on_disk.offer)
-        if known is None or known.length != StateBytes(vectors).length:
-            return None
-        peers = [one.peer for one in found if one.status != "leaving"][:MAX_ASKED]
-        await self._introduce(peers)
-        sources = await keepers(self.transport, peers, self.run, fragment, known, on_disk.whole)
-        head = None if known.round else genesis(self.run)
-        target = Target(known.round, head, known.digest, 0, sources)
-        try:
-            state = await self._standing(target, fragment, end)
-            return await self._downloaded(target, state, vectors, progress, fragment, on_disk)
-        except (RemoteProtocolError, TransportError):
-            return None
+        """Go on with the download that was broken off, or drop it if its state cannot be had."""
+        known: StateOffer | None = await on_disk.beside(on_disk.offer)
+        if known is not None and known.round and known.length == StateBytes(vectors).length:
+            with contextlib.suppress(RemoteProtocolError, TransportError, TimeoutError):
+                async with asyncio.timeout(WITHIN_S) as limit:
+                    await self._introduce(known.readers)
+                    resuming = Resuming(
+                        self.transport, self.run, self.founders, fragment, self.offload, known
+                    )
+                    whole: bool = await on_disk.beside(lambda: on_disk.whole)
+                    sources = known.readers if whole else await resuming.keepers()
+                    options = targets(seen_from(one, fragment) for one in found)
+                    there = (known.round, known.digest)
+                    said = next((one for one in options if (one.round, one.state) == there), None)
+                    state = await resuming.standing(sources, said)
+                    if said is not None:
+                        self._check_held(said, state, options)
+                    target = Target(known.round, None, known.digest, 0, sources)
+                    return await self._downloaded(
+                        target, state, vectors, Pace(limit, progress), fragment, on_disk,
+                        going_on=True,
+                    )  # fmt: skip
+        await on_disk.beside(on_disk.drop)
+        return None
 
     async def look(self, within: float = PATIENCE_S) -> list[Announce]:
         """Who stands where, freshly asked: the swarm may move on every second.

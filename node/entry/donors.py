@@ -38,6 +38,7 @@ GIVEN, TAKEN = "moments.given", "moments.taken"  # files in the state directory,
 COPY_S, STEPS = 120.0, 4.0  # for the trainer's copy: and this many of its inner steps
 LONGEST_STEP_S = 300.0  # the most that a donor's step counts for, whatever it says
 SLOW_DISK = 50e6  # bytes a second, the least at which the copy should be written
+SLOW_LINK = 4e6  # bytes a second that are reckoned with where the link is not known
 MAX_DONORS = 3  # that are asked
 # a download may take TIMES what the state took, which is about as large, plus LEAST_S; and as long
 # again with each of PARTS that has come: the state came from many peers, moments come from one.
@@ -94,12 +95,13 @@ class Taking:
     progress: Progress = lambda done, total, sources: None
 
     async def take(
-        self, donors: Sequence[PeerId], state_s: float, *, step_s: float = 0.0
+        self, donors: Sequence[PeerId], state_s: float | None, *, step_s: float = 0.0
     ) -> tuple[Taken, str]:
         """Moments of the first donor, in random order, whose can be used; and a text about them.
 
-        ``state_s``: what the state's download took, ``step_s``: what an inner step takes a donor,
-        in seconds. Raises one of ``FAILURES``: what became of the last donor that was asked.
+        ``state_s``: what the state's download took (None: not known), ``step_s``: what an inner
+        step takes a donor, in seconds. Raises one of ``FAILURES``: what became of the last donor
+        that was asked.
         """
         if not moments_last(self.manifest):
             raise RemoteRefused("none", "this run's islands have none that another could use")
@@ -108,6 +110,8 @@ class Taking:
         path = self.directory / TAKEN
         failure: Exception = Unreachable("any donor", Why.NO_ADDRESS, "no island is active")
         began, steps_s = time.monotonic(), STEPS * min(step_s, LONGEST_STEP_S)
+        if state_s is None:
+            state_s = FLOAT_BYTES * places.size / SLOW_LINK
         limit_s = LEAST_S + TIMES * state_s + MAX_DONORS * steps_s
         answer_s = limit_s / MAX_DONORS
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING
@@ -48,6 +49,28 @@ if TYPE_CHECKING:
     from node.runtime import Node
 
 
+@dataclass
+class Came:
+    """How much of states of ``size`` bytes came from others, and how long that took."""
+
+    bytes: int = 0
+    size: int = 0
+    seconds: float = 0.0
+
+    def add(self, came: int, size: int, seconds: float) -> None:
+        """Another one."""
+        self.bytes, self.size, self.seconds = (
+            self.bytes + came, self.size + size, self.seconds + seconds,
+        )  # fmt: skip
+
+    @property
+    def whole_s(self) -> float | None:
+        """Seconds for all of it; None: too little came to tell, the rest was here before."""
+        if self.bytes <= LITTLE * self.size:
+            return None if self.size else 0.0
+        return self.seconds * self.size / self.bytes
+
+
 class Fetcher:
     """Fills the replicas of one node; ``learned`` is told of announcements on the way."""
 
@@ -65,6 +88,7 @@ class Fetcher:
         self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
         self.joined_under_way = False
         self.took: list[float] = []  # seconds of the downloads at entry, by fragment
+        self._came = Came()
         self._downloading: set[int] = set()
         self.downloaded = False  # at entry
 
@@ -102,7 +126,7 @@ class Fetcher:
         step_s = median(steps_s) if steps_s else 0.0
         try:
             donors = [one.peer for one in active]
-            taken, said = await taking.take(donors, sum(self.took), step_s=step_s)
+            taken, said = await taking.take(donors, self._came.whole_s, step_s=step_s)
         except FAILURES as error:
             why = str(error) or type(error).__name__
             self.events.emit(Notice(text=f"no donor's moments ({why}): warms its learning rate up"))
@@ -167,20 +191,23 @@ class Fetcher:
         )
 
         def told(done: int, total: int, sources: int) -> None:
-            if not sources:
-                headway.had(done)
+            if sources:
+                headway(done, total, sources)
+                return
+            headway.had(done)
+            if done:
                 text = f"{done / 1e6:.1f} MB are here from before"
                 self.events.emit(JoinProgress(step=5, name="sync", text=text))
-            headway(done, total, sources)
 
         for index, replica in enumerate(self.replicas):
             began, on_disk = time.monotonic(), self._on_disk(index)
             arrived = await arrival.fetch(replica.state, told, index, on_disk)
             if not self._saves:
-                await self.node.offload(on_disk.drop)
-            came = sum(arrived.served.values())
-            share = came / _bytes(replica)  # of which little says nothing of a link
-            self.took.append((time.monotonic() - began) / share if share > LITTLE else 0.0)
+                await on_disk.beside(on_disk.drop)
+            came = Came()
+            came.add(sum(arrived.served.values()), _bytes(replica), time.monotonic() - began)
+            self.took.append(came.whole_s or 0.0)  # 0: not known
+            self._came.add(came.bytes, came.size, came.seconds)
             headway.part_done(_bytes(replica))
             await replica.settle(arrived.state, arrived.target.state)
             self.lineages[index] = arrived.state.lineage
@@ -206,7 +233,7 @@ class Fetcher:
 
     def _on_disk(self, fragment: int) -> PartialState:
         path = self.node.home.checkpoints / f"{FETCHED_PREFIX}state-{fragment}"
-        return PartialState(path, self.run.signed.run_id)
+        return PartialState(path, self.run.signed.run_id, self.node.offload_files)
 
     def _tell_broken(self, why: str) -> None:
         text = f"nothing comes, tries for {PATIENCE_S:.0f} s: {why}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from arrival_kit import CREATOR, NEWCOMER, OTHERS, RUN, Scene, played, swarm
 from state_kit import Bench, N, run
 
 from bootstrap.state import PartialState, state_digest
+from bootstrap.state.offers import MAKING
+from bootstrap.state.partial import MAX_SOURCES
 from bootstrap.state.server import IDLE_S
-from node.entry.arrival import Arrived
-from protocols.identity import Identity
+from node.entry.arrival import Arrival, Arrived, OwnArrival
+from node.entry.resuming import WITHIN_S
+from protocols.errors import RemoteRefused
+from protocols.identity import Identity, PeerId
 from protocols.messages import StateOffer
 
 Identities = Callable[[int], list[Identity]]
@@ -140,12 +145,30 @@ SIZE = 200_000
 BYTES = 8 * SIZE
 
 
-async def arrive(scene: Scene, on_disk: PartialState) -> Arrived:
+async def arrive(scene: Scene, on_disk: PartialState, kind: type[Arrival] = Arrival) -> Arrived:
     if scene.network.node(NEWCOMER.peer_id) is not None:
         scene.network.kill(NEWCOMER.peer_id)
     scene.base, scene.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
-    arrival = scene.arrival()
+    made = scene.arrival()
+    arrival = kind(**{one.name: getattr(made, one.name) for one in fields(made) if one.init})
     return await arrival.fetch([scene.base, scene.momentum], lambda *_: None, on_disk=on_disk)
+
+
+async def first_life(scene: Scene, directory: Path) -> None:
+    """A newcomer is killed after six seconds of its download from the creator, which take ten."""
+    node = scene.network.node(CREATOR.peer_id)
+    assert node is not None
+    node.upload = BYTES / 10.0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(6.0):
+            await arrive(scene, part(directory))
+    found = part(directory).offer()
+    assert found is not None
+    assert found.readers[-1] == CREATOR.peer_id
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -158,14 +181,14 @@ def test_a_newcomer_that_is_started_again_goes_on_with_the_state_that_it_had_beg
         chain = swarm()
         before = chain.claim[0]
         source = CREATOR.peer_id
-        scene.stand(CREATOR, chain, 5.0)
+        stood = scene.stand(CREATOR, chain, 5.0)
         node = scene.network.node(source)
         assert node is not None
         node.upload = BYTES / 10.0
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(6.0):
                 await arrive(scene, part(tmp_path))
-        chain.add()  # the others go on
+        chain.add(state=stood.state)  # the others go on
         scene.stand(OTHERS[0], chain, 7.0)
         if whole:
             await arrive(scene, part(tmp_path))
@@ -201,3 +224,168 @@ def test_where_the_copy_is_gone_the_newest_is_taken(
         assert part(tmp_path).whole
 
     played(story)
+
+
+@pytest.fixture
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival_kit, "SIZE", SIZE)
+
+
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("lie", ["again", "trickles"])
+def test_a_source_that_lies_afterwards_does_not_cost_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    async def again(peer: PeerId, body: bytes) -> bytes:
+        raise RemoteRefused(MAKING, "a copy of the state is being made")
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        stood = scene.stand(CREATOR, chain, 5.0)
+        await first_life(scene, tmp_path)
+        chain.add(state=stood.state)
+        scene.stand(OTHERS[0], chain, 7.0)
+        if lie == "again":
+            scene.transports[CREATOR.peer_id].on_call("state", again)
+            monkeypatch.setattr("bootstrap.state.offers.COPY_RATE", BYTES / 224.0)  # as of 56 GB
+        else:
+            liar = scene.network.node(CREATOR.peer_id)
+            assert liar is not None
+            liar.upload = BYTES / 1e6
+        began = now()
+        arrived = await arrive(scene, part(tmp_path))
+        assert now() - began < (60.0 if lie == "again" else 1.5 * WITHIN_S)
+        assert arrived.target.round == chain.claim[0]
+        assert scene.base.min() == scene.base.max() == 7.0
+
+    played(story)
+
+
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("gone", [False, True])
+def test_nobody_makes_a_copy_for_a_download_that_goes_on(tmp_path: Path, gone: bool) -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        before = chain.claim[0]
+        scene.stand(CREATOR, chain, 5.0)
+        await first_life(scene, tmp_path)
+        made = scene.copying
+        for one in (*OTHERS[:2], *arrival_kit.STRANGERS[:5]):  # all could make one
+            scene.stand(one, chain, 5.0)
+        if gone:
+            await asyncio.sleep(2 * IDLE_S)
+        arrived = await arrive(scene, part(tmp_path))
+        assert arrived.target.round == before
+        if gone:  # as for one that comes for the first time
+            assert scene.copying <= made + 3
+        else:
+            assert scene.copying == made
+            assert sum(arrived.served.values()) < 0.7 * BYTES
+
+    played(story)
+
+
+@pytest.mark.usefixtures("_large")
+def test_the_source_is_asked_however_many_others_are_announced_first(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        stood = scene.stand(CREATOR, chain, 5.0)
+        await first_life(scene, tmp_path)
+        chain.add(state=stood.state)
+        announced, scene.announces = scene.announces, []
+        for n in range(30):
+            scene.stand(Identity.from_seed(bytes([200, n]) + bytes(30)), chain, 7.0)
+        scene.announces += announced
+        arrived = await arrive(scene, part(tmp_path))
+        assert arrived.target.round == stood.round
+        assert scene.base.min() == scene.base.max() == 5.0
+        assert sum(arrived.served.values()) < 0.7 * BYTES
+
+    played(story)
+
+
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_state_that_the_chain_does_not_name_is_not_gone_on_with(
+    tmp_path: Path, whole: bool
+) -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        await first_life(scene, tmp_path)
+        if whole:
+            await arrive(scene, part(tmp_path))
+            assert part(tmp_path).whole
+        chain.add(state=bytes(range(32)))  # of the other side of a fork
+        scene.stand(OTHERS[0], chain, 7.0)
+        arrived = await arrive(scene, part(tmp_path))
+        assert arrived.target.round == chain.claim[0]
+        assert scene.base.min() == scene.base.max() == 7.0
+
+    played(story)
+
+
+@pytest.mark.usefixtures("_large")
+def test_in_pairs_nothing_of_before_is_taken(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        await first_life(scene, tmp_path)
+        await arrive(scene, part(tmp_path))
+        assert part(tmp_path).whole
+        arrived = await arrive(scene, part(tmp_path), OwnArrival)
+        assert sum(arrived.served.values()) == BYTES
+
+    played(story)
+
+
+def test_the_disk_is_waited_for_beside_the_event_loop_alone(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = False
+
+    async def aside(work: Callable[[], Any]) -> Any:
+        nonlocal beside
+        beside = True
+        try:
+            return work()
+        finally:
+            beside = False
+
+    def watch(name: str) -> None:
+        method = getattr(PartialState, name)
+
+        def watched(self: PartialState, *given: Any) -> Any:
+            assert beside, name
+            return method(self, *given)
+
+        monkeypatch.setattr(PartialState, name, watched)
+
+    for name in ("offer", "accept", "fill", "write", "finish", "close", "drop"):
+        watch(name)
+
+    async def scenario(bench: Bench) -> None:
+        for _ in range(2):
+            await bench.download(on_disk=PartialState(tmp_path / "state-0", RUN, aside))
+        bench.check()
+
+    run(identities, [RATE], scenario)
+
+
+def test_the_last_sources_are_noted(identities: Identities, tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await fetched(bench, tmp_path)
+        kept = part(tmp_path)
+        known = kept.offer()
+        assert known is not None
+        kept.accept(known)
+        many = [one.peer_id for one in identities(MAX_SOURCES + 3)]
+        for one in many:
+            kept.write(0, memoryview(b""), one)
+        kept.write(0, memoryview(b""), None)
+        kept.close()
+        noted = part(tmp_path).offer()
+        assert noted is not None
+        assert noted.readers == tuple(many[-MAX_SOURCES:])
+
+    run(identities, [RATE], scenario)

@@ -19,7 +19,7 @@ from protocols.envelope import seal
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
-from protocols.memory.transport import MemoryNetwork
+from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline as offload
 from protocols.messages import (
     Announce,
@@ -45,6 +45,7 @@ class Scene:
         self.network = network
         self.seed = network.join(Identity.from_seed(b"s" * 32).peer_id)
         self.announces: list[bytes] = []
+        self.transports: dict[PeerId, MemoryTransport] = {}  # of those who stand somewhere
         self.seed.on_call("known", self._known)
         self.base, self.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
         self.states: list[torch.Tensor] = []  # of those who stand somewhere
@@ -79,7 +80,7 @@ class Scene:
         self.announces.append(
             seal(who, announce, purpose="announce", run=RUN, expires=WALL + 60, sequence=1)
         )
-        transport = self.network.join(who.peer_id)
+        transport = self.transports[who.peer_id] = self.network.join(who.peer_id)
         lineage = chain.lineage() if kept is None else kept
 
         async def known(peer: PeerId, body: bytes) -> bytes:

@@ -37,6 +37,7 @@ class Chain:
         deciders: Roster | None = None,
         ballot: tuple[int, int] = (0, 0),
         tokens: int = 100,
+        state: bytes = bytes(32),
     ) -> Certificate:
         following = self.roster if next_roster is None else next_roster
         deciders = self.roster if deciders is None else deciders
@@ -45,7 +46,7 @@ class Chain:
             fragment=0,
             round=len(self.certificates),
             previous=self.head,
-            state=bytes(32),
+            state=state,
             codec="int4",
             contributors=(),
             parts=(),

@@ -330,6 +330,14 @@ def test_what_is_left_of_the_disk_beside_a_checkpoint(
     assert room_beside(tmp_path / "gone", 0) == 0
 
 
+def test_what_was_fetched_to_begin_with_makes_way_on_a_full_disk(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    (tmp_path / f"{FETCHED_PREFIX}state-0").write_bytes(bytes(9000))
+    with pytest.raises(DiskFullError), store.draft():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_was_fetched_to_begin_with_goes_with_the_first_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

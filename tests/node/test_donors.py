@@ -15,6 +15,7 @@ from trainer_kit import tiny_manifest
 from bootstrap.manifest import Manifest
 from node.checkpoints.trainer_files import TrainerFiles
 from node.entry.donors import FAILURES, PARTS, TAKEN, Giving, Taking
+from node.entry.fetching import Came
 from node.island.pace import Pace
 from node.trainer.channel import ChannelClosedError, Donate, Donated
 from node.trainer.layout import Layout
@@ -92,6 +93,29 @@ def test_a_newcomer_gives_up_in_time(tmp_path: Path) -> None:
         assert not (tmp_path / TAKEN).exists()
 
     tried(tmp_path, scenario)
+
+
+def test_where_the_link_is_not_known_the_size_tells_how_long_moments_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench, taking: Taking) -> None:
+        monkeypatch.setattr("node.entry.donors.SLOW_LINK", 4 * bench.size / 300.0)
+        with pytest.raises(FAILURES):  # as if it were known to be fast
+            await taking.take(bench.peers[:1], 0.0)
+        await asyncio.sleep(100)
+        taken, _ = await taking.take(bench.peers[:1], None)
+        assert taken.steps == 50
+
+    tried(tmp_path, scenario, seconds=300.0)
+
+
+def test_what_was_here_before_says_nothing_of_how_long_a_state_takes() -> None:
+    came = Came()
+    assert came.whole_s == 0.0  # nothing was downloaded
+    came.add(10, 1000, 30.0)
+    assert came.whole_s is None
+    came.add(490, 1000, 70.0)
+    assert came.whole_s == 400.0
 
 
 @pytest.mark.parametrize(("parts", "there"), [(PARTS, True), (2, False)])

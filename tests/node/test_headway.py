@@ -72,8 +72,20 @@ def test_files_are_counted() -> None:
 def test_what_was_there_before_says_nothing_of_speed() -> None:
     lines, now = list[str](), [0.0]
     headway = Headway(lines.append, clock=lambda: now[0])
+    headway.had(3 * 10**9)  # a first try
     headway.had(8 * 10**9)
     headway(8 * 10**9, 10**10)
     now[0] = 100.0
     headway(9 * 10**9, 10**10, 2)
     assert lines == ["90%, 9.0 of 10.0 GB, from 2 peers, 10.0 MB/s, 1m left"]
+
+
+def test_what_was_there_of_a_part_before_says_nothing_of_the_next_one() -> None:
+    lines, now = list[str](), [0.0]
+    headway = Headway(lines.append, total=2 * 10**10, clock=lambda: now[0])
+    headway.had(10**10)
+    headway.part_done(10**10)
+    headway.had(0)
+    now[0] = 100.0
+    headway(10**9, 10**10, 2)
+    assert lines == ["55%, 11.0 of 20.0 GB, from 2 peers, 10.0 MB/s, 15m left"]
