@@ -68,11 +68,14 @@ def test_two_newcomers() -> None:
 
 
 def test_three_newcomers_at_once_by_the_link_of_a_lone_member() -> None:
-    """They share it, so each is there late, and the next round is replayed as slowly."""
+    """They share it, so each is there late, and the next round is replayed as slowly.
+
+    One beginning in five takes minutes (docs/experiments.md).
+    """
 
     async def story() -> None:
         async with scene(
-            codec="fp32", size=40_000, think=(1.1, 1.1), uploads=[1e5], min_grace_s=1.0
+            codec="fp32", size=40_000, think=(1.3, 1.3), uploads=[1e5], min_grace_s=1.0
         ) as swarm:
             await asyncio.sleep(70.0)
             newcomers = [swarm.join(one, 1e5) for one in NEWCOMERS[:3]]
