@@ -18,6 +18,7 @@ from places import ROOT
 
 from bootstrap.manifest import load
 from node.cli import app
+from node.trainer.early import FIRST_S, STILL_S
 
 README = ROOT / "README.md"
 OWN = ROOT / "docs" / "own.md"
@@ -309,3 +310,14 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         f"gloo takes {far('ocean', 'gloo')} s",
     ):
         assert said in text, said
+
+
+def test_how_long_ranks_wait_for_their_data_is_what_they_do() -> None:
+    (row,) = (
+        line
+        for line in (ROOT / "docs" / "parallelism.md").read_text().splitlines()
+        if line.startswith("| training data take long")
+    )
+    assert "event `data_awaited` after ten seconds" in row
+    assert "E406 after an hour in which nothing has moved" in row
+    assert (FIRST_S, STILL_S) == (10.0, 3600.0)
