@@ -200,7 +200,8 @@ def test_the_width_of_the_processor_does_not_change_a_bit(capability: str) -> No
     """What torch picks by the machine it runs on, picked by hand."""
     other = subprocess.run(
         [sys.executable, "-c", "import test_robust; print(test_robust.all_bits())"],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": "tests/diloco:tests/kits:."},
+        env=os.environ
+        | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": "tests/diloco:tests/kits:."},
         capture_output=True,
         text=True,
         check=True,
