@@ -24,7 +24,8 @@ from gossip.membership.presence import Presence
 from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
 from gossip.wiring import Wiring
-from node.entry.arrival import Arrival, OwnArrival
+from node.entry.arrival import Arrival
+from node.entry.own_arrival import OwnArrival
 from node.replicas.replica import OuterReplica
 from node.roaming import make_pairs
 from node.run_rules import rules_of

@@ -182,11 +182,6 @@ class Membership:
                 return Heard.NEWS, peer
         return Heard.STRANGE if known is None else Heard.KNOWN, known
 
-    def beats(self) -> list[Beat]:
-        """The newest heartbeat of each peer whose announcement has any."""
-        islands = self.islands.values()
-        return [Beat(i.tag, i.beat, i.pulse) for i in islands if i.announce.pulse]
-
     def lacking(self) -> list[bytes]:
         """Names of the sketches that were announced and have not come."""
         islands = self.islands.values()

@@ -22,7 +22,7 @@ from gossip.membership.opening import open_announce
 from gossip.membership.standing import fragments, progress, seen_from
 from gossip.place import Place
 from gossip.plans.certificate import genesis
-from node.checkpoints.restoring import own_standing, standing_after
+from node.checkpoints.restoring import standing_after
 from node.entry.proving import first_proven
 from node.entry.resuming import WITHIN_S, Pace, Resuming
 from node.entry.targets import Target, targets
@@ -471,24 +471,3 @@ class Arrival:
                 self._unproven.discard(peer)
                 return standing_after(*found)
         raise wrong or silent or Stale("nobody stands there")
-
-
-class OwnArrival(Arrival):
-    """Where islands gossip each has a state of its own: any of them will do.
-
-    It is checked against what its island has announced under its signature, and nothing else
-    vouches for it.
-    """
-
-    proves = False
-
-    def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
-        """Nothing to compare: each island holds a state of its own."""
-
-    async def look(self, within: float = PATIENCE_S) -> list[Announce]:
-        """Islands, since seeds have no state here."""
-        found = await super().look(within)
-        return [announce for announce in found if announce.role == "island"]
-
-    async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
-        return own_standing(self.run, self.founders[0], target.round, fragment)

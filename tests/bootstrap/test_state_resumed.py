@@ -19,7 +19,8 @@ from bootstrap.state import PartialState, state_digest
 from bootstrap.state.offers import MAKING
 from bootstrap.state.partial import MAX_SOURCES
 from bootstrap.state.server import IDLE_S
-from node.entry.arrival import Arrival, Arrived, OwnArrival
+from node.entry.arrival import Arrival, Arrived
+from node.entry.own_arrival import OwnArrival
 from node.entry.resuming import WITHIN_S
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
