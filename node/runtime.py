@@ -95,6 +95,7 @@ class Node:
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events)
         self.state.providers.strangers = self._strangers
+        self.state.providers.met = lambda: transport.relays.met
         self.state.providers.machine = Machine(self.home.root, Gpus())
         self.state.providers.reachability = self.outbound.describe
         self.history = History(self.home.history, failed=self._on_history_lost)

@@ -57,7 +57,11 @@ class Outbound:
         """For `node status` and the dashboard; empty for a node that can be dialled."""
         if not self.needed:
             return ""
-        return f"outbound only, relay {self.relay}" if self.relay else "outbound only, no relay"
+        met = self._transport.relays.met
+        past = f", {met} {'connection' if met == 1 else 'connections'} past it" if met else ""
+        return (
+            f"outbound only, relay {self.relay}{past}" if self.relay else "outbound only, no relay"
+        )
 
     async def enter(self, candidates: Iterable[PeerAddress]) -> PeerAddress | None:
         """From now on this node is called through a relay; None if no candidate would be it."""

@@ -87,6 +87,10 @@ class SwarmCollector(Collector):
             STRANGERS,
             state.providers.strangers(),
         )
+        met = "Opened at the same time by two that nobody can dial, past their relay"
+        past = CounterMetricFamily("swarm_met_connections", met)
+        past.add_metric((), state.providers.met())
+        yield past
         dropped = CounterMetricFamily("swarm_log_lines_dropped", "Log lines the disk refused")
         dropped.add_metric((), state.log.dropped)
         yield dropped

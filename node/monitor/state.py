@@ -61,6 +61,7 @@ class Providers:
     links: Callable[[], Sequence[LinkView]] = tuple  # this node's own
     all_links: Callable[[], Sequence[LinkView]] = tuple  # the swarm's; asks for them
     strangers: Callable[[], Mapping[str, int]] = dict  # what came to nothing, by reason
+    met: Callable[[], int] = int  # connections past a relay
     machine: Callable[[], MachineView] = MachineView
     reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
     unhealthy: list[Callable[[], str]] = field(default_factory=list)  # a reason, or empty

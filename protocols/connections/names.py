@@ -14,6 +14,7 @@ import contextlib
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ MOST_OF_ONE = 2  # of them, for names of one peer
 _HAPPY_EYEBALLS_S = 0.25  # RFC 8305, section 8
 
 Places = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
+SocketMaker = Callable[[tuple[Any, ...]], socket.socket]
 _Place = tuple[str, int]
 
 
@@ -36,11 +38,18 @@ class Names:
         self._under_way: dict[_Place, asyncio.Future[Places]] = {}
         self._looking: Counter[str] = Counter()  # by the peer whose names they are
 
-    async def connected(self, address: str, whose: str) -> socket.socket:
-        """A connection to ``HOST:PORT``, an address of the peer ``whose``; raises OSError."""
+    async def connected(
+        self, address: str, whose: str, *, make: SocketMaker | None = None
+    ) -> socket.socket:
+        """A connection to ``HOST:PORT``, an address of the peer ``whose``; raises OSError.
+
+        ``make`` makes its socket for one of the places found.
+        """
         place = parse_address(address)
         places = await self.places(place.host, place.port, whose)
-        return await start_connection(places, happy_eyeballs_delay=_HAPPY_EYEBALLS_S)
+        return await start_connection(
+            places, happy_eyeballs_delay=_HAPPY_EYEBALLS_S, socket_factory=make
+        )
 
     async def places(self, host: str, port: int, whose: str) -> Places:
         """Where a host of the peer ``whose`` is; raises OSError."""

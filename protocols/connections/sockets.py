@@ -1,4 +1,4 @@
-"""Sockets of an event loop: listening, and how much the kernel holds unsent."""
+"""Sockets of an event loop: listening, first bytes, and how much the kernel holds unsent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 
 from protocols.connections.listening import listen_on
 from protocols.connections.same_machine import is_near
+from protocols.tasks import resolve
 
 _UNSENT_BYTES = 256 * 1024  # of messages
 _UNSENT_LANE_BYTES = 1024 * 1024  # with a quarter of it speed falls by a quarter
@@ -33,6 +34,20 @@ def prepare_lane(sock: socket.socket) -> None:
     if is_near(sock):  # by default a sealed frame does not fit
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_LANE_BYTES)
     _small_queue(sock, _UNSENT_LANE_BYTES)
+
+
+async def first_byte(sock: socket.socket) -> bytes:
+    """The first byte, left where it is; empty if the connection ends without one."""
+    loop = asyncio.get_running_loop()
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return sock.recv(1, socket.MSG_PEEK)
+        readable: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(sock, resolve, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(sock)
 
 
 def _small_queue(sock: socket.socket, size: int) -> None:

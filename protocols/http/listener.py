@@ -25,7 +25,7 @@ from aiohttp import web
 from protocols.addresses import hostport, source_of
 from protocols.connections.accepted import Connection, Connections
 from protocols.connections.same_machine import is_near
-from protocols.connections.sockets import prefer_small_queue
+from protocols.connections.sockets import first_byte, prefer_small_queue
 from protocols.errors import Malformed
 from protocols.http.body import PROTOCOL, VERSION_HEADER
 from protocols.identity import PeerId
@@ -37,7 +37,6 @@ from protocols.relay.wire import introduced
 from protocols.seen import MARK as SEEN_MARK
 from protocols.seen import tell
 from protocols.stats import TransportStats
-from protocols.tasks import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +218,7 @@ class Listener:
         mark = b""
         try:
             async with asyncio.timeout(self._limits.handshake):
-                mark = await _first_byte(sock)
+                mark = await first_byte(sock)
         finally:
             if not mark:
                 sock.close()
@@ -260,20 +259,6 @@ class Listener:
             lingering_time=self._limits.linger,
             access_log=None,
         )
-
-
-async def _first_byte(sock: socket.socket) -> bytes:
-    """The first byte, left where it is; empty if the connection ends without one."""
-    loop = asyncio.get_running_loop()
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            return sock.recv(1, socket.MSG_PEEK)
-        readable: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(sock, resolve, readable)
-        try:
-            await readable
-        finally:
-            loop.remove_reader(sock)
 
 
 def connection_of(request: web.BaseRequest) -> Connection:

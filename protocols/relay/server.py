@@ -1,4 +1,7 @@
-"""The relay: tells hidden nodes who calls them, and carries calls between two that are hidden.
+"""The relay: tells hidden nodes who calls them, and brings two that are hidden together.
+
+Both dial it, and each is told where it sees the other, so that they can meet past it
+(:mod:`protocols.relay.punching`). Where they do not, it carries what they send each other.
 
 Everything is bounded: the nodes that wait here, the calls that one of them has not fetched (in all
 and of one caller), the connections carried at once (in all and of one peer), their speed all
@@ -25,6 +28,7 @@ from protocols.bucket import Bucket
 from protocols.connections.sockets import prepare_lane
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
+from protocols.relay.punching import meeting_places
 from protocols.relay.splice import splice
 from protocols.relay.wire import (
     MAX_CALLS,
@@ -33,7 +37,11 @@ from protocols.relay.wire import (
     RelayCall,
     RelayCalls,
     RelayDial,
+    RelayEnd,
+    RelayMeeting,
     RelayWait,
+    heard,
+    say,
 )
 from protocols.stats import TransportStats
 
@@ -68,7 +76,7 @@ class _Circuit:
     tokens: tuple[bytes, bytes]
     until: float  # both must have come by then
     moved: float  # when the last byte came
-    ends: list[socket.socket] = field(default_factory=list)
+    ends: list[tuple[socket.socket, RelayEnd]] = field(default_factory=list)
     met: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -168,7 +176,7 @@ class RelayServer:
             self.tell(asked.target, RelayCall(peer, asked.token, asked.addresses))
             return b""
         self._forget_late()
-        if not self.rate:
+        if not self.rate and not asked.punch:
             raise RemoteRefused("tells", "this relay carries nothing, it only tells who calls")
         both = (peer, asked.target)
         in_the_way = {found for one in both if (found := self._in_the_way(one, both)) is not None}
@@ -218,7 +226,7 @@ class RelayServer:
             self._drop(circuit)
             return
         self._circuits.discard(circuit)
-        for end in circuit.ends:
+        for end, _ in circuit.ends:
             with contextlib.suppress(OSError):  # it has ended just now
                 end.shutdown(socket.SHUT_RDWR)  # whoever carries it closes it
 
@@ -226,6 +234,9 @@ class RelayServer:
 
     async def join(self, sock: socket.socket, token: bytes) -> bool:
         """Carry a connection that came with ``token``, to its end; False: none is expected.
+
+        Where nothing is carried, the end is when both have been told of each other. Raises OSError,
+        TimeoutError, and Malformed where it does not say what it is for.
 
         The socket is closed at the end.
         """
@@ -235,7 +246,9 @@ class RelayServer:
             return False
         try:
             prepare_lane(sock)
-            circuit.ends.append(sock)
+            async with asyncio.timeout(JOIN_S):
+                end = await heard(sock, RelayEnd)
+            circuit.ends.append((sock, end))
             if len(circuit.ends) == 1:
                 async with asyncio.timeout(JOIN_S):
                     await circuit.met.wait()
@@ -243,16 +256,30 @@ class RelayServer:
             else:
                 circuit.until, circuit.moved = math.inf, self._now()
                 circuit.met.set()
-
-                def moved(count: int) -> None:
-                    circuit.moved = self._now()
-                    self._moved(count)
-
-                await splice(circuit.ends[0], sock, self._bucket, idle=IDLE_S, moved=moved)
+                if await self._told_of_each_other(*circuit.ends):
+                    await self._carry(circuit)
         finally:
             sock.close()
             self._drop(circuit)
         return True
+
+    async def _told_of_each_other(
+        self, one: tuple[socket.socket, RelayEnd], other: tuple[socket.socket, RelayEnd]
+    ) -> bool:
+        """Tell both ends where the other is seen; returns whether they are carried from here."""
+        carries, punch = bool(self.rate), one[1].punch and other[1].punch
+        for (sock, _), (there, said) in ((one, other), (other, one)):
+            places = meeting_places(there, said.inside, sock) if punch else ()
+            await say(sock, RelayMeeting(carries, places))
+        return carries
+
+    async def _carry(self, circuit: _Circuit) -> None:
+        def moved(count: int) -> None:
+            circuit.moved = self._now()
+            self._moved(count)
+
+        (one, _), (other, _) = circuit.ends
+        await splice(one, other, self._bucket, idle=IDLE_S, moved=moved)
 
     def _moved(self, count: int) -> None:
         self._stats.in_by_name["relay"] += count

@@ -6,7 +6,10 @@ it. A caller asks the relay for it with ``relay-dial``, in one of two ways:
 - *Back*: the caller can be dialled. It makes up a token, the relay passes it on with the caller's
   addresses, and the hidden node dials the caller. The relay carries no further byte.
 - *Through*: neither can be dialled. The relay makes two tokens, both dial the relay's port, and
-  it passes on what they send each other, which is TLS from end to end.
+  each says whether a way past the relay is to be tried (:class:`RelayEnd`). Once both are there
+  each is told where the other comes from (:class:`RelayMeeting`), and they try to meet
+  (:mod:`protocols.relay.punching`). Where they do not, the relay passes on what they send each
+  other, which is TLS from end to end.
 
 Whoever dials for such a call sends a preamble with the token first, :data:`PREAMBLE`, told from
 TLS, HTTP and lanes by its first byte. From then on the connection is as any other, except that
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from protocols.errors import Malformed
 from protocols.messages import Address, Peer
@@ -30,6 +33,7 @@ TOKEN_BYTES = 16
 MAX_CALLS = 64  # told at once
 MAX_CALLS_OF_ONE = 32  # of them, of one caller: twice what it keeps open to a peer for one use
 MAX_BACK = 3  # addresses of a caller that are tried
+MAX_MEETING = 2  # addresses of the other end of a call that both try past the relay
 
 Token = Annotated[bytes, Max(TOKEN_BYTES)]
 
@@ -59,11 +63,36 @@ class RelayDial(Message, kind=47):
     """I want a connection to ``target``; with a token of mine, it is to dial my addresses with it.
 
     Without one the answer is the relay's token for a connection through it, else nothing.
+    ``punch``: a way past the relay is good enough, whether it carries or not.
     """
 
     target: Peer
     token: Token
     addresses: Annotated[tuple[Address, ...], Max(MAX_BACK)]
+    punch: bool
+
+
+class RelayEnd(Message, kind=52):
+    """First word of an end that has dialled the relay: is a way past it to be tried?
+
+    ``inside``: the ``HOST:PORT`` that this end's socket has, for an end in the same network.
+    """
+
+    punch: bool
+    inside: Address
+
+
+class RelayMeeting(Message, kind=53):
+    """The relay's answer to both ends: where the other comes from; nothing: it is not to be tried.
+
+    ``carries``: whether the relay passes on what follows, or closes the connection.
+    """
+
+    carries: bool
+    addresses: Annotated[tuple[Address, ...], Max(MAX_MEETING)]
+
+
+Word = TypeVar("Word", RelayEnd, RelayMeeting)
 
 
 async def introduce(sock: socket.socket, token: bytes) -> None:
@@ -73,14 +102,32 @@ async def introduce(sock: socket.socket, token: bytes) -> None:
 
 async def introduced(sock: socket.socket) -> bytes:
     """The token of a connection; raises OSError, or Malformed where it begins otherwise."""
+    said = await _exactly(sock, len(PREAMBLE) + TOKEN_BYTES, PREAMBLE)
+    return said[len(PREAMBLE) :]
+
+
+async def say(sock: socket.socket, word: RelayEnd | RelayMeeting) -> None:
+    """Send a word with its length in front, one byte; raises OSError."""
+    said = word.encode()
+    await asyncio.get_running_loop().sock_sendall(sock, bytes([len(said)]) + said)
+
+
+async def heard(sock: socket.socket, kind: type[Word]) -> Word:
+    """A word of the other end; raises OSError, or Malformed for anything else."""
+    (size,) = await _exactly(sock, 1)
+    word: Word = kind.decode(await _exactly(sock, size))
+    return word
+
+
+async def _exactly(sock: socket.socket, wanted: int, beginning: bytes = b"") -> bytes:
+    """So many bytes and not one more: what follows is for others."""
     loop = asyncio.get_running_loop()
-    wanted = len(PREAMBLE) + TOKEN_BYTES
     said = b""
-    while len(said) < wanted:  # not a byte more: what follows is for the other end
+    while len(said) < wanted:
         piece = await loop.sock_recv(sock, wanted - len(said))
         if not piece:
-            raise ConnectionResetError("left before it said which call it is for")
+            raise ConnectionResetError("left before it had said what it is for")
         said += piece
-        if not PREAMBLE.startswith(said[: len(PREAMBLE)]):
+        if not beginning.startswith(said[: len(beginning)]):
             raise Malformed("not the preamble of a call")
-    return said[len(PREAMBLE) :]
+    return said

@@ -10,42 +10,55 @@ import subprocess
 
 from benchmarks.netns import Network
 
-INSIDE = "192.168.77.2"
-LAN = "192.168.77.1"
+INSIDE = "192.168.77.2"  # of the first machine behind a router
 KINDS = {
     # mapping endpoint-independent, filtering endpoint-independent: whatever comes in goes to it
-    "full cone": ("masquerade", True),
-    # the same mapping (ports are kept), and only answers come in
-    "restricted": ("masquerade", False),
+    "full cone": ("masquerade", "accept"),
+    # the same mapping (ports are kept), and only answers come in; nothing is said to strangers
+    "restricted": ("masquerade", "drop"),
+    # strangers are told that nobody is there, which ends what two inside have begun at once
+    "refusing": ("masquerade", "reject with tcp reset"),
     # another port for every connection, and only answers come in
-    "symmetric": ("masquerade random,fully-random", False),
+    "symmetric": ("masquerade random,fully-random", "drop"),
 }
 
 
 def put_behind(network: Network, machine: str, router: str, kind: str) -> None:
     """Take ``machine`` off the network and put it behind ``router``, which has an address there."""
-    how, lets_in = KINDS[kind]
-    _ip(network, machine, "link", "del", "eth0")
-    end = network.path(machine)
-    _ip(network, router, "link", "add", "lan0", "type", "veth", "peer", "eth0", "netns", end)
-    _ip(network, router, "addr", "add", f"{LAN}/24", "dev", "lan0")
-    _ip(network, router, "link", "set", "lan0", "up")
-    _ip(network, machine, "addr", "add", f"{INSIDE}/24", "dev", "eth0")
-    _ip(network, machine, "link", "set", "eth0", "up")
-    _ip(network, machine, "route", "add", "default", "via", LAN)
+    how, strangers = KINDS[kind]
+    new = f"iifname eth0 meta l4proto tcp ct state new {strangers}"
+    _wire(network, machine, router, 0)
     _in(network, router, ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
-    inwards = f"iifname eth0 dnat to {INSIDE}" if lets_in else "iifname lan0 accept"
-    strangers = "accept" if lets_in else "drop"
+    inwards = f"iifname eth0 dnat to {INSIDE}" if strangers == "accept" else "iifname lan0 accept"
     rules = f"""
     table ip nat {{
       chain out {{ type nat hook postrouting priority 100; oifname eth0 {how}; }}
       chain in {{ type nat hook prerouting priority -100; {inwards}; }}
     }}
     table ip guard {{
-      chain pass {{ type filter hook forward priority 0; iifname eth0 ct state new {strangers}; }}
+      chain pass {{ type filter hook forward priority 0; {new}; }}
+      chain own {{ type filter hook input priority 0; {new}; }}
     }}
     """
     _in(network, router, ["nft", "-f", "-"], rules)
+
+
+def put_beside(network: Network, machine: str, router: str) -> None:
+    """A second machine behind a router, which passes on what the two send each other."""
+    _wire(network, machine, router, 1)
+
+
+def _wire(network: Network, machine: str, router: str, number: int) -> None:
+    port, inner, outer = f"lan{number}", *(f"192.168.{77 + number}.{end}" for end in (2, 1))
+    _ip(network, machine, "link", "set", "eth0", "down")
+    _ip(network, machine, "link", "set", "eth0", "name", "unplugged")
+    end = network.path(machine)
+    _ip(network, router, "link", "add", port, "type", "veth", "peer", "eth0", "netns", end)
+    _ip(network, router, "addr", "add", f"{outer}/24", "dev", port)
+    _ip(network, router, "link", "set", port, "up")
+    _ip(network, machine, "addr", "add", f"{inner}/24", "dev", "eth0")
+    _ip(network, machine, "link", "set", "eth0", "up")
+    _ip(network, machine, "route", "add", "default", "via", outer)
 
 
 def _ip(network: Network, name: str, *words: str) -> None:

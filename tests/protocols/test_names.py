@@ -117,7 +117,7 @@ async def test_names_to_dial_back_count_as_the_callers(resolver: Resolver) -> No
     async with place(limits=LIMITS) as here:
         here.closed.book.add(here.relay.peer_id, address(here.relay))
         for number in range(16):
-            asked = RelayDial(here.hidden.peer_id, bytes(16), (f"{number}.slow:1",))
+            asked = RelayDial(here.hidden.peer_id, bytes(16), (f"{number}.slow:1",), False)
             await here.closed.call(here.relay.peer_id, "relay-dial", asked.encode(), timeout=5)
         await wait_for(lambda: len(resolver.asked) == MOST_OF_ONE)
         assert await here.open.call(here.hidden.peer_id, "echo", b"x", timeout=5) == b"x"

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from http_kit import QUICK, A, B, C, address, echo, wait_for
@@ -63,7 +64,10 @@ async def place(
     tls: bool = True,
     limits: Limits = QUICK,
     max_upload: float | None = None,
+    punch: bool = False,
 ) -> AsyncIterator[Place]:
+    """With ``punch`` hidden nodes meet past the relay, which on loopback they always can."""
+
     def made(identity: Identity) -> HttpTransport:
         bounds, limit = limits if identity is B else QUICK, max_upload if identity is A else None
         return HttpTransport(
@@ -73,7 +77,7 @@ async def place(
     async with made(A) as relay, made(B) as hidden, made(C) as open_, made(D) as closed:
         relay.relay.offer(rate)
         for one in (hidden, closed):
-            one.relays.mine = list
+            one.relays.mine, one.relays.punches = list, punch
         for one in (hidden, open_):
             one.on_call("echo", echo)
             one.on_push("take", take, max_length=len(MEGABYTE))
@@ -112,7 +116,7 @@ async def everything(caller: HttpTransport, peer: PeerId) -> None:
 async def test_an_address_that_is_none_ends_nothing(made_up: str) -> None:
     """The caller says where it can be dialled, and the relay passes it on as it is."""
     async with place() as here:
-        asked = RelayDial(here.hidden.peer_id, bytes(16), (made_up,))
+        asked = RelayDial(here.hidden.peer_id, bytes(16), (made_up,), False)
         here.closed.book.add(here.relay.peer_id, address(here.relay))
         await here.closed.call(here.relay.peer_id, "relay-dial", asked.encode(), timeout=5)
         await everything(here.open, here.hidden.peer_id)
@@ -190,9 +194,9 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
 
     connected = Names.connected
 
-    async def never(names: Names, address: str, whose: str) -> socket.socket:
+    async def never(names: Names, address: str, whose: str, **how: Any) -> socket.socket:
         if not address.startswith("192.0.2.1:"):
-            return await connected(names, address, whose)
+            return await connected(names, address, whose, **how)
         dialled.append(address)
         await asyncio.get_running_loop().create_future()
         raise AssertionError
@@ -203,7 +207,8 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
             patched.setattr("protocols.connections.names.Names.connected", never)
             here.closed.book.add(here.relay.peer_id, address(here.relay))
             for number in range(8):
-                asked = RelayDial(here.hidden.peer_id, bytes(16), (f"192.0.2.1:{1000 + number}",))
+                where = (f"192.0.2.1:{1000 + number}",)
+                asked = RelayDial(here.hidden.peer_id, bytes(16), where, False)
                 await here.closed.call(here.relay.peer_id, "relay-dial", asked.encode(), timeout=5)
             await wait_for(lambda: len(dialled) == 2)
         await everything(here.open, here.hidden.peer_id)  # who else calls is answered
@@ -346,7 +351,7 @@ async def test_one_peer_leaves_room_for_others_at_a_hidden_node() -> None:
         before = set(relay._circuits)
         assert relay._in_the_way(hidden, waiting.peers) in before
         relay.tell = lambda target, call: None  # type: ignore[method-assign]
-        await relay.dial(E.peer_id, RelayDial(hidden, b"", ()).encode())
+        await relay.dial(E.peer_id, RelayDial(hidden, b"", (), False).encode())
         assert len(relay._circuits) == MAX_CIRCUITS_OF_ONE
         assert len(before - relay._circuits) == 1
         relay._cut(carried)  # one that is carried ends at both ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from typing import Any
 
 import pytest
 from http_kit import QUICK, A, B, C
@@ -44,10 +45,10 @@ async def test_a_node_that_does_not_ask_again_is_gone() -> None:
     relay, clock = server()
     await begin(relay, B.peer_id)
     clock[0] = 7
-    await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+    await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", (), False).encode())
     clock[0] = 9
     with pytest.raises(RemoteRefused, match="absent"):
-        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", (), False).encode())
 
 
 async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +62,9 @@ async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.Monkey
         await begin(relay, C.peer_id)
     await begin(relay, D.peer_id)
     for waits in (B, D):
-        await relay.dial(A.peer_id, RelayDial(waits.peer_id, b"", ()).encode())
+        await relay.dial(A.peer_id, RelayDial(waits.peer_id, b"", (), False).encode())
     with pytest.raises(RemoteRefused, match="absent"):
-        await relay.dial(A.peer_id, RelayDial(C.peer_id, b"", ()).encode())
+        await relay.dial(A.peer_id, RelayDial(C.peer_id, b"", (), False).encode())
 
 
 async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,17 +90,17 @@ async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyP
     )
     assert answer.calls == tuple(call for call in calls for _ in range(MAX_CALLS_OF_ONE))
     for number in range(MAX_CIRCUITS_OF_ONE):
-        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", (), False).encode())
         if number % MAX_CALLS_OF_ONE == MAX_CALLS_OF_ONE - 1:
             await relay.wait(B.peer_id, RelayWait(begin=False).encode())
     with pytest.raises(RemoteRefused, match="of one peer"):
-        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", (), False).encode())
     clock[0] = 2
     await begin(relay, D.peer_id)
     clock[0] = 4
     await begin(relay, D.peer_id)
     clock[0] = 11  # nobody came for them
-    await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
+    await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", (), False).encode())
 
 
 async def test_connections_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +110,13 @@ async def test_connections_of_all_together_are_bounded(monkeypatch: pytest.Monke
     for hidden in (B, D, E):
         await begin(relay, hidden.peer_id)
     for caller, hidden in ((A, B), (C, D)):
-        await relay.dial(caller.peer_id, RelayDial(hidden.peer_id, b"", ()).encode())
+        await relay.dial(caller.peer_id, RelayDial(hidden.peer_id, b"", (), False).encode())
     stranger = Identity.from_seed(b"s" * 32).peer_id
     with pytest.raises(RemoteRefused, match="2 connections are carried already"):
-        await relay.dial(stranger, RelayDial(E.peer_id, b"", ()).encode())
+        await relay.dial(stranger, RelayDial(E.peer_id, b"", (), False).encode())
     clock[0] = 11  # nobody came for them
     await begin(relay, E.peer_id)
-    await relay.dial(stranger, RelayDial(E.peer_id, b"", ()).encode())
+    await relay.dial(stranger, RelayDial(E.peer_id, b"", (), False).encode())
 
 
 async def test_who_makes_keys_takes_no_relay_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ async def test_who_makes_keys_takes_no_relay_from_others(monkeypatch: pytest.Mon
     async def carried(caller: PeerId, target: PeerId = hidden) -> _Circuit:
         before = set(relay._circuits)
         await begin(relay, target)
-        await relay.dial(caller, RelayDial(target, b"", ()).encode())
+        await relay.dial(caller, RelayDial(target, b"", (), False).encode())
         (new,) = relay._circuits - before
         new.met.set()  # as when both have come
         new.until, new.moved = math.inf, clock[0]
@@ -158,7 +159,7 @@ async def test_calls_of_many_that_lead_nowhere_are_bounded_together(
     """Names cost nothing: each of a thousand callers would keep to its own bound."""
     dialled: list[str] = []
 
-    async def nobody(names: Names, address: str, whose: str) -> socket.socket:
+    async def nobody(names: Names, address: str, whose: str, **how: Any) -> socket.socket:
         dialled.append(address)
         raise OSError("nobody is there")
 

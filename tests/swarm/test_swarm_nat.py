@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 from machine_kit import SETTINGS, Machine, assert_same_bits, await_merged, await_up
-from nat_kit import INSIDE, put_behind
+from nat_kit import INSIDE, put_behind, put_beside
 
+from benchmarks import farnet
+from benchmarks.farnet import FarNetwork, Way
 from benchmarks.netns import Network, available
 
 pytestmark = [
@@ -30,7 +33,7 @@ SEEDS = ("one", "two", "three")
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with Network([*SEEDS, "router", "inside"]) as made:
+    with Network([*SEEDS, "router", "inside", "gate", "other"]) as made:
         yield made
 
 
@@ -96,3 +99,73 @@ def test_a_node_behind_a_translator_joins_and_trains(
     assert_same_bits(open_, inside)
     for machine in (inside, open_):
         machine.stop(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("relay", ["20Mbit", "0"])
+def test_two_behind_translators_of_their_own_meet_past_the_relay(
+    network: Network, tmp_path: Path, relay: str
+) -> None:
+    """It brings them together and carries nothing, also where it would carry nothing."""
+    put_behind(network, "inside", "router", "restricted")
+    put_behind(network, "other", "gate", "restricted")
+    assert_meet(network, tmp_path, relay)
+
+
+@pytest.mark.skipif(not farnet.available(), reason="links with a distance need cc and /dev/net/tun")
+def test_two_behind_translators_that_refuse_strangers_meet(tmp_path: Path) -> None:
+    """Over a distance: both ends' first packets have to be under way at once."""
+    far, here = Way(up=50, down=50, delay=10), Way(up=50, down=50)
+    ways = {"one": here, "router": far, "inside": here, "gate": far, "other": here}
+    with FarNetwork(ways) as network:
+        put_behind(network, "inside", "router", "refusing")
+        put_behind(network, "other", "gate", "refusing")
+        assert_meet(network, tmp_path, "0")
+
+
+def test_two_behind_one_translator_meet_inside(network: Network, tmp_path: Path) -> None:
+    """A translator as here does not send back in what came from inside for its own address."""
+    put_behind(network, "inside", "router", "restricted")
+    put_beside(network, "other", "router")
+    assert_meet(network, tmp_path, "0")
+
+
+def test_who_has_another_port_for_every_peer_is_carried(network: Network, tmp_path: Path) -> None:
+    put_behind(network, "inside", "router", "symmetric")
+    put_behind(network, "other", "gate", "restricted")
+    seed, *two = trained(network, tmp_path, "20Mbit")
+    assert count(seed, "swarm_sent_bytes", 'kind="relay"') > 0
+    for machine in two:
+        assert count(machine, "swarm_met_connections") == 0
+        machine.stop(signal.SIGTERM)
+
+
+def assert_meet(network: Network, tmp_path: Path, relay: str) -> None:
+    """The two islands behind translators merge, and nothing of it goes through the seed."""
+    seed, *two = trained(network, tmp_path, relay)
+    assert count(seed, "swarm_sent_bytes", 'kind="relay"') == 0
+    for machine in two:
+        assert count(machine, "swarm_met_connections") > 0
+        state = json.loads(machine.api("/api/v1/state"))
+        assert "past it" in state["node"]["reachability"]
+    assert_same_bits(*two)
+    for machine in two:
+        machine.stop(signal.SIGTERM)
+
+
+def trained(network: Network, tmp_path: Path, relay: str) -> list[Machine]:
+    """A seed that is a relay at this speed, and two islands behind translators that have merged."""
+    seed, inside, other = (Machine(network, name, tmp_path) for name in ("one", "inside", "other"))
+    seed.start("bootstrap", "--relay", relay)
+    await_up(seed)
+    inside.start("start", "--peers", seed.where, *SETTINGS)
+    inside.awaits(lambda: inside.head() >= 0, "a round by itself")
+    other.start("start", "--peers", seed.where)
+    await_merged(inside, other)
+    await_merged(other, inside)
+    return [seed, inside, other]
+
+
+def count(machine: Machine, metric: str, label: str = "") -> float:
+    """What a node's own counters say; 0 where they say nothing of it."""
+    found = re.search(rf"^{metric}\S*{label}[^\n]* ([0-9.e+]+)$", machine.api("/metrics"), re.M)
+    return float(found[1]) if found else 0.0
