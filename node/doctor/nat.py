@@ -80,7 +80,7 @@ def mapping_finding(found: Mapping) -> Finding:
         return warn(
             "mapping",
             f"endpoint-dependent: port {found.local_port} is seen as {', '.join(found.seen)}",
-            "every peer sees another port, so none can be told where this node is, not even to meet it",
+            "every peer sees another port, so none can be told where to dial or to meet this node",
             "nothing has to be done: a relay is used; or forward the port on the router",
         )
     kept = ports == {str(found.local_port)}
