@@ -293,7 +293,7 @@ class Relays:
         handed_on = False
         try:
             carries = meeting.carries
-            if meeting.addresses:
+            if meeting.addresses and self.punches:
                 past = await punched(sock, meeting.addresses, listens=True, seconds=self._punch_s)
                 if past is not None:
                     self.met += 1

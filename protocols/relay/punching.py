@@ -24,6 +24,7 @@ from protocols.errors import OperatorError
 
 PUNCH_S = 2.5  # two first packets and their repetition, on the longest ways
 _PAUSES_S = 0.002, 0.1  # least and most that a pause before dialling again may be at most
+MOST_TRIES = 64  # of one address: a relay that lies makes nobody flood another
 _QUEUE = 4  # of those who dial the port that listens
 
 Place = tuple[str, int]
@@ -78,7 +79,7 @@ async def punched(
         try:
             found.append(await way)
         except OSError:
-            return  # the port cannot be shared here: the other ways are left
+            return  # refused too often, or the port cannot be shared here: other ways are left
         for one in tries:
             if one is not asyncio.current_task():
                 one.cancel()
@@ -102,11 +103,12 @@ async def _dialled(family: int, local: Place, target: Place) -> socket.socket:
 
     A translator that refuses strangers, rather than to be silent, ends a try one round trip after
     it began, unless both ends' first packets are under way at once. So pauses are about as long as
-    tries, and random: the two ends must not keep out of step.
+    tries, and random: the two ends must not keep out of step. Raises OSError after
+    :data:`MOST_TRIES`.
     """
     loop = asyncio.get_running_loop()
     least, most = _PAUSES_S
-    while True:
+    for _ in range(MOST_TRIES):
         began = loop.time()
         sock = _bound(family, socket.SOCK_STREAM, 0, local)
         try:
@@ -119,6 +121,7 @@ async def _dialled(family: int, local: Place, target: Place) -> socket.socket:
         else:
             return sock
         await asyncio.sleep(random.uniform(0, min(max(2 * (loop.time() - began), least), most)))
+    raise ConnectionRefusedError("refused again and again")
 
 
 async def _accepted(family: int, local: Place, hosts: set[str]) -> socket.socket:

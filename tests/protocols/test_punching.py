@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from http_kit import address
@@ -15,7 +16,7 @@ from test_relay import MEGABYTE, everything, place
 
 from protocols.errors import Malformed, TransportError, Unreachable
 from protocols.relay import client
-from protocols.relay.punching import inside, meeting_places, punched, reusable
+from protocols.relay.punching import MOST_TRIES, inside, meeting_places, punched, reusable
 from protocols.relay.wire import RelayDial, RelayEnd, RelayMeeting, heard, introduce, say
 
 LOOPBACK = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
@@ -180,6 +181,26 @@ async def test_nobody_comes(relay: socket.socket) -> None:
         pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(here.rpartition(":")[2])), 1)
+    sock.close()
+
+
+async def test_a_relay_that_lies_makes_nobody_flood_another(
+    relay: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is said to be there refuses at once; that is dialled a bounded number of times."""
+    dialled = 0
+    connect = asyncio.SelectorEventLoop.sock_connect
+
+    async def counted(loop: asyncio.SelectorEventLoop, sock: socket.socket, where: Any) -> None:
+        nonlocal dialled
+        dialled += 1
+        await connect(loop, sock, where)
+
+    sock, _ = await at_relay(relay)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", counted)
+    async with asyncio.timeout(30):
+        assert await punched(sock, ["127.0.0.1:1"], listens=False, seconds=60.0) is None
+    assert dialled == MOST_TRIES
     sock.close()
 
 
