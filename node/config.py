@@ -73,6 +73,10 @@ class NodeConfig(IslandSettings):
     public_addr: Annotated[str, AfterValidator(dialable)] = Field(
         default="", description="HOST:PORT under which others reach this node."
     )
+    map_port: bool = Field(
+        default=False,
+        description="Have the router forward the port to this node (UPnP; needs atoll[upnp]).",
+    )
     max_upload: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
         default=0.0,
         ge=0,

@@ -141,8 +141,9 @@ _ROWS = (
         "peers cannot dial this node",
         "a NAT or firewall keeps connections out, and no peer relays for it: a node that can be "
         "dialled would, unless --require-reachable or a --public-addr that is wrong forbids it",
-        "forward the port and give its public address with --public-addr HOST:PORT, or start a "
-        "node elsewhere that can be dialled, as a relay",
+        "forward the port and give its public address with --public-addr HOST:PORT, or have the "
+        "router forward it with --map-port, or start a node elsewhere that can be dialled, as a "
+        "relay",
     ),
     Kind(
         "E303",

@@ -24,6 +24,7 @@ from node.closing import last_words, newest_round
 from node.entry.entrance import Entrance, Run
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace, outward_address
+from node.entry.port_mapping import PortMapping
 from node.errors import reason
 from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
@@ -178,6 +179,8 @@ class Node:
         from node.leaving import leave
         from node.participation import Participation
 
+        if self.config.map_port:
+            await self._map_port(stack)
         self.place.publish()
         await self.api.start()
         stack.push_async_callback(self.api.aclose)
@@ -211,6 +214,14 @@ class Node:
                 raise unsaved
         else:
             self._say_ended(None)
+
+    async def _map_port(self, stack: AsyncExitStack) -> None:
+        assert self.transport.listening is not None
+        mapping = PortMapping(self.events)
+        stack.push_async_callback(mapping.aclose)
+        await mapping.open(self.transport.listening[1])
+        self.place.mapped = lambda: mapping.outer
+        self.tasks.spawn(mapping.keep())
 
     def _say_ended(self, took_part: Participation | None) -> None:
         saved = newest_round(self.home.checkpoints) if self.config.role == "island" else None

@@ -49,6 +49,7 @@ class OwnPlace:
         self._transport = transport
         self._outbound = outbound
         self._whereabouts = whereabouts
+        self.mapped: Callable[[], str] = str  # where a router forwards to this node
         self.told: Callable[[], None] = lambda: None
         outbound.moved = self.publish
         transport.relays.mine = self.dialled_at
@@ -68,7 +69,8 @@ class OwnPlace:
         """Where this node itself can be dialled, without a relay."""
         if self._outbound.needed:
             return []
-        return addresses(self._config, self._transport.listening)
+        own = addresses(self._config, self._transport.listening)
+        return list(dict.fromkeys([mapped, *own])) if (mapped := self.mapped()) else own
 
     def join_address(self) -> str:
         """What others join by: this node, or its relay where nobody can dial it."""

@@ -7,6 +7,8 @@ machine opens leaves with the router's address.
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+from typing import Any
 
 from benchmarks.netns import Network
 
@@ -27,6 +29,7 @@ def put_behind(network: Network, machine: str, router: str, kind: str) -> None:
     """Take ``machine`` off the network and put it behind ``router``, which has an address there."""
     how, strangers = KINDS[kind]
     new = f"iifname eth0 meta l4proto tcp ct state new {strangers}"
+    asked = "ct status dnat accept"  # what the router was told to forward
     _wire(network, machine, router, 0)
     _in(network, router, ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
     inwards = f"iifname eth0 dnat to {INSIDE}" if strangers == "accept" else "iifname lan0 accept"
@@ -36,11 +39,54 @@ def put_behind(network: Network, machine: str, router: str, kind: str) -> None:
       chain in {{ type nat hook prerouting priority -100; {inwards}; }}
     }}
     table ip guard {{
-      chain pass {{ type filter hook forward priority 0; {new}; }}
+      chain pass {{ type filter hook forward priority 0; {asked}; {new}; }}
       chain own {{ type filter hook input priority 0; {new}; }}
     }}
     """
     _in(network, router, ["nft", "-f", "-"], rules)
+
+
+def let_ask(network: Network, router: str, outside: str, folder: Path) -> subprocess.Popen[Any]:
+    """Have a router forward what machines behind it ask for by UPnP (miniupnpd).
+
+    It has the address ``outside`` as well, which others reach; it must be one of the internet.
+    """
+    _ip(network, router, "addr", "add", f"{outside}/32", "dev", "eth0")
+    tables = """
+    table inet upnp {
+      chain let { }
+      chain to { }
+      chain from { }
+      chain pass { type filter hook forward priority 0; jump let; }
+      chain in { type nat hook prerouting priority -100; jump to; }
+      chain out { type nat hook postrouting priority 100; jump from; }
+    }
+    """
+    _in(network, router, ["nft", "-f", "-"], tables)
+    settings = {
+        "ext_ifname": "eth0",
+        "ext_ip": outside,
+        "listening_ip": "lan0",
+        "enable_upnp": "yes",
+        "secure_mode": "yes",
+        "uuid": "a7851df0-8fe1-40e0-b8ac-bc802e92725e",
+        "upnp_table_name": "upnp",
+        "upnp_forward_chain": "let",
+        "upnp_nat_table_name": "upnp",
+        "upnp_nat_chain": "to",
+        "upnp_nat_postrouting_chain": "from",
+    }
+    lines = [f"{name}={value}" for name, value in settings.items()]
+    lines.append("allow 1024-65535 0.0.0.0/0 1024-65535")
+    (folder / "router.conf").write_text("\n".join(lines) + "\n")
+    words = ["miniupnpd", "-d", "-f", str(folder / "router.conf"), "-P", str(folder / "router.pid")]
+    with (folder / "router.out").open("wb") as out:
+        return network.start(router, words, stdout=out, stderr=subprocess.STDOUT)
+
+
+def dial_by(network: Network, machine: str, outside: str, router: str) -> None:
+    """Let a machine reach the address ``outside`` of a router."""
+    _ip(network, machine, "route", "add", outside, "via", network.address(router))
 
 
 def put_beside(network: Network, machine: str, router: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from machine_kit import SETTINGS, Machine, assert_same_bits, await_merged, await_up
-from nat_kit import INSIDE, put_behind, put_beside
+from nat_kit import INSIDE, dial_by, let_ask, put_behind, put_beside
 
 from benchmarks import farnet
 from benchmarks.farnet import FarNetwork, Way
@@ -29,6 +29,7 @@ pytestmark = [
     ),
 ]
 SEEDS = ("one", "two", "three")
+OUTSIDE = "5.5.5.5"  # a router's address towards the internet
 
 
 @pytest.fixture
@@ -137,6 +138,34 @@ def test_who_has_another_port_for_every_peer_is_carried(network: Network, tmp_pa
     for machine in two:
         assert count(machine, "swarm_met_connections") == 0
         machine.stop(signal.SIGTERM)
+
+
+@pytest.mark.skipif(not shutil.which("miniupnpd"), reason="needs a router: miniupnpd")
+def test_a_router_forwards_the_port_where_it_is_asked(network: Network, tmp_path: Path) -> None:
+    """Then the node can begin a run that others join from elsewhere, with nobody's help."""
+    pytest.importorskip("miniupnpc")
+    put_behind(network, "inside", "router", "restricted")
+    router = let_ask(network, "router", OUTSIDE, tmp_path)
+    dial_by(network, "one", OUTSIDE, "router")
+    first, second = (Machine(network, name, tmp_path) for name in ("inside", "one"))
+    first.start("start", "--map-port", *SETTINGS)
+    where = f"{OUTSIDE}:4390"
+    first.awaits(lambda: f"the router forwards {where} to this node" in first.text, "a port")
+    first.awaits(lambda: f"--peers {where}/{first.peer}" in first.text, "how others join")
+    assert forwarded(network) == 1
+    second.start("start", "--peers", f"{where}/{first.peer}")
+    await_merged(first, second)
+    assert_same_bits(first, second)
+    second.stop(signal.SIGTERM)
+    first.stop(signal.SIGTERM)
+    assert forwarded(network) == 0, "it lets go of the port"
+    router.kill()
+
+
+def forwarded(network: Network) -> int:
+    """How many ports the router forwards."""
+    command = network.command("router", ["nft", "list", "chain", "inet", "upnp", "to"])
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("dnat")
 
 
 def assert_meet(network: Network, tmp_path: Path, relay: str) -> None:

@@ -1,0 +1,164 @@
+"""Having the router forward a port to this node, which then can be dialled (``--map-port``).
+
+The router is asked as UPnP has it (Internet gateway device, WANIPConnection), by the library
+miniupnpc (``pip install 'atoll[upnp]'``). It forwards for an hour and is asked again while the node
+lives; whatever ends the node, nothing stays open for longer. Whether peers get in is found out as
+for every address, by having them dial back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from node.errors import operator_error
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice, Problem
+from protocols.addresses import host_of, hostport, ip_of
+
+LEASE_S = 3600  # for which the router forwards
+AGAIN_S = LEASE_S / 3  # so that it may fail to answer once
+OTHERS = 16  # outer ports that are tried: some may be forwarded to others of the network
+DISCOVER_S = 2.0  # for routers to answer
+SILENT_S = 20.0  # for the router's whole answer; the library itself waits for seconds
+
+
+class Router(Protocol):
+    """A router that forwards ports. Each method blocks, and raises OSError where it fails."""
+
+    inside: str  # this machine's address in its network
+    outside: str  # the router's towards the internet
+
+    def forward(self, outer: int, inner: int, seconds: int) -> bool:
+        """Forward ``outer`` to ``inner`` of this machine; False where it is another machine's."""
+
+    def forget(self, outer: int) -> None:
+        """Forward it no more."""
+
+
+class UpnpRouter:
+    """The router that answers to UPnP in this network; raises OSError where none does."""
+
+    def __init__(self) -> None:
+        import miniupnpc
+
+        self._upnp: Any = miniupnpc.UPnP()
+        self._upnp.discoverdelay = int(1000 * DISCOVER_S)
+        _asked(self._upnp.discover)
+        _asked(self._upnp.selectigd)
+        self.inside = str(self._upnp.lanaddr)
+        self.outside = str(_asked(self._upnp.externalipaddress))
+
+    def forward(self, outer: int, inner: int, seconds: int) -> bool:
+        """See :class:`Router`."""
+        there = _asked(lambda: self._upnp.getspecificportmapping(outer, "TCP"))
+        if there is not None and there[:2] != (self.inside, inner):
+            return False
+        try:
+            self._add(outer, inner, seconds)
+        except OSError:  # some routers know no end of it (error 725): until it is told, then
+            self._add(outer, inner, 0)
+        return True
+
+    def forget(self, outer: int) -> None:
+        """See :class:`Router`."""
+        _asked(lambda: self._upnp.deleteportmapping(outer, "TCP"))
+
+    def _add(self, outer: int, inner: int, seconds: int) -> None:
+        words = (outer, "TCP", self.inside, inner, "Atoll", "", seconds)
+        _asked(lambda: self._upnp.addportmapping(*words))
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception as error:  # the library raises no other class, whatever is the matter
+        raise OSError(str(error)) from error
+
+
+class PortMapping:
+    """The port that is forwarded to one node. ``outer``: where; empty where nothing is."""
+
+    def __init__(self, events: EventLog, find: Callable[[], Router] = UpnpRouter) -> None:
+        self.outer = ""
+        self._events = events
+        self._find = find
+        self._router: Router | None = None
+        self._ports = (0, 0)  # outer and inner
+
+    async def open(self, port: int) -> None:
+        """Have a router forward to ``port``, by the same number if it may be.
+
+        That there is none is an event. Raises OperatorError E605 without the library.
+        """
+        try:
+            async with asyncio.timeout(SILENT_S):
+                await asyncio.to_thread(self._open, port)
+        except ImportError as error:
+            raise operator_error(
+                "E605",
+                "--map-port: needs miniupnpc",
+                why="it is not installed",
+                fix="pip install 'atoll[upnp]', or forward the port on the router by hand",
+            ) from error
+        except OSError as error:  # TimeoutError among them
+            self._say(f"no router forwards a port to this node: {error or 'it is silent'}")
+            return
+        said = f"the router forwards {self.outer} to this node"
+        if not _is_outside(self.outer):
+            said += "; but that is no address of the internet: it is behind a translator itself"
+        self._say(said)
+
+    def _open(self, port: int) -> None:
+        router = self._find()
+        for outer in range(port, min(port + OTHERS, 65536)):
+            if router.forward(outer, port, LEASE_S):
+                self._router, self._ports = router, (outer, port)
+                self.outer = hostport(router.outside, outer)
+                return
+        raise OSError(f"ports {port} to {port + OTHERS - 1} are forwarded to others")
+
+    async def keep(self) -> None:
+        """Ask the router again as long as the node lives; that it refuses is an event, once."""
+        failing = False
+        while self._router is not None:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                kept = await asyncio.to_thread(self._router.forward, *self._ports, LEASE_S)
+                reason = "" if kept else "it forwards it to another machine now"
+            except OSError as error:
+                reason = str(error)
+            if reason and not failing:
+                self._events.emit(
+                    Problem.of(
+                        operator_error(
+                            "E302",
+                            f"the router does not go on to forward {self.outer}",
+                            why=reason,
+                            fix="it is asked again; peers that have a connection keep it",
+                        )
+                    )
+                )
+            failing = bool(reason)
+
+    async def aclose(self) -> None:
+        """Have the router forward no more. Nothing is raised: it does so in an hour."""
+        if self._router is None:
+            return
+        router, self._router = self._router, None
+        with contextlib.suppress(OSError):  # TimeoutError among them
+            async with asyncio.timeout(SILENT_S):
+                await asyncio.to_thread(router.forget, self._ports[0])
+
+    def _say(self, text: str) -> None:
+        self._events.emit(Notice(text=text))
+
+
+def _is_outside(address: str) -> bool:
+    """Whether it is an address of the internet, and not of a provider's translator (RFC 6598)."""
+    try:
+        return ip_of(host_of(address)).is_global
+    except ValueError:
+        return False

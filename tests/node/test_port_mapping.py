@@ -1,0 +1,169 @@
+"""A port that the router is asked to forward: what becomes of it while the node lives.
+
+With a real router: tests/swarm/test_swarm_nat.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from http_kit import wait_for
+
+from node.entry import port_mapping
+from node.entry.port_mapping import LEASE_S, OTHERS, PortMapping
+from node.monitor.event_log import EventLog
+from node.monitor.events import Event, Notice, Problem
+from protocols.errors import OperatorError
+
+
+class Forwarder:
+    """A router; ``taken`` are the outer ports of others."""
+
+    inside = "192.168.1.5"
+
+    def __init__(self, outside: str = "9.9.9.9") -> None:
+        self.outside = outside
+        self.taken: set[int] = set()
+        self.ports: dict[int, int] = {}
+        self.asked = 0
+        self.failure = ""
+        self.blocked = 0.0  # seconds of each answer
+
+    def forward(self, outer: int, inner: int, seconds: int) -> bool:
+        self.asked += 1
+        time.sleep(self.blocked)
+        if self.failure:
+            raise OSError(self.failure)
+        assert seconds == LEASE_S
+        if outer in self.taken:
+            return False
+        self.ports[outer] = inner
+        return True
+
+    def forget(self, outer: int) -> None:
+        if self.failure:
+            raise OSError(self.failure)
+        del self.ports[outer]
+
+
+class Place:
+    """A mapping and what is said of it."""
+
+    def __init__(self, tmp_path: Path, router: Forwarder) -> None:
+        log = EventLog(tmp_path / "events.jsonl")
+        self.said: list[Event] = []
+        log.subscribe(lambda record: self.said.append(record.event))
+        self.mapping = PortMapping(log, lambda: router)
+
+    def texts(self) -> list[str]:
+        return [event.text for event in self.said if isinstance(event, Notice)]
+
+    def problems(self) -> list[Problem]:
+        return [event for event in self.said if isinstance(event, Problem)]
+
+
+async def test_the_port_is_forwarded_by_its_own_number_and_let_go_of(tmp_path: Path) -> None:
+    router = Forwarder()
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    assert place.mapping.outer == "9.9.9.9:4390"
+    assert place.texts() == ["the router forwards 9.9.9.9:4390 to this node"]
+    await place.mapping.aclose()
+    assert router.ports == {}
+    await place.mapping.aclose()  # once is enough
+
+
+async def test_a_port_of_another_machine_is_left_to_it(tmp_path: Path) -> None:
+    router = Forwarder()
+    router.taken = {4390, 4391}
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    assert place.mapping.outer == "9.9.9.9:4392"
+    assert router.ports == {4392: 4390}
+
+
+async def test_a_bounded_number_of_ports_is_tried(tmp_path: Path) -> None:
+    router = Forwarder()
+    router.taken = set(range(65536))
+    for port, tried in ((4390, OTHERS), (65534, 2)):
+        router.asked = 0
+        place = Place(tmp_path, router)
+        await place.mapping.open(port)
+        assert router.asked == tried
+        assert place.mapping.outer == ""
+        assert "forwarded to others" in place.texts()[0]
+
+
+@pytest.mark.parametrize("outside", ["10.1.2.3", "100.64.3.4", "192.168.0.2", "", "x"])
+async def test_an_address_that_is_none_of_the_internet_is_told(
+    tmp_path: Path, outside: str
+) -> None:
+    place = Place(tmp_path, Forwarder(outside))
+    await place.mapping.open(4390)
+    assert "behind a translator itself" in place.texts()[0]
+
+
+async def test_no_router_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    router = Forwarder()
+    router.failure = "No IGD UPnP Device discovered"
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    await place.mapping.keep()  # there is nothing to keep
+    await place.mapping.aclose()
+    said = "no router forwards a port to this node: No IGD UPnP Device discovered"
+    assert place.texts() == [said]
+    assert place.mapping.outer == ""
+
+
+async def test_a_router_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_mapping, "SILENT_S", 0.05)
+    router = Forwarder()
+    router.blocked = 0.5
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    assert place.texts() == ["no router forwards a port to this node: it is silent"]
+    await wait_for(lambda: bool(router.ports))
+
+
+async def test_it_is_asked_for_again_and_a_refusal_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that was restarted has forgotten the port, or given it to another."""
+    monkeypatch.setattr(port_mapping, "AGAIN_S", 0.01)
+    router = Forwarder()
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    keeping = asyncio.create_task(place.mapping.keep())
+    router.ports.clear()
+    await wait_for(lambda: bool(router.ports))
+    router.failure = "Action Failed"
+    before = router.asked
+    await wait_for(lambda: router.asked > before + 3)
+    assert [problem.code for problem in place.problems()] == ["E302"]
+    router.failure, router.taken = "", {4390}
+    before = router.asked
+    await wait_for(lambda: router.asked > before + 2)
+    router.taken = set()
+    router.ports.clear()
+    await wait_for(lambda: bool(router.ports))
+    router.taken = {4390}
+    await wait_for(lambda: len(place.problems()) == 2)
+    assert "another machine" in place.problems()[1].why
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_without_the_library_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "miniupnpc", None)
+    mapping = PortMapping(EventLog(tmp_path / "events.jsonl"))
+    with pytest.raises(OperatorError, match="needs miniupnpc") as caught:
+        await mapping.open(4390)
+    assert caught.value.code == "E605"
+    assert "atoll[upnp]" in caught.value.fix
