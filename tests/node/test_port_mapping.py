@@ -6,7 +6,7 @@ With a real router: tests/swarm/test_swarm_nat.py.
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,11 +30,12 @@ class Forwarder:
         self.ports: dict[int, int] = {}
         self.asked = 0
         self.failure = ""
-        self.blocked = 0.0  # seconds of each answer
+        self.answers = threading.Event()
+        self.answers.set()
 
     def forward(self, outer: int, inner: int, seconds: int) -> bool:
         self.asked += 1
-        time.sleep(self.blocked)
+        assert self.answers.wait(20)
         if self.failure:
             raise OSError(self.failure)
         assert seconds == LEASE_S
@@ -123,11 +124,14 @@ async def test_a_router_that_does_not_answer_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(port_mapping, "SILENT_S", 0.05)
     router = Forwarder()
-    router.blocked = 0.5
+    router.answers.clear()
     place = Place(tmp_path, router)
     await place.mapping.open(4390)
     assert place.texts() == ["no router forwards a port to this node: it is silent"]
-    await wait_for(lambda: bool(router.ports))
+    router.answers.set()  # at last
+    await wait_for(lambda: bool(place.mapping.outer))
+    await place.mapping.aclose()
+    assert router.ports == {}, "it does not stay open for longer than the node lives"
 
 
 async def test_it_is_asked_for_again_and_a_refusal_is_told_once(
