@@ -104,7 +104,7 @@ class PortMapping:
                 fix="pip install 'atoll[upnp]', or forward the port on the router by hand",
             ) from error
         except OSError as error:  # TimeoutError among them
-            self._say(f"no router forwards a port to this node: {error or 'it is silent'}")
+            self._say(f"no router forwards a port to this node: {str(error) or 'it is silent'}")
             return
         said = f"the router forwards {self.outer} to this node"
         if not _is_outside(self.outer):
