@@ -46,8 +46,11 @@ class UpnpRouter:
 
         self._upnp: Any = miniupnpc.UPnP()
         self._upnp.discoverdelay = int(1000 * DISCOVER_S)
-        _asked(self._upnp.discover)
-        _asked(self._upnp.selectigd)
+        try:
+            _asked(self._upnp.discover)
+            _asked(self._upnp.selectigd)
+        except OSError as error:  # whose text is "Success" where nobody has answered
+            raise OSError("none answers to UPnP in this network") from error
         self.inside = str(self._upnp.lanaddr)
         self.outside = str(_asked(self._upnp.externalipaddress))
 

@@ -6,8 +6,10 @@ With a real router: tests/swarm/test_swarm_nat.py.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from http_kit import wait_for
@@ -54,10 +56,10 @@ class Place:
     """A mapping and what is said of it."""
 
     def __init__(self, tmp_path: Path, router: Forwarder) -> None:
-        log = EventLog(tmp_path / "events.jsonl")
+        self.log = EventLog(tmp_path / "events.jsonl")
         self.said: list[Event] = []
-        log.subscribe(lambda record: self.said.append(record.event))
-        self.mapping = PortMapping(log, lambda: router)
+        self.log.subscribe(lambda record: self.said.append(record.event))
+        self.mapping = PortMapping(self.log, lambda: router)
 
     def texts(self) -> list[str]:
         return [event.text for event in self.said if isinstance(event, Notice)]
@@ -162,10 +164,27 @@ async def test_it_is_asked_for_again_and_a_refusal_is_told_once(
     await asyncio.gather(keeping, return_exceptions=True)
 
 
+async def test_where_no_router_answers_the_library_says_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Library:
+        discoverdelay = 0
+
+        def discover(self) -> int:
+            raise Exception("Success")
+
+    monkeypatch.setitem(sys.modules, "miniupnpc", SimpleNamespace(UPnP=Library))
+    place = Place(tmp_path, Forwarder())
+    mapping = PortMapping(place.log)
+    await mapping.open(4390)
+    said = "no router forwards a port to this node: none answers to UPnP in this network"
+    assert place.texts() == [said]
+
+
 async def test_without_the_library_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "miniupnpc", None)
+    monkeypatch.setitem(sys.modules, "miniupnpc", None)
     mapping = PortMapping(EventLog(tmp_path / "events.jsonl"))
     with pytest.raises(OperatorError, match="needs miniupnpc") as caught:
         await mapping.open(4390)
