@@ -30,14 +30,13 @@ from gossip.exchange.exchange import Exchange
 from gossip.place import Place
 from gossip.plans.certificate import genesis
 from gossip.plans.grouping import Grouping, lay_out, traffic
-from gossip.plans.partition import MIN_PART, Link
+from gossip.plans.partition import MIN_PART, MemberLink
 from gossip.plans.validity import PartKey, Shape
 from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
-from protocols.memory.transport import Link as Wire
-from protocols.memory.transport import MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import Contributor, Gram, Part, PartResult, Plan, TransferHeader
 from protocols.transport import Incoming
 
@@ -130,7 +129,7 @@ def plan_of(
     """What a leader plans where all links are equal."""
     per = -(-len(roster) // sites)
     regions = {peer: f"site-{number // per}" for number, peer in enumerate(roster)}
-    layout = lay_out(size, [Link(peer, UPLOAD, UPLOAD) for peer in roster], regions, grouping)
+    layout = lay_out(size, [MemberLink(peer, UPLOAD, UPLOAD) for peer in roster], regions, grouping)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     moved = traffic(parts, layout.groups, dict.fromkeys(roster, True))
     busiest = max(max(pair) for pair in moved.values())
@@ -148,7 +147,7 @@ async def exchange(
 ) -> dict[str, Any]:
     """One exchange among ``count`` members."""
     codec = RangeCodec(codec_name, dense=size)
-    network = MemoryNetwork(1, link=Wire(latency=0.02), upload=UPLOAD, download=UPLOAD)
+    network = MemoryNetwork(1, link=Link(latency=0.02), upload=UPLOAD, download=UPLOAD)
     sent: defaultdict[tuple[PeerId, PeerId], int] = defaultdict(int)
 
     def tap(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:

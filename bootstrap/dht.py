@@ -46,7 +46,7 @@ RPC_TIMEOUT = 3.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """One verified envelope of the directory, and the bytes it came as."""
 
     peer: PeerId
@@ -100,7 +100,7 @@ class Dht:
         from bootstrap import records
 
         whereabouts.enter(run_id)
-        p2p = P2P(transport, whereabouts, inspector=records.Inspector(), limit=limit)
+        p2p = P2P(transport, whereabouts, inspector=records.DhtInspector(), limit=limit)
         # bootstrapping is ours (`join`), since hivemind's raises where a seed cannot dial back;
         # and there are no caches: they know nothing of sequence numbers
         node = await DHTNode.create(
@@ -158,13 +158,13 @@ class Dht:
         self._announcing = True
         self._changed.set()
 
-    async def get(self, purpose: str) -> dict[PeerId, Entry]:
+    async def get(self, purpose: str) -> dict[PeerId, DirectoryEntry]:
         """All verified, unexpired envelopes of one purpose of our run, by signer."""
         from bootstrap import records
 
         run = self._run
         key = records.topic_key(run, purpose)
-        entries: dict[PeerId, Entry] = {}
+        entries: dict[PeerId, DirectoryEntry] = {}
         try:
             found = await self._node.get(key, latest=True)
         except Exception:  # whatever hivemind makes of what others answer: as if nothing was found
@@ -180,7 +180,7 @@ class Dht:
             except RemoteProtocolError as error:
                 logger.debug("dropped an entry of %s: %s", subkey, error)
                 continue
-            entries[opened.signer] = Entry(opened.signer, opened, item.value)
+            entries[opened.signer] = DirectoryEntry(opened.signer, opened, item.value)
         return entries
 
     async def islands(self) -> dict[PeerId, PeerRecord]:

@@ -126,7 +126,7 @@ class DialBack:
 
 
 class Allowance:
-    """A limit that allows bursts, for each place and for all together (token buckets). Pure."""
+    """A limit that allows bursts, for each place and for all together (token buckets). Sans-IO."""
 
     def __init__(self) -> None:
         self._all = (float(OF_ALL), 0.0)  # what is left, and when that was

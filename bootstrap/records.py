@@ -9,7 +9,7 @@ lengthen its life, or put it where it does not belong. A node of a run keeps tha
 :class:`Storage` bounds keys and sub-keys, lets the newest *sequence* win, and covers three defects
 of hivemind 1.1.12: a refused older store made the newer record expire early, every refresh
 left a dead entry in the expiration heap, and searches wrote into what is stored.
-:class:`Inspector` bounds every DHT message before hivemind sees it, and binds a node's place in
+:class:`DhtInspector` bounds every DHT message before hivemind sees it, and binds a node's place in
 the key space to its peer id.
 
 This module imports hivemind; import it where the DHT starts, not from the command line's modules.
@@ -230,7 +230,7 @@ def _compact(storage: Any) -> None:
         heapq.heapify(storage.expiration_heap)
 
 
-class Inspector:
+class DhtInspector:
     """Bounds on DHT messages (:class:`protocols.p2p.Inspector`): hivemind itself has none."""
 
     def request(self, peer: PeerId, handler: str, message: Any) -> int:

@@ -62,7 +62,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class Unreached:
     """A seed that did not, and why."""
 
     address: PeerAddress
@@ -74,7 +74,7 @@ class Dialled:
     """What came of dialling several seeds, each list in the order they were given."""
 
     reached: list[Reached]
-    missed: list[Missed]
+    missed: list[Unreached]
 
 
 async def dial_all(
@@ -87,22 +87,22 @@ async def dial_all(
     """Dial every seed, at most ``parallel`` at a time, each within ``timeout`` seconds."""
     gate = asyncio.Semaphore(parallel)
 
-    async def one(seed: PeerAddress) -> Reached | Missed:
+    async def one(seed: PeerAddress) -> Reached | Unreached:
         async with gate:
             started = time.monotonic()
             try:
                 async with asyncio.timeout(timeout):
                     peer = await transport.dial(seed.hostport, seed.peer)
             except TransportError as error:
-                return Missed(seed, error)
+                return Unreached(seed, error)
             except TimeoutError:
-                return Missed(seed, Unreachable(seed.hostport, Why.TIMEOUT, f"{timeout:g} s"))
+                return Unreached(seed, Unreachable(seed.hostport, Why.TIMEOUT, f"{timeout:g} s"))
             return Reached(seed, peer, time.monotonic() - started)
 
     outcomes = await asyncio.gather(*[one(seed) for seed in seeds])
     return Dialled(
         [o for o in outcomes if isinstance(o, Reached)],
-        [o for o in outcomes if isinstance(o, Missed)],
+        [o for o in outcomes if isinstance(o, Unreached)],
     )
 
 
@@ -154,7 +154,7 @@ def explain(where: str, error: TransportError) -> OperatorError:
     )
 
 
-def nobody(missed: Sequence[Missed], seconds: float) -> OperatorError:
+def nobody(missed: Sequence[Unreached], seconds: float) -> OperatorError:
     """E501: every seed on a line of its own, with its own reason."""
     reasons = "\n       ".join(f"{m.address.hostport}: {_reason(m.error)}" for m in missed)
     return OperatorError(

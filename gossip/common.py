@@ -37,7 +37,7 @@ class Wired:
         return self.wiring.now()
 
 
-class OfFragment(Wired):
+class FragmentPresence(Wired):
     """What follows from a node's presence, seen from one fragment of the model."""
 
     fragment: int
@@ -53,7 +53,7 @@ class OfFragment(Wired):
         self.presence.status = changed(self.presence.status, self.fragment, **changes)
 
 
-class Member(Wired):
+class SwarmPresence(Wired):
     """What follows from a node's presence alone, in swarms of both kinds."""
 
     presence: Presence

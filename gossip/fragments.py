@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
-from gossip.common import AnyChain, Member
+from gossip.common import AnyChain, SwarmPresence
 from gossip.hooks import Hooks
 from gossip.membership.presence import Presence
 from gossip.wiring import Wiring
@@ -22,7 +22,7 @@ from protocols.messages import Announce
 F = TypeVar("F", bound=AnyChain)
 
 
-class Fragments(Member, Generic[F]):
+class Fragments(SwarmPresence, Generic[F]):
     """This node's part in one run. :meth:`run` runs until cancelled.
 
     ``chains`` are those of fragments 0, 1, …, made with one presence.

@@ -31,7 +31,7 @@ class Replica(Protocol):
     def roster(self) -> tuple[PeerId, ...]: ...
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        """This island's pseudo-gradient (:class:`gossip.exchange.slicing.Source`)."""
+        """This island's pseudo-gradient (:class:`gossip.exchange.slicing.DeltaSource`)."""
         ...
 
     async def apply(

@@ -16,7 +16,7 @@ from bootstrap.manifest_gossip import PAIRED
 from bootstrap.state import StateServer
 from gossip.catchup.lineage import Lineage
 from gossip.chain.chain import Chain
-from gossip.chain.promises import Record
+from gossip.chain.promises import PromiseRecord
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from gossip.hooks import Hooks
@@ -67,8 +67,8 @@ def swarm_of(
         )
     run, me = manifest.run_id, wiring.identity.peer_id
 
-    def record(fragment: int) -> Record | None:
-        return Record(directory / f"promised-{fragment}", run, me) if directory else None
+    def record(fragment: int) -> PromiseRecord | None:
+        return PromiseRecord(directory / f"promised-{fragment}", run, me) if directory else None
 
     swarm = Swarm(
         [

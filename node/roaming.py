@@ -9,7 +9,7 @@ from bootstrap.manifest import Manifest
 from diloco.mixing import extra_exchanges
 from gossip.hooks import Hooks
 from gossip.membership.presence import Presence
-from gossip.pairs.letter_times import Terms
+from gossip.pairs.letter_times import LetterTerms
 from gossip.pairs.meeting import Habits
 from gossip.pairs.roamer import Roamer
 from gossip.pairs.rounded import Acquaintance, Rounded
@@ -37,7 +37,9 @@ def make_pairs(
     gossip = manifest.gossip
     rounds = manifest.rounds
     acquaintance = Acquaintance([replica.size for replica in replicas])
-    terms = Terms(rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds), rounds.fragments)
+    terms = LetterTerms(
+        rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds), rounds.fragments
+    )
 
     def more(distance: float, progress: float, lost: float) -> int:
         """Consensus control, within what the run allows."""

@@ -28,7 +28,7 @@ class Included(NamedTuple):
     elements: int  # counted from the start of the part, at least one
 
 
-class Run(NamedTuple):
+class CountRun(NamedTuple):
     """Contributors ``first`` to ``stop`` − 1 have ``elements`` each in the part."""
 
     first: int
@@ -38,29 +38,29 @@ class Run(NamedTuple):
 
 def pack_counts(elements: Sequence[int]) -> bytes:
     """The bytes for ``elements`` of contributors 0, 1, …; 0: nothing of it is in the part."""
-    runs: list[Run] = []
+    runs: list[CountRun] = []
     for index, count in enumerate(elements):
         if not count:
             continue
         if runs and runs[-1].stop == index and runs[-1].elements == count:
             runs[-1] = runs[-1]._replace(stop=index + 1)
         else:
-            runs.append(Run(index, index + 1, count))
+            runs.append(CountRun(index, index + 1, count))
     return b"".join(_RUN.pack(run.first, run.stop - run.first, run.elements) for run in runs)
 
 
 @lru_cache(maxsize=512)
-def runs_of(counts: bytes) -> tuple[Run, ...]:
+def runs_of(counts: bytes) -> tuple[CountRun, ...]:
     """The runs; raises :class:`Malformed` for bytes that no counts have."""
     if len(counts) % _RUN.size:
         raise Malformed("counts that end in the middle")
-    runs: list[Run] = []
+    runs: list[CountRun] = []
     for first, many, elements in _RUN.iter_unpack(counts):
-        before = runs[-1] if runs else Run(0, 0, 0)
+        before = runs[-1] if runs else CountRun(0, 0, 0)
         joined = first == before.stop and elements == before.elements
         if not many or not elements or first < before.stop or joined:
             raise Malformed("counts that are not in canonical form")
-        runs.append(Run(first, first + many, elements))
+        runs.append(CountRun(first, first + many, elements))
     if runs and runs[-1].stop > MAX_PEERS:
         raise Malformed("counts of more contributors than a round has")
     return tuple(runs)

@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened(Generic[M]):
+class OpenedEnvelope(Generic[M]):
     """A message whose envelope held, and what the envelope said."""
 
     message: M
@@ -114,14 +114,14 @@ def open_envelope(
     run: bytes = b"",
     me: str = "",
     max_lifetime: float = MAX_LIFETIME,
-) -> Opened[M]:
+) -> OpenedEnvelope[M]:
     """Check an envelope and decode the message in it.
 
     Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """
     envelope = open(data, now=now, purpose=purpose, run=run, me=me, max_lifetime=max_lifetime)
     message: M = cls.decode(envelope.body)
-    return Opened(message, envelope.signer, envelope.sequence, envelope.expires)
+    return OpenedEnvelope(message, envelope.signer, envelope.sequence, envelope.expires)
 
 
 def _signed(envelope: Envelope) -> bytes:

@@ -33,7 +33,7 @@ ASK_TIMEOUT = 3.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class VerifiedRecord:
     """A verified record as it arrived."""
 
     record: PeerRecord
@@ -64,10 +64,10 @@ class Whereabouts:
         self._clock = clock
         self._limit = limit
         self._run = b""
-        self._own: Known | None = None
-        self._known: OrderedDict[PeerId, Known] = OrderedDict()
+        self._own: VerifiedRecord | None = None
+        self._known: OrderedDict[PeerId, VerifiedRecord] = OrderedDict()
         self._mentions: OrderedDict[PeerId, OrderedDict[PeerId, None]] = OrderedDict()
-        self._asking: Together[PeerId, Known | None] = Together()
+        self._asking: Together[PeerId, VerifiedRecord | None] = Together()
         self._book = book
         if book is not None:
             book.resolver = self._resolve
@@ -89,7 +89,7 @@ class Whereabouts:
             sequence=sequence,
             expires=now + LIFETIME,
         )
-        self._own = Known(record, sequence, now + LIFETIME, data)
+        self._own = VerifiedRecord(record, sequence, now + LIFETIME, data)
         return data
 
     def enter(self, run: bytes) -> None:
@@ -100,7 +100,7 @@ class Whereabouts:
                 self.publish(self._own.record.addresses, self._own.record.relay)
 
     @property
-    def own(self) -> Known | None:
+    def own(self) -> VerifiedRecord | None:
         """Our record, signed anew when half its lifetime has passed; None before `publish`."""
         own = self._own
         if own is not None and own.expires - self._clock() < LIFETIME / 2:
@@ -109,7 +109,7 @@ class Whereabouts:
 
     # --- others' records ------------------------------------------------------------------------
 
-    def learn(self, data: bytes, expected: PeerId | None = None) -> Known:
+    def learn(self, data: bytes, expected: PeerId | None = None) -> VerifiedRecord:
         """Verify and keep a record; returns the newest one held of its peer.
 
         Raises :class:`~protocols.errors.RemoteProtocolError` (malformed, badly signed, expired,
@@ -134,7 +134,7 @@ class Whereabouts:
             self._book.add_record(known.record, known.sequence)
         return known
 
-    def verify(self, data: bytes) -> Known:
+    def verify(self, data: bytes) -> VerifiedRecord:
         """Check a record's bounds, signature, lifetime and that it speaks of its signer."""
         if len(data) > MAX_RECORD_BYTES:
             raise Malformed("an oversized record")
@@ -143,9 +143,9 @@ class Whereabouts:
         record: PeerRecord = PeerRecord.decode(opened.body)
         if record.peer != opened.signer:
             raise Malformed("a record that speaks of somebody else")
-        return Known(record, opened.sequence, opened.expires, data)
+        return VerifiedRecord(record, opened.sequence, opened.expires, data)
 
-    def get(self, peer: PeerId) -> Known | None:
+    def get(self, peer: PeerId) -> VerifiedRecord | None:
         """The record held of ``peer``, if it has not expired."""
         if peer == self._identity.peer_id:
             return self.own
@@ -179,7 +179,7 @@ class Whereabouts:
         while len(self._mentions) > self._limit:
             self._mentions.popitem(last=False)
 
-    async def ask(self, peer: PeerId) -> Known | None:
+    async def ask(self, peer: PeerId) -> VerifiedRecord | None:
         """Ask those who spoke of ``peer``; None unless a record newer than ours turned up.
 
         Askers of one id share one round of questions.
@@ -189,13 +189,13 @@ class Whereabouts:
     async def _resolve(self, peer: PeerId) -> None:
         await self.ask(peer)  # what is learned goes to the book
 
-    async def _ask(self, peer: PeerId) -> Known | None:
+    async def _ask(self, peer: PeerId) -> VerifiedRecord | None:
         before = self.sequence(peer)
         # only those whose own address is at hand: else two unknown peers could wait for each other
         informants = [p for p in reversed(self._mentions.get(peer, ())) if self.get(p) is not None]
         question = Where((peer,))
 
-        async def one(informant: PeerId) -> Known | None:
+        async def one(informant: PeerId) -> VerifiedRecord | None:
             try:
                 found = await ask(
                     self._transport, informant, "where", question, Found, timeout=ASK_TIMEOUT

@@ -29,18 +29,19 @@ STALL_S = 15.0  # without a byte
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Deadline:
     """The deadline of a body: ``patience_s``, and a second more per ``rate`` bytes that came."""
 
     patience_s: float
     rate: float
 
 
-PACES = (Pace(5.0, 2**20), Pace(10.0, 2**16), Pace(30.0, 2**14))  # the last is the slowest allowed
+# the last is the slowest allowed
+DEADLINES = (Deadline(5.0, 2**20), Deadline(10.0, 2**16), Deadline(30.0, 2**14))
 
 
 class TooSlow(TransferStalled):
-    """Bytes came, but fewer than a :class:`Pace` asks for."""
+    """Bytes came, but fewer than a :class:`Deadline` asks for."""
 
 
 class BlobServer:
@@ -88,7 +89,9 @@ async def fetch_manifest(
 
     async def fetch(peer: PeerId) -> SignedManifest | TransportError | RemoteProtocolError:
         try:
-            data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES, PACES[-1])
+            data = await _pull(
+                transport, peer, "manifest", request, Envelope.MAX_BYTES, DEADLINES[-1]
+            )
             return SignedManifest.open(data, run)
         except (TransportError, RemoteProtocolError) as error:
             return error
@@ -125,11 +128,11 @@ async def fetch_blob(
     request = Blob(run, digest).encode()
     failure: Exception = _nobody()
     asked = list(peers)
-    for pace in PACES:
+    for deadline in DEADLINES:
         slow = []
         for peer in asked:
             try:
-                data = await _pull(transport, peer, "blob", request, max_bytes, pace)
+                data = await _pull(transport, peer, "blob", request, max_bytes, deadline)
                 if (await asyncio.to_thread(blake3, data)).digest() == digest:
                     return data
                 failure = BadSignature(f"{peer} sent bytes with another hash")
@@ -143,10 +146,15 @@ async def fetch_blob(
 
 
 async def _pull(
-    transport: Transport, peer: PeerId, name: str, header: bytes, max_length: int, pace: Pace
+    transport: Transport,
+    peer: PeerId,
+    name: str,
+    header: bytes,
+    max_length: int,
+    deadline: Deadline,
 ) -> bytes:
     data = bytearray()  # grows with what arrives, not with what was announced
-    end = asyncio.get_running_loop().time() + pace.patience_s
+    end = asyncio.get_running_loop().time() + deadline.patience_s
     try:
         async with (
             asyncio.timeout_at(end) as limit,
@@ -154,7 +162,7 @@ async def _pull(
         ):
             async for piece in incoming:
                 data += piece
-                limit.reschedule(end + len(data) / pace.rate)
+                limit.reschedule(end + len(data) / deadline.rate)
     except TimeoutError as error:
         raise TooSlow(f"{peer}: {len(data)} bytes of the {name} in all") from error
     return bytes(data)

@@ -1,4 +1,4 @@
-"""How a node that is behind catches up: by replaying rounds or by a download, and how soon. Pure.
+"""How a node that is behind catches up: by replay or by download, and how soon. Sans-IO.
 
 Fed with what was measured. A replay costs the bytes of a round, a download those of the state; what
 has not been measured yet follows from the other by the sizes. A download may have been measured

@@ -45,7 +45,7 @@ async def given_time() -> AsyncIterator[Shown]:
 
 @dataclass
 class LeftAlone:
-    """Peers about whose announcements nothing is done for now. Pure."""
+    """Peers about whose announcements nothing is done for now. Sans-IO."""
 
     _until: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # until, wait
 

@@ -25,10 +25,10 @@ from gossip.chain.auditor import Auditor
 from gossip.chain.forgetting import Forgetting
 from gossip.chain.missed import Missed
 from gossip.chain.own_status import OwnStatus
-from gossip.chain.promises import Promises, Record
+from gossip.chain.promises import PromiseRecord, Promises
 from gossip.chain.reports import Reports
 from gossip.chain.round_facts import RoundFacts
-from gossip.chain.sending import Sending
+from gossip.chain.sending import ControlSender
 from gossip.chain.timing import Timing
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import Ledger
@@ -77,13 +77,13 @@ class Chain(Reports, OwnStatus, RoundFacts):
     ledger_directory: Path | None = None  # for parts of rounds that have no room in memory
     known_lineage: InitVar[Lineage | None] = None  # of a state that was fetched or restored
     new_identity: bool = False  # made just now: nobody can have promised anything under it
-    record: Record | None = None  # of what was promised; None: nothing outlives the process
+    record: PromiseRecord | None = None  # of what was promised; None: nothing outlives the process
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
     lineage: Lineage = field(init=False)
     following: Following = field(init=False)
-    sending: Sending = field(init=False)  # of control messages
+    sending: ControlSender = field(init=False)  # of control messages
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
     timing: Timing = field(default_factory=Timing)
     signed_plan: Passed | None = None  # the newest that was adopted, as its leader signed it
@@ -135,7 +135,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
             ),
             link=lambda: self.presence.status.download,
         )
-        self.sending = Sending(
+        self.sending = ControlSender(
             self.wiring, self.presence, self.membership, self._answered, self.hooks.rejected
         )
         self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)

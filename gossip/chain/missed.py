@@ -1,4 +1,4 @@
-"""Whose work was missing from recent rounds, and who was left out, as far as a node has seen. Pure.
+"""Whose work recent rounds lacked, and who was left out, as far as a node has seen. Sans-IO.
 
 Plans count less on these: they own no parts for some rounds, lead last, or are waited for less.
 """

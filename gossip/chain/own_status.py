@@ -12,7 +12,7 @@ from gossip.catchup.following import Following
 from gossip.chain.forgetting import Forgetting
 from gossip.chain.promises import Promises
 from gossip.chain.timing import Timing
-from gossip.common import OfFragment
+from gossip.common import FragmentPresence
 from gossip.hooks import Replica
 from gossip.membership.members import MEMBERS
 from gossip.place import Place
@@ -22,7 +22,7 @@ from protocols.messages import Announce
 STUCK_S = 10.0  # or a round: an outer step may take this long, as it has to wait for the trainer
 
 
-class OwnStatus(OfFragment):
+class OwnStatus(FragmentPresence):
     """The part of a :class:`gossip.chain.chain.Chain` that the others know it by."""
 
     replica: Replica

@@ -81,7 +81,7 @@ def _mark(previous: bytes) -> int:
     return 1 + int.from_bytes(previous[:2], "big") % (_ANY - 1)
 
 
-class Record:
+class PromiseRecord:
     """The record on disk, of one member in one fragment of a run."""
 
     def __init__(self, path: Path, run: bytes, me: PeerId) -> None:
@@ -132,7 +132,7 @@ class Promises:
 
     def __init__(
         self,
-        record: Record | None,
+        record: PromiseRecord | None,
         wiring: Wiring,
         failed: Callable[[RemoteProtocolError], None],
         over: Callable[[int], bool] = lambda round_: False,

@@ -9,7 +9,7 @@ from gossip.chain.auditor import Bench
 from gossip.chain.missed import Missed
 from gossip.chain.timing import Timing
 from gossip.common import Wired
-from gossip.exchange.listener import Listener
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.retaining import needed
 from gossip.hooks import Hooks
 from gossip.plans.validity import PartKey, key_of
@@ -26,7 +26,7 @@ class CarriesOut(Protocol):
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None: ...
 
 
-class Reports(Wired, CarriesOut, Listener, Bench):
+class Reports(Wired, CarriesOut, ExchangeListener, Bench):
     """Told by the exchange and the auditor, in front of the round under way."""
 
     hooks: Hooks

@@ -35,7 +35,7 @@ TRIES = 3  # of a control message
 
 
 @dataclass
-class Sending:
+class ControlSender:
     """What one chain sends.
 
     ``answered`` gets the replies that are messages, and may raise RemoteProtocolError.

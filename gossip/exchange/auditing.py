@@ -27,7 +27,7 @@ import torch
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.slicing import FINITE, encode_within, shares, within
 from gossip.plans.commitments import (
-    Node,
+    TreeNode,
     check_seal,
     leaf,
     leaf_of,
@@ -110,7 +110,7 @@ class Case:
         reader = _Reader(evidence)
         chunk, values = self.chunk, torch.empty(len(self.present), self._elements)
         for row, peer, root in zip(values, self.present, self.gram.roots, strict=True):
-            beside = [Node(bytes(reader.take(_HASH))) for _ in range(steps)]
+            beside = [TreeNode(bytes(reader.take(_HASH))) for _ in range(steps)]
             data = reader.take(self._sent(peer))
             if top(leaf(data), beside, len(self.chunks), self.number).hash != root:
                 raise Malformed("a chunk of another slice than was stated")
@@ -134,7 +134,7 @@ class Case:
     def _elements(self) -> int:
         return self.chunk.stop - self.chunk.start
 
-    def _wrong(self, values: torch.Tensor, said: torch.Tensor, whole: Node) -> Iterator[str]:
+    def _wrong(self, values: torch.Tensor, said: torch.Tensor, whole: TreeNode) -> Iterator[str]:
         for peer, root, signature in zip(
             self.present, self.gram.roots, self.gram.signatures, strict=True
         ):
@@ -194,8 +194,8 @@ class _Reader:
         self._at += size
         return self._data[self._at - size : self._at]
 
-    def node(self, numbers: int) -> Node:
-        return Node(bytes(self.take(_HASH)), unpacked(self.take(numbers)))
+    def node(self, numbers: int) -> TreeNode:
+        return TreeNode(bytes(self.take(_HASH)), unpacked(self.take(numbers)))
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class Shown:
     """What the owner of a part keeps of it, to answer for it."""
 
     slices: Sequence[Mapping[PeerId, torch.Tensor]]  # by chunk: uint8, as sent; fp32 of its own
-    leaves: Mapping[PeerId, Sequence[Node]]  # of the slices that came whole, in order
-    products: Sequence[Node]  # by chunk
+    leaves: Mapping[PeerId, Sequence[TreeNode]]  # of the slices that came whole, in order
+    products: Sequence[TreeNode]  # by chunk
 
     def evidence(self, number: int) -> bytes:
         """For one chunk, laid out as above."""

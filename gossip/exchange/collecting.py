@@ -19,7 +19,7 @@ from gossip.exchange.bodies import chunk_at
 from gossip.exchange.buffers import Whole
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.lateness import Lateness
-from gossip.exchange.listener import Listener
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.exchange.slicing import OwnContribution, shares
@@ -40,7 +40,7 @@ class Collecting(ABC):
     wiring: Wiring
     transfers: Transfers
     own: OwnContribution
-    listener: Listener
+    listener: ExchangeListener
     whole: Whole
     mix: Mix
     _parts: dict[PartKey, CollectedPart] = field(default_factory=dict, kw_only=True)

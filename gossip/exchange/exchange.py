@@ -7,8 +7,8 @@ it from any member that holds it (:mod:`gossip.exchange.merged_parts`). So a chu
 while the next ones come in. A later plan of the same round changes only what it has to: transfers
 it still wants go on.
 
-Results are reported to a :class:`~gossip.exchange.listener.Listener`: a part is held, a peer did
-not deliver, nobody has a merged part any more, the slices of a draft are weighed
+Results are reported to a :class:`~gossip.exchange.listener.ExchangeListener`: a part is held, a
+peer did not deliver, nobody has a merged part any more, the slices of a draft are weighed
 (:mod:`gossip.plans.weighing`).
 """
 
@@ -21,7 +21,7 @@ import torch
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.incoming_slices import IncomingSlices
-from gossip.exchange.listener import Listener
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.merged_parts import MergedParts
 from gossip.exchange.outbox import Outbox
 from gossip.exchange.owning import Owning
@@ -29,7 +29,7 @@ from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.relaying import Relaying
 from gossip.exchange.retaining import Retention, keys_of
 from gossip.exchange.routing import Routes
-from gossip.exchange.slicing import OwnContribution, Source, shares
+from gossip.exchange.slicing import DeltaSource, OwnContribution, shares
 from gossip.exchange.transfers import Transfers, header_of
 from gossip.place import Place
 from gossip.plans.certificate import basis_of
@@ -47,8 +47,8 @@ class Exchange:
     wiring: Wiring
     place: Place
     shape: Shape
-    source: Source
-    listener: Listener
+    source: DeltaSource
+    listener: ExchangeListener
     withheld: InitVar[bool] = False  # my contribution is not ready before :meth:`prepare`
     sent: bool = False  # a plan has asked for my contribution, and some of it may have come
     merged: MergedParts = field(init=False)

@@ -15,8 +15,8 @@ import torch
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.gathering import unless
-from gossip.exchange.lateness import Pace
-from gossip.exchange.listener import Listener
+from gossip.exchange.lateness import TransferPace
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.part_states import PartStates
 from gossip.exchange.receiving import Inflow, Pieced
 from gossip.exchange.transfers import Transfers
@@ -32,7 +32,7 @@ class Fetching:
     ``planned`` may be on their way. ``hold`` gets what is fetched."""
 
     transfers: Transfers
-    listener: Listener
+    listener: ExchangeListener
     me: PeerId
     held: Mapping[PartKey, tuple[PartResult, torch.Tensor]]
     planned: PartStates
@@ -118,7 +118,7 @@ class Fetching:
         inflow = state.inflow if state is not None else None
         if state is None or inflow is None:
             return
-        pace = Pace(now(), plan.patience_s)
+        pace = TransferPace(now(), plan.patience_s)
         too_slow = self._judge(inflow, plan, pace)
         while state.inflow is inflow and not self.transfers.closed:
             slow = too_slow()
@@ -138,13 +138,15 @@ class Fetching:
         inflow, state.inflow = state.inflow, None
         return inflow
 
-    def _judge(self, inflow: Inflow, plan: Plan, pace: Pace | None = None) -> Callable[[], bool]:
+    def _judge(
+        self, inflow: Inflow, plan: Plan, pace: TransferPace | None = None
+    ) -> Callable[[], bool]:
         """A check to call repeatedly: whether a transfer will end long after the plan expects.
 
         It is False until the plan's patience is over. ``pace`` is told how much has come.
         """
         now = self.transfers.wiring.now
-        pace = pace or Pace(now(), plan.patience_s)
+        pace = pace or TransferPace(now(), plan.patience_s)
         first, size = inflow.moved, inflow.left
         slowest = plan.expected_s + plan.patience_s
 

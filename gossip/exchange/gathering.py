@@ -42,7 +42,7 @@ class NotKeptError(TransportError):
 
 @dataclass
 class Paces:
-    """Bytes a second that donors give to one pull. Pure.
+    """Bytes a second that donors give to one pull. Sans-IO.
 
     ``announced`` says what a donor's link carries, ``link`` what ours does; 0: not known.
     """

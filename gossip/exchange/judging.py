@@ -17,7 +17,7 @@ import torch
 from gossip.exchange.auditing import Shown
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.merging import AT_A_TIME, PartMerge, SliceDrain
-from gossip.plans.commitments import SEAL_SIZE, Node, check_seal, leaf, leaf_of, root, root_of
+from gossip.plans.commitments import SEAL_SIZE, TreeNode, check_seal, leaf, leaf_of, root, root_of
 from gossip.plans.mix import Column
 from gossip.plans.weighing import inner_products, triangle
 from protocols.errors import BadSignature, Malformed
@@ -93,10 +93,10 @@ class WeighedMerge(KeptMerge):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._judged, self._header = judged, header
-        self._leaves: dict[PeerId, list[Node]] = {peer: [] for peer in self._order}
+        self._leaves: dict[PeerId, list[TreeNode]] = {peer: [] for peer in self._order}
         self._seals: dict[PeerId, bytes] = {}
         self._products: list[tuple[list[PeerId], torch.Tensor]] = []  # float64 [K, K] of each chunk
-        self._tree: list[Node] = []  # of the slices that came whole, once all are in
+        self._tree: list[TreeNode] = []  # of the slices that came whole, once all are in
         self._dealt: Mapping[PeerId, float] | None = None
 
     @property
@@ -109,7 +109,7 @@ class WeighedMerge(KeptMerge):
         return {peer: self._seals[peer] for peer in self._order if peer in self._seals}
 
     @property
-    def products(self) -> Node:
+    def products(self) -> TreeNode:
         """The inner products of those slices: the lower triangle of float64 [K, K]."""
         return root(self._tree)
 
@@ -189,7 +189,7 @@ class WeighedMerge(KeptMerge):
         peers, values = self._values(index)
         self._products.append((peers, inner_products(values)))
 
-    def _by_chunk(self) -> list[Node]:
+    def _by_chunk(self) -> list[TreeNode]:
         """The products of those who are present, chunk by chunk."""
         present = list(self.seals)
         found = []

@@ -26,7 +26,7 @@ SLACK = 1.0  # times the expected seconds: a slice may be in this much later tha
 
 
 @dataclass
-class Pace:
+class TransferPace:
     """How fast one transfer has moved, of late (``window_s``) and all in all."""
 
     started: float
@@ -115,7 +115,7 @@ class Lateness:
     size: int
     doubtful: Set[PeerId] = frozenset()
     what: str = "its slice"  # that is waited for, in words
-    _paces: dict[PeerId, Pace] = field(default_factory=dict)
+    _paces: dict[PeerId, TransferPace] = field(default_factory=dict)
     _ends: dict[PeerId, float] = field(default_factory=dict)  # when each whole slice was in
     _half: float | None = None  # when half of the contributors were in
     _usual_s: float = field(init=False)  # by what has moved
@@ -147,7 +147,7 @@ class Lateness:
 
     def _note(self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int]) -> None:
         for peer in waiting:
-            pace = self._paces.setdefault(peer, Pace(self.started, self.patience_s))
+            pace = self._paces.setdefault(peer, TransferPace(self.started, self.patience_s))
             pace.note(now, arrived.get(peer, 0))
         for peer in self._paces.keys() - waiting:
             del self._paces[peer]
@@ -194,11 +194,11 @@ class Overdue:
     expected_s: float
     elements: int
     size: int
-    _pace: Pace = field(init=False)
+    _pace: TransferPace = field(init=False)
     _other: float | None = None  # when another part was here
 
     def __post_init__(self) -> None:
-        self._pace = Pace(self.started, self.patience_s)
+        self._pace = TransferPace(self.started, self.patience_s)
         self._pace.note(self.started, 0)
 
     def end(self, now: float) -> float:

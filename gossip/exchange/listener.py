@@ -15,7 +15,7 @@ from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult
 
 
-class Listener(Protocol):
+class ExchangeListener(Protocol):
     """Told of what happens in an exchange; knows what only the round around it can know."""
 
     # --- merged parts ----------------------------------------------------------------------------

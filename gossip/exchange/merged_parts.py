@@ -16,7 +16,7 @@ from gossip.exchange.bodies import chunk_at, result_from, trailer_size
 from gossip.exchange.buffers import Whole
 from gossip.exchange.fetching import Fetching
 from gossip.exchange.lateness import merged_patience_s
-from gossip.exchange.listener import Listener
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartState, PartStates
 from gossip.exchange.receiving import Inflow, PartDrain
 from gossip.exchange.relaying import Relaying, SharedInflow
@@ -43,7 +43,7 @@ class MergedParts:
     transfers: Transfers
     planned: PartStates
     relaying: Relaying
-    listener: Listener
+    listener: ExchangeListener
     whole: Whole
     shunned: set[PeerId]
     held: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)

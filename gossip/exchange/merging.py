@@ -27,8 +27,8 @@ from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole, buffers
 from gossip.exchange.slicing import (
     FINITE,
+    DeltaSource,
     KeepsLost,
-    Source,
     add_up,
     encode_within,
     largest,
@@ -88,7 +88,7 @@ class PartMerge:
         self._sums: dict[int, torch.Tensor] = {}
         self._spare: list[torch.Tensor] = []
         self._plain = self.result.view(torch.float32) if codec.name == "fp32" else None
-        self._source: Source | None = None
+        self._source: DeltaSource | None = None
         self._settled = False  # it is known whether I contribute
         self._hasher = blake3()
         self._bytes = as_bytes(self.result)
@@ -160,7 +160,7 @@ class PartMerge:
 
     # --- where data is handled -------------------------------------------------------------------
 
-    def settle(self, source: Source | None) -> None:
+    def settle(self, source: DeltaSource | None) -> None:
         """My own contribution comes from ``source`` (None: I have none): merging may begin."""
         if not self._settled and not self._closed:
             self._settled = True

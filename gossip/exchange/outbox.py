@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gossip.exchange.listener import Listener
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.part_states import PartState, PartStates
 from gossip.exchange.relaying import Relaying
 from gossip.exchange.slicing import OwnContribution, SealedFeed, SliceFeed
@@ -35,7 +35,7 @@ class Outbox:
     planned: PartStates
     own: OwnContribution
     relaying: Relaying
-    listener: Listener
+    listener: ExchangeListener
     held: Collection[PartKey]
     shunned: set[PeerId]
 

@@ -1,4 +1,4 @@
-"""How much is kept of what earlier plans of a round have moved. Pure.
+"""How much is kept of what earlier plans of a round have moved. Sans-IO.
 
 An earlier plan may come back, by a leader who knows of no other, so what it has moved is worth
 keeping. But every ballot may bring another plan, and memory must not grow with their number.

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from gossip.exchange.bodies import as_bytes
-from gossip.plans.commitments import SEAL_SIZE, Node, leaf
+from gossip.plans.commitments import SEAL_SIZE, TreeNode, leaf
 from gossip.plans.validity import Shape
 from gossip.wiring import Wiring
 from protocols.codecs import CHUNK, Chunk, RangeCodec
@@ -30,7 +30,7 @@ FINITE = torch.finfo(torch.float32).max
 BOUNDS = (2.0**126, 65504.0)  # magnitudes that block codecs and bf16 can carry, and fp16
 
 
-class Source(Protocol):
+class DeltaSource(Protocol):
     """Where this member's own contribution comes from."""
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ class OwnContribution:
 
     wiring: Wiring
     shape: Shape
-    source: Source
+    source: DeltaSource
     refused: Callable[[NonFinite], None]
     withheld: bool = False  # not ready: ``source`` still has what belongs to another place
     _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -187,7 +187,7 @@ class SliceFeed:
     """
 
     def __init__(
-        self, codec: RangeCodec, source: Source, start: int, stop: int, first: int | None
+        self, codec: RangeCodec, source: DeltaSource, start: int, stop: int, first: int | None
     ) -> None:
         self._codec = codec
         self._source = source
@@ -227,17 +227,17 @@ class SealedFeed(SliceFeed):
     def __init__(
         self,
         codec: RangeCodec,
-        source: Source,
+        source: DeltaSource,
         start: int,
         stop: int,
         first: int | None,
-        seal: Callable[[Sequence[Node]], bytes],
+        seal: Callable[[Sequence[TreeNode]], bytes],
     ) -> None:
         super().__init__(codec, source, start, stop, first)
         self._seal = seal
         self._sent = SliceFeed(codec, source, start, stop, 0) if first else None
         self._before = first or 0
-        self._leaves: list[Node] = []
+        self._leaves: list[TreeNode] = []
         self.length += 0 if first is None else SEAL_SIZE
 
     def next(self) -> Buffer:

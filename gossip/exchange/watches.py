@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gossip.exchange.lateness import Overdue, owner_patience_s, passing_patience_s, usual_s
-from gossip.exchange.listener import Listener
+from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.part_states import PartState
 from gossip.exchange.transfers import Transfers, header_of
 from gossip.place import Place
@@ -27,7 +27,7 @@ class Watches:
     that are of no use."""
 
     transfers: Transfers
-    listener: Listener
+    listener: ExchangeListener
     place: Place
     held: Collection[PartKey]
     shunned: Collection[PeerId]

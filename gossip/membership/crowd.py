@@ -16,7 +16,7 @@ from typing import Protocol
 
 from gossip.membership.drift import outdated
 from gossip.membership.members import THERE, Heard, Membership
-from gossip.membership.pulse import Beat, Chain, beats_in, packed, tag_of
+from gossip.membership.pulse import Beat, HashChain, beats_in, packed, tag_of
 from gossip.membership.rumours import FANOUT, PAUSE_S, Rumours
 from gossip.wiring import Wiring
 from protocols.asking import ask
@@ -31,7 +31,7 @@ RENEW_S = 25.0  # what is older is hardly passed on to newcomers any more
 OVERDUE = 1.3  # heartbeats: others have had the next one by then
 
 
-class Host(Protocol):
+class CrowdHost(Protocol):
     """The presence of the node: what it does with what is heard."""
 
     wiring: Wiring
@@ -68,7 +68,7 @@ class Said:
     envelope: bytes
     status: Announce
     at: float
-    chain: Chain
+    chain: HashChain
 
     def due(self, now: float, status: Announce) -> bool:
         """Whether it is time for another one."""
@@ -84,7 +84,7 @@ class Said:
 class Crowd:
     """One node's part in what goes round in a large swarm."""
 
-    host: Host
+    host: CrowdHost
     said: Said | None = None
     rumours: Rumours = field(init=False)
     _spreading: bool = False

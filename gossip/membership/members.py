@@ -1,9 +1,9 @@
 """Who is there: what islands have said about themselves, and whether they still answer.
 
-Pure bookkeeping: verified announcements, contacts and failures go in with ``now``; liveness comes
-out. The patience with a silent peer follows from how regularly it has been heard before and how
-long its link takes (:mod:`gossip.membership.silence`), so a loaded machine is given more time than
-a quiet one, and a satellite more than a cable.
+Sans-IO bookkeeping: verified announcements, contacts and failures go in with ``now``; liveness
+comes out. The patience with a silent peer follows from how regularly it has been heard before and
+how long its link takes (:mod:`gossip.membership.silence`), so a loaded machine is given more time
+than a quiet one, and a satellite more than a cable.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Patience:
 
 
 @dataclass
-class Island:
+class KnownPeer:
     """One peer as seen from here."""
 
     announce: Announce
@@ -123,7 +123,7 @@ class Membership:
 
     me: PeerId
     patience: Patience = field(default_factory=Patience)
-    islands: dict[PeerId, Island] = field(default_factory=dict)
+    islands: dict[PeerId, KnownPeer] = field(default_factory=dict)
     fragment: int = 0
     most_from_one_place: int = 0  # 0: any number
     _tagged: dict[bytes, list[PeerId]] = field(default_factory=dict)  # by what they announced
@@ -150,7 +150,7 @@ class Membership:
             if len(self.islands) >= MAX_PEERS and not self._evict(now):
                 return False
             silence = self.patience.unknown_beats * self.patience.heartbeat_s
-            known = Island(announce, envelope, sequence, now, now, silence)
+            known = KnownPeer(announce, envelope, sequence, now, now, silence)
             self.islands[peer] = known
         elif (announce.incarnation, sequence) <= (known.announce.incarnation, known.sequence):
             return False
@@ -198,7 +198,7 @@ class Membership:
                 complete.append(island.announce)
         return complete
 
-    def _sign_of_life(self, island: Island, now: float) -> None:
+    def _sign_of_life(self, island: KnownPeer, now: float) -> None:
         """An announcement or a heartbeat of its own, whoever has brought it."""
         island.rhythm.add(now - island.beaten, self.patience.heartbeat_s)
         island.measured(self.patience, self._trip)

@@ -23,7 +23,7 @@ from gossip.membership.crowd import AT_ONCE, CALL_TIMEOUT_S, Crowd, Said
 from gossip.membership.members import THERE, Liveness, Membership
 from gossip.membership.opening import open_announce
 from gossip.membership.origin import origin
-from gossip.membership.pulse import Beat, Chain, tag_of, tags_in
+from gossip.membership.pulse import Beat, HashChain, tag_of, tags_in
 from gossip.membership.rumours import EVERYBODY
 from gossip.membership.silence import Wakefulness
 from gossip.membership.sketch import name_in
@@ -130,11 +130,11 @@ class Presence:
             self._crowd.said = Said(envelope, self.status, self.wiring.now(), chain)
         return envelope
 
-    def _chain(self) -> Chain:
+    def _chain(self) -> HashChain:
         """Heartbeats that nobody else can make: no other announcement has had the same."""
         this = f"{self.status.incarnation} {self._sequence} {self.wall()}"
         secret = b"atoll pulse 1\x00" + self.wiring.run + this.encode()
-        return Chain(self.wiring.identity.peer_id, self.wiring.identity.sign(secret))
+        return HashChain(self.wiring.identity.peer_id, self.wiring.identity.sign(secret))
 
     def tell(self) -> None:
         """Announce to everybody who may be there; in a large swarm as a rumour.

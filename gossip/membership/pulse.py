@@ -1,4 +1,4 @@
-"""Heartbeats of a few bytes that nobody but their origin can make. Pure.
+"""Heartbeats of a few bytes that nobody but their origin can make. Sans-IO.
 
 A signature takes 64 bytes, and in a large swarm everybody hears every heartbeat of everybody. So an
 announcement, which is signed, carries the end of a chain of hashes (Lamport, "Password
@@ -60,7 +60,7 @@ def packed(tags: Iterable[bytes]) -> bytes:
     return b"".join(sorted(tags))
 
 
-class Chain:
+class HashChain:
     """The beats of one announcement, as its origin makes them."""
 
     def __init__(self, peer: PeerId, secret: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How long a peer's silence is normal: by its rhythm, its link, and this node's own stalls. Pure.
+"""How long a peer's silence is normal: by its rhythm, link, and this node's own stalls. Sans-IO.
 
 Every live node announces itself once a heartbeat. It is overdue after a heartbeat, plus the time by
 which it has usually been late (a loaded machine), plus as long as its link may stand still (round

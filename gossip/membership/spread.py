@@ -1,4 +1,4 @@
-"""How far islands are apart, from the sketches that they publish (sketch.py). Pure.
+"""How far islands are apart, from the sketches that they publish (sketch.py). Sans-IO.
 
 Nothing travels here: how news do is :mod:`gossip.membership.rumours`, and plans
 :mod:`gossip.rounds.spreading`.

@@ -21,7 +21,7 @@ from protocols.messages import Announce
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LetterTerms:
     """What a run says of letters, and of the time that they may take."""
 
     codecs: tuple[str, ...]  # that a letter may have, the finest first
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
 class LetterTimes:
     """Of one island and fragment; ``size_as(codec)`` are a letter's bytes."""
 
-    terms: Terms
+    terms: LetterTerms
     size_as: Callable[[str], int]
     ladder: Ladder = field(default_factory=Ladder)
     chosen: Chosen | None = None  # how the newest letter came to its codec, where links decide

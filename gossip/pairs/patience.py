@@ -1,7 +1,7 @@
-"""How long an island waits for a partner in gossip, and whom it does not choose for a while. Pure.
+"""How long an island waits for a partner in gossip, and whom it passes over. Sans-IO.
 
-An answer is waited for a tenth of a usual round at most, or less where answers usually come
-sooner. What is on its way is waited for while it moves, up to :attr:`Patience.longest_s`; a partner
+An answer is waited for a tenth of a usual round at most, or less where answers usually come sooner.
+What is on its way is waited for while it moves, up to :attr:`PartnerPatience.longest_s`; a partner
 that takes longer is put off, each time for twice as many rounds.
 """
 
@@ -29,7 +29,7 @@ MOST_DOUBLINGS = 5  # of the rounds in which a partner that took longer is not c
 
 
 @dataclass
-class Patience:
+class PartnerPatience:
     """Of one island, by how long its rounds and its partners' answers have taken."""
 
     _began: float | None = None  # when the newest round did

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gossip.catchup.lineage import Lineage
-from gossip.common import OfFragment
+from gossip.common import FragmentPresence
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
-from gossip.pairs.letter_times import Choice, LetterTimes, Terms
+from gossip.pairs.letter_times import Choice, LetterTerms, LetterTimes
 from gossip.pairs.letters import Letter, Letters, Mail
 from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Key, Post, Take, Taken
 from gossip.pairs.postman import Postman
@@ -54,7 +54,7 @@ class Own(NamedTuple):
 
 
 @dataclass
-class Roamer(OfFragment):
+class Roamer(FragmentPresence):
     """This node's exchanges of one fragment. :meth:`run` runs until cancelled.
 
     ``more(distance, progress, lost)`` says how many exchanges to add to a round, from mean squares
@@ -67,7 +67,7 @@ class Roamer(OfFragment):
     habits: Habits
     size: int  # elements of the fragment
     acquaintance: Acquaintance
-    terms: Terms
+    terms: LetterTerms
     neighbours: int = 1
     more: Callable[[float, float, float], int] = lambda distance, progress, lost: 0
     applied: Callable[[Rounded], None] = lambda rounded: None

@@ -13,7 +13,7 @@ from protocols.messages import Announce
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class PairExchange:
     """One exchange as it ended, for the report."""
 
     met: Met
@@ -32,7 +32,7 @@ class Rounded:
     round: int
     began: float
     ended: float
-    exchanged: tuple[Exchanged, ...]
+    exchanged: tuple[PairExchange, ...]
     spread: Spread
     after: float | None  # mean relative distance to the mean after this island's exchanges
     exchanges: int  # in the next round, and what that follows from
@@ -48,7 +48,7 @@ class RoundLog:
     began: float = 0.0
     codecs: dict[int, str] = field(default_factory=dict)  # of own letters, by exchange
     timed: list[float] = field(default_factory=list)  # seconds of exchanges, until they are told of
-    _exchanged: list[Exchanged] = field(default_factory=list)
+    _exchanged: list[PairExchange] = field(default_factory=list)
     _counted: tuple[int, int, int] = (0, 0, 0)
 
     def begin(self, now: float) -> None:
@@ -59,11 +59,11 @@ class RoundLog:
         """An exchange is over."""
         codec = self.codecs.get(met.exchange, "")
         sent, received, elements = self._count()
-        self._exchanged.append(Exchanged(met, sent, received, difference, codec, elements))
+        self._exchanged.append(PairExchange(met, sent, received, difference, codec, elements))
         if met.moving_s:
             self.timed.append(met.moving_s)
 
-    def through(self, all_: Iterable[Met]) -> tuple[Exchanged, ...]:
+    def through(self, all_: Iterable[Met]) -> tuple[PairExchange, ...]:
         """The round's exchanges in order, also those that nothing was mixed in."""
         told = {one.met.exchange for one in self._exchanged}
         for met in all_:

@@ -1,4 +1,4 @@
-"""Which island one meets after its inner steps in gossip, and how long it waits. Pure.
+"""Which island one meets after its inner steps in gossip, and how long it waits. Sans-IO.
 
 There are no rounds that all take part in, and islands need not be ready at the same time. Each
 counts its own rounds; after the inner steps of one it exchanges parameters with a partner, as often
@@ -52,7 +52,7 @@ from gossip.pairs.meeting import (
     Taken,
 )
 from gossip.pairs.pairing import partner, successors
-from gossip.pairs.patience import Patience
+from gossip.pairs.patience import PartnerPatience
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -77,7 +77,7 @@ class Wandering:
     met: list[Met] = field(default_factory=list)  # of the round under way
     # peers that may have a share of ours, or not: until that is known they get no other
     owed: set[PeerId] = field(default_factory=set)
-    patience: Patience = field(default_factory=Patience)
+    patience: PartnerPatience = field(default_factory=PartnerPatience)
     _phase: Phase = "training"
     _label: int = 0  # the round from which partners follow
     _partner: PeerId | None = None

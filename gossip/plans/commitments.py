@@ -30,7 +30,7 @@ NONE = torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Node:
+class TreeNode:
     """A hash, and the sum of the numbers of all leaves below it: float64 [m]."""
 
     hash: bytes
@@ -42,14 +42,14 @@ class Node:
         return self.hash + packed(self.total)
 
 
-def leaf(data: Buffer) -> Node:
+def leaf(data: Buffer) -> TreeNode:
     """The node of one chunk."""
-    return Node(blake3(_LEAF).update(data).digest())
+    return TreeNode(blake3(_LEAF).update(data).digest())
 
 
-def leaf_of(numbers: torch.Tensor) -> Node:
+def leaf_of(numbers: torch.Tensor) -> TreeNode:
     """The node of some numbers, float64 [m]."""
-    return Node(blake3(_LEAF + packed(numbers)).digest(), numbers)
+    return TreeNode(blake3(_LEAF + packed(numbers)).digest(), numbers)
 
 
 def packed(numbers: torch.Tensor) -> bytes:
@@ -63,7 +63,7 @@ def unpacked(data: Buffer) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.float64) if len(data) else NONE
 
 
-def root(leaves: Sequence[Node]) -> Node:
+def root(leaves: Sequence[TreeNode]) -> TreeNode:
     """The root over the leaves, at least one; a node without a sibling goes up as it is."""
     level = list(leaves)
     while len(level) > 1:
@@ -71,7 +71,7 @@ def root(leaves: Sequence[Node]) -> Node:
     return level[0]
 
 
-def way(leaves: Sequence[Node], index: int) -> list[Node]:
+def way(leaves: Sequence[TreeNode], index: int) -> list[TreeNode]:
     """The siblings along the path from a leaf up to the root."""
     level, found = list(leaves), []
     while len(level) > 1:
@@ -90,7 +90,7 @@ def way_length(count: int, index: int) -> int:
     return found
 
 
-def top(node: Node, beside: Sequence[Node], count: int, index: int) -> Node:
+def top(node: TreeNode, beside: Sequence[TreeNode], count: int, index: int) -> TreeNode:
     """The root, from a leaf and its path's siblings; Malformed for too few or too many."""
     if not 0 <= index < count or len(beside) != way_length(count, index):
         raise Malformed("a way through another tree")
@@ -103,22 +103,22 @@ def top(node: Node, beside: Sequence[Node], count: int, index: int) -> Node:
     return node
 
 
-def _above(level: Sequence[Node]) -> Iterator[Node]:
+def _above(level: Sequence[TreeNode]) -> Iterator[TreeNode]:
     for at in range(0, len(level) - 1, 2):
         yield _join(level[at], level[at + 1])
     if len(level) % 2:
         yield level[-1]
 
 
-def _join(left: Node, right: Node) -> Node:
+def _join(left: TreeNode, right: TreeNode) -> TreeNode:
     digest = blake3(_NODE + left.bytes + right.bytes).digest()
-    return Node(digest, left.total + right.total)
+    return TreeNode(digest, left.total + right.total)
 
 
 # --- what a contributor signs ---------------------------------------------------------------------
 
 
-def seal(identity: Identity, header: TransferHeader, leaves: Sequence[Node]) -> bytes:
+def seal(identity: Identity, header: TransferHeader, leaves: Sequence[TreeNode]) -> bytes:
     """What is sent behind a slice: the root of its chunks, signed. ``SEAL_SIZE`` bytes."""
     found = root(leaves).hash
     return found + identity.sign(_statement(header, found))

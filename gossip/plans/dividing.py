@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from statistics import median
 
-from gossip.plans.partition import ALIGN, MIN_PART, Link
+from gossip.plans.partition import ALIGN, MIN_PART, MemberLink
 from protocols.identity import PeerId
 from protocols.lanes.streams import streams
 
@@ -21,7 +21,7 @@ ALL = 24  # connections of one member in each direction, with all the others
 LEAST = 2 * MIN_PART  # elements
 
 
-def parts_of(link: Link, round_trip_s: float, members: int) -> int:
+def parts_of(link: MemberLink, round_trip_s: float, members: int) -> int:
     """Number of parts of the share of ``link``, ``round_trip_s`` away, among ``members``."""
     others = members - 1
     if not others:
@@ -30,7 +30,9 @@ def parts_of(link: Link, round_trip_s: float, members: int) -> int:
     return max(1, min(streams(round_trip_s, each), ALL // others))
 
 
-def by_owner(me: PeerId, links: Sequence[Link], trips: Mapping[PeerId, float]) -> dict[PeerId, int]:
+def by_owner(
+    me: PeerId, links: Sequence[MemberLink], trips: Mapping[PeerId, float]
+) -> dict[PeerId, int]:
     """Number of parts of each member's share; ``trips`` are seconds from ``me``, who plans.
 
     The planner counts as far away as the median of the others is from it, and a member of which

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from gossip.membership.trips import MOST_S
 from gossip.plans.grouping import traffic
 from gossip.plans.ladder import Ladder, budget_s, choose
-from gossip.plans.partition import Link
+from gossip.plans.partition import MemberLink
 from gossip.plans.rules import Rules
 from gossip.plans.validity import MAX_EXPECTED_S
 from protocols.codecs import CHUNK
@@ -35,7 +35,7 @@ def median_speed(members: Sequence[Announce]) -> float:
 
 def links_of(
     members: Sequence[Announce], contributing: AbstractSet[PeerId], believed: tuple[float, float]
-) -> list[Link]:
+) -> list[MemberLink]:
     """How fast each is taken to be; ``believed``: how far from the median, below and above it."""
     median = median_speed(members)
     slower, faster = believed
@@ -46,7 +46,7 @@ def links_of(
         return min(max(speed, median / slower), median * faster)
 
     return [
-        Link(a.peer, clamp(a.upload), clamp(a.download), a.peer in contributing)
+        MemberLink(a.peer, clamp(a.upload), clamp(a.download), a.peer in contributing)
         for a in sorted(members, key=lambda announce: announce.peer)
     ]
 
@@ -54,7 +54,7 @@ def links_of(
 def choose_codec(
     parts: Sequence[Part],
     groups: Sequence[Group],
-    links: Sequence[Link],
+    links: Sequence[MemberLink],
     rules: Rules,
     round_s: float,
     past: Ladder,
@@ -109,7 +109,7 @@ def _bytes_each(parts: Sequence[Part], rules: Rules, codec: str) -> float:
 def expected_seconds(
     parts: Sequence[Part],
     groups: Sequence[Group],
-    links: Sequence[Link],
+    links: Sequence[MemberLink],
     rules: Rules,
     codec: str,
 ) -> float:
@@ -139,7 +139,7 @@ def measured(members: Sequence[Announce]) -> bool:
 def timing_of(
     parts: Sequence[Part],
     groups: Sequence[Group],
-    links: Sequence[Link],
+    links: Sequence[MemberLink],
     rules: Rules,
     codec: str,
     trips_s: float,
@@ -193,7 +193,7 @@ def bounded(
     links = {link.peer: link for link in links_of(here, active, rules.believed)}
     median = median_speed(here)
     every = [
-        links.get(peer) or Link(peer, median, median, contributes)
+        links.get(peer) or MemberLink(peer, median, median, contributes)
         for peer, contributes in moving.items()
     ]
     (expected, least), (_, most) = (

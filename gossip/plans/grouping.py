@@ -26,7 +26,7 @@ from typing import Literal
 
 from gossip.plans.dividing import divided
 from gossip.plans.mix import Mix
-from gossip.plans.partition import Link, cut, link_shares
+from gossip.plans.partition import MemberLink, cut, link_shares
 from protocols.errors import Malformed
 from protocols.identity import PeerId
 from protocols.messages import Group, Part, Plan
@@ -51,7 +51,7 @@ UNGROUPED = Grouping()
 
 
 @dataclass(frozen=True)
-class Layout:
+class PartLayout:
     """Who merges what, and what goes through whom."""
 
     pieces: Pieces  # start, stop, owner
@@ -65,11 +65,11 @@ def may_group(mix: Mix) -> bool:
 
 def lay_out(
     size: int,
-    links: Sequence[Link],
+    links: Sequence[MemberLink],
     regions: Mapping[PeerId, str],
     grouping: Grouping,
     counts: Mapping[PeerId, int] | None = None,
-) -> Layout:
+) -> PartLayout:
     """Parts of ``[0, size)`` and groups of the members ``links``, by their declared ``regions``.
 
     ``counts``: into how many parts a member's share is cut (:mod:`gossip.plans.dividing`), 1
@@ -79,11 +79,11 @@ def lay_out(
     sets = _sets(links, regions, grouping) if grouping.on else []
     rows = [row for rows in sets for row in rows]
     if not rows or (len(rows) == 1 and len(rows[0]) == len(links)):  # all at one site
-        return Layout(divided(cut(size, links), counts))
+        return PartLayout(divided(cut(size, links), counts))
     by_peer = {link.peer: link for link in links}
     weights = _weights(links, by_peer, sets, rows)
     pieces = divided(cut(size, links, [weights[link.peer] for link in links]), counts)
-    return Layout(pieces, _relayed(pieces, by_peer, sets))
+    return PartLayout(pieces, _relayed(pieces, by_peer, sets))
 
 
 def renewed_groups(
@@ -166,10 +166,10 @@ def traffic(
 
 
 def _sets(
-    links: Sequence[Link], regions: Mapping[PeerId, str], grouping: Grouping
+    links: Sequence[MemberLink], regions: Mapping[PeerId, str], grouping: Grouping
 ) -> list[list[list[PeerId]]]:
     """Groups, in sets: those of one set are rows of one grid."""
-    by_name: dict[str, list[Link]] = {}
+    by_name: dict[str, list[MemberLink]] = {}
     for link in links:
         name = regions.get(link.peer, "") if grouping.how == "region" else ""
         by_name.setdefault(name, []).append(link)
@@ -182,7 +182,7 @@ def _sets(
     return sets
 
 
-def _rows(members: Sequence[Link]) -> list[list[PeerId]]:
+def _rows(members: Sequence[MemberLink]) -> list[list[PeerId]]:
     """A grid's rows; those in one column have links of about one speed."""
     width = math.isqrt(len(members) - 1) + 1
     height = -(-len(members) // width)
@@ -191,8 +191,8 @@ def _rows(members: Sequence[Link]) -> list[list[PeerId]]:
 
 
 def _weights(
-    links: Sequence[Link],
-    by_peer: Mapping[PeerId, Link],
+    links: Sequence[MemberLink],
+    by_peer: Mapping[PeerId, MemberLink],
     sets: Sequence[Sequence[Sequence[PeerId]]],
     rows: Sequence[Sequence[PeerId]],
 ) -> dict[PeerId, float]:
@@ -218,19 +218,19 @@ def _weights(
     return weights
 
 
-def _slowest(links: Sequence[Link]) -> Link:
+def _slowest(links: Sequence[MemberLink]) -> MemberLink:
     upload, download = min(k.upload for k in links), min(k.download for k in links)
-    return Link(links[0].peer, upload, download, any(k.contributes for k in links))
+    return MemberLink(links[0].peer, upload, download, any(k.contributes for k in links))
 
 
-def _fastest(links: Sequence[Link]) -> Link:
+def _fastest(links: Sequence[MemberLink]) -> MemberLink:
     upload, download = max(k.upload for k in links), max(k.download for k in links)
-    return Link(links[0].peer, upload, download, any(k.contributes for k in links))
+    return MemberLink(links[0].peer, upload, download, any(k.contributes for k in links))
 
 
 def _relayed(
     pieces: Pieces,
-    by_peer: Mapping[PeerId, Link],
+    by_peer: Mapping[PeerId, MemberLink],
     sets: Sequence[Sequence[Sequence[PeerId]]],
 ) -> tuple[Group, ...]:
     """The groups with their relays: by columns within a grid, else by how much each carries."""

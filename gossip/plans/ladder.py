@@ -1,4 +1,4 @@
-"""Which codec a round uses, where the manifest leaves that to the links (``auto``). Pure.
+"""Which codec a round uses, where the manifest leaves that to the links (``auto``). Sans-IO.
 
 Codecs stand on a ladder, the finest first. A round takes the finest one whose bytes pass in the
 time that the run is willing to wait for them: its *budget*, a share of a round (5 % by default)

@@ -23,7 +23,7 @@ MIN_PART = 16 * 1024  # elements; a smaller part costs more in messages than it 
 
 
 @dataclass(frozen=True)
-class Link:
+class MemberLink:
     """A member of a round and its link."""
 
     peer: PeerId
@@ -32,13 +32,13 @@ class Link:
     contributes: bool = True
 
 
-def link_shares(links: Sequence[Link]) -> list[float]:
+def link_shares(links: Sequence[MemberLink]) -> list[float]:
     """The share of the vector each member merges; non-negative, summing to 1."""
     if len(links) == 1:
         return [1.0]
     contributors = sum(link.contributes for link in links)
 
-    def largest(link: Link, seconds: float) -> float:
+    def largest(link: MemberLink, seconds: float) -> float:
         """The largest share this link carries within so many seconds (times bytes/vector)."""
         sends, own = len(links) - 1, float(link.contributes)
         receives = contributors - own
@@ -68,7 +68,7 @@ def link_shares(links: Sequence[Link]) -> list[float]:
 
 
 def cut(
-    size: int, links: Sequence[Link], weights: Sequence[float] | None = None
+    size: int, links: Sequence[MemberLink], weights: Sequence[float] | None = None
 ) -> list[tuple[int, int, PeerId]]:
     """Cut ``[0, size)`` into parts: (start, stop, owner), contiguous, aligned, none tiny.
 

@@ -17,7 +17,7 @@ from gossip.plans.estimating import choose_codec, links_of, measured, timing_of
 from gossip.plans.grouping import UNGROUPED, lay_out, may_group, renewed_groups
 from gossip.plans.ladder import Ladder
 from gossip.plans.mix import MAX_NORM
-from gossip.plans.partition import Link
+from gossip.plans.partition import MemberLink
 from gossip.plans.rules import Rules
 from gossip.plans.validity import (
     MAX_EXPECTED_S,
@@ -178,7 +178,7 @@ def renewed_plan(
     gone: set[PeerId],
     live: Sequence[PeerId],
     next_roster: Iterable[PeerId],
-    links: Sequence[Link] = (),
+    links: Sequence[MemberLink] = (),
 ) -> Plan:
     """What to do with the remains of a round whose plan cannot be completed as it stands.
 

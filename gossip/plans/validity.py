@@ -51,7 +51,7 @@ def check_place(plan: Plan, place: Place) -> None:
 
 
 def check_plan(
-    plan: Plan, place: Place, shape: Shape, roster: Sequence[PeerId], known: Known
+    plan: Plan, place: Place, shape: Shape, roster: Sequence[PeerId], known: VerifiedResults
 ) -> None:
     """A plan that is for the round at ``place``, whose roster in office is ``roster``.
 
@@ -78,7 +78,7 @@ def check_outcome(
     place: Place,
     shape: Shape,
     roster: Sequence[PeerId],
-    known: Known | None = None,
+    known: VerifiedResults | None = None,
 ) -> None:
     """An outcome of the round at ``place``; with ``known``, signatures are verified as well."""
     if (outcome.fragment, outcome.round, outcome.previous) != (
@@ -122,7 +122,7 @@ def check_contributors(
             raise Malformed("a norm or a scale beyond all bounds")
 
 
-class Known:
+class VerifiedResults:
     """Results whose signatures were verified: each costs a tenth of a millisecond."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ def _check_result(
     roster: Sequence[PeerId],
     within: Plan | Outcome,
     basis: bytes,
-    known: Known | None,
+    known: VerifiedResults | None,
 ) -> None:
     check_statement(result, place, shape)
     if result.basis != basis:

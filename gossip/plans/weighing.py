@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from gossip.plans.certificate import basis_of
-from gossip.plans.commitments import Node, packed, root_of, signature_of, unpacked
+from gossip.plans.commitments import TreeNode, packed, root_of, signature_of, unpacked
 from gossip.plans.mix import MAX_SCALE, Mix
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, verify
@@ -51,7 +51,7 @@ def gram_of(
     header: TransferHeader,
     plan: Plan,
     seals: Mapping[PeerId, bytes],
-    products: Node,
+    products: TreeNode,
 ) -> Gram:
     """An owner's signed statement on the slices of those whose ``seals`` it has, in order.
 

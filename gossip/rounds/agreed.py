@@ -43,4 +43,4 @@ class Equivocated:
     peer: PeerId
 
 
-Event = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated
+AgreementEvent = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated

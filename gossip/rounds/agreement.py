@@ -31,9 +31,9 @@ from gossip.place import Place
 from gossip.plans import certificate as cert
 from gossip.plans.planning import Ballot
 from gossip.plans.validity import (
-    Known,
     PartKey,
     Shape,
+    VerifiedResults,
     check_place,
     check_plan,
     fixes,
@@ -41,11 +41,11 @@ from gossip.plans.validity import (
 )
 from gossip.rounds.agreed import (
     Adopted,
+    AgreementEvent,
     CastVote,
     Decided,
     DecidedElsewhere,
     Equivocated,
-    Event,
 )
 from protocols.errors import BadSignature, Malformed, Stale
 from protocols.identity import Identity, PeerId
@@ -83,7 +83,9 @@ class Agreement:
     voted: tuple[Ballot, Outcome] | None = None
     certificate: Certificate | None = None
     held: dict[PartKey, PartResult] = field(default_factory=dict)
-    known: Known = field(default_factory=Known)  # results whose signatures were verified
+    known: VerifiedResults = field(
+        default_factory=VerifiedResults
+    )  # results whose signatures were verified
     _votes: dict[tuple[Ballot, bytes], dict[PeerId, bytes]] = field(default_factory=dict)
     _rosters: dict[Ballot, tuple[PeerId, ...]] = field(default_factory=dict)  # of epochs above 0
     _reported_elsewhere: bool = False
@@ -153,7 +155,7 @@ class Agreement:
         held = () if outcome or self.plan is None else self._pertinent()
         return Promise(*self.promised, *voted_at, outcome, held)
 
-    def on_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
+    def on_plan(self, sender: PeerId, plan: Plan) -> list[AgreementEvent]:
         """Adopt a plan of the highest ballot seen; lower ones are ignored.
 
         Raises :class:`Stale` or :class:`Malformed` like :meth:`on_prepare`. In an epoch above 0
@@ -178,7 +180,7 @@ class Agreement:
         self._complete = 0
         return [Adopted(plan), *self.vote_if_complete()]
 
-    def on_held(self, result: PartResult) -> list[Event]:
+    def on_held(self, result: PartResult) -> list[AgreementEvent]:
         """The bytes of this part are held, decode, and match its digest."""
         if self.certificate is not None:
             return []
@@ -187,7 +189,7 @@ class Agreement:
             self.held[key] = result
         return self.vote_if_complete()
 
-    def vote_if_complete(self) -> list[Event]:
+    def vote_if_complete(self) -> list[AgreementEvent]:
         """Vote as soon as every part of the plan is held, unless I abstain."""
         plan = self.plan
         if plan is None or plan.draft or self._ballot() < self.promised or self.abstains():
@@ -213,12 +215,12 @@ class Agreement:
         )
         slot = (self._ballot(), vote.outcome)
         self._votes.setdefault(slot, {})[self.me] = vote.signature
-        events: list[Event] = [CastVote(vote)]
+        events: list[AgreementEvent] = [CastVote(vote)]
         for known in list(self._votes):
             events += self._count(known)
         return events
 
-    def on_vote(self, vote: Vote) -> list[Event]:
+    def on_vote(self, vote: Vote) -> list[AgreementEvent]:
         """Count somebody's vote.
 
         Raises :class:`Stale` or :class:`BadSignature`. A vote under a ballot not known here is
@@ -245,9 +247,9 @@ class Agreement:
             self._forget_vote(theirs[0], vote.voter)
         return self._count(slot)
 
-    def on_votes(self, votes: Votes) -> list[Event]:
+    def on_votes(self, votes: Votes) -> list[AgreementEvent]:
         """Count votes that somebody has collected. Raises as :meth:`on_vote` does."""
-        events: list[Event] = []
+        events: list[AgreementEvent] = []
         place = (self.place.run, votes.fragment, votes.round, votes.previous)
         slot = (votes.epoch, votes.ballot, votes.outcome)
         for signed in votes.votes:
@@ -326,7 +328,7 @@ class Agreement:
         if not self._votes[slot]:
             del self._votes[slot]
 
-    def _count(self, slot: tuple[Ballot, bytes]) -> list[Event]:
+    def _count(self, slot: tuple[Ballot, bytes]) -> list[AgreementEvent]:
         ballot, hash_ = slot
         roster, votes = self._roster_of(ballot), self._votes.get(slot, {})
         if roster is None or self.certificate is not None or len(votes) < cert.majority(roster):

@@ -1,4 +1,4 @@
-"""Who is to blame for the failed transfers of a round. Pure.
+"""Who is to blame for the failed transfers of a round. Sans-IO.
 
 A failed transfer shows that one of two members is at fault, not which of them. All failures
 together do show it: an owner that delivers nothing fails everybody, and a member that cannot reach

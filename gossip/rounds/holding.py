@@ -1,4 +1,4 @@
-"""How long those who are ready hold a round back for a member that cannot catch up alone. Pure.
+"""How long those who are ready hold a round back for a member that cannot catch up alone. Sans-IO.
 
 A node that needs longer to replay a round than the others need to make one never catches up,
 however near it comes. So it says in how many seconds it would be there if the others waited

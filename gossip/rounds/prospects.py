@@ -1,4 +1,4 @@
-"""Whether a round's plan can still be completed, or somebody has to make a new one. Pure.
+"""Whether a round's plan can still be completed, or somebody has to make a new one. Sans-IO.
 
 Each member judges it by what it holds, and by who seems to be at fault.
 """

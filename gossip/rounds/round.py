@@ -6,8 +6,8 @@ is :mod:`gossip.plans.planning`; this file is about *when*: when a leader propos
 one is passed over. When the survivors stop waiting for a majority is
 :mod:`gossip.rounds.reforming`.
 
-Somebody always stands up (:mod:`gossip.rounds.turns`): the live members of the roster, in the
-round's leading order, each a little later than the one before.
+Somebody always stands up (:mod:`gossip.rounds.election_timer`): the live members of the roster, in
+the round's leading order, each a little later than the one before.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from gossip.plans.rules import PATIENCE_S, Rules
 from gossip.plans.validity import check_outcome, key_of
 from gossip.rounds.agreed import (
     Adopted,
+    AgreementEvent,
     CastVote,
     Decided,
     DecidedElsewhere,
     Equivocated,
-    Event,
 )
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.candidacies import Candidacies
 from gossip.rounds.company import BELIEVED, Company
 from gossip.rounds.drafting import Drafting
+from gossip.rounds.election_timer import ElectionTimer
 from gossip.rounds.holding import Holding
 from gossip.rounds.instructions import Accuse, CatchUp, Commit, FollowPlan, Instruction, Send
-from gossip.rounds.opening import Opening
+from gossip.rounds.leadership import Leadership
 from gossip.rounds.proposer import Proposer
 from gossip.rounds.prospects import Prospects
 from gossip.rounds.reforming import Reforming
 from gossip.rounds.succession import Succession
 from gossip.rounds.telling import Telling
 from gossip.rounds.trial import Trial
-from gossip.rounds.turns import Turns
 from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
@@ -85,14 +85,14 @@ class Round:
     proposer: Proposer = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
-    opening: Opening = field(init=False)
+    leadership: Leadership = field(init=False)
     candidacies: Candidacies = field(init=False)
     succession: Succession = field(init=False)
     finished: bool = field(init=False, default=False)  # committed here
     _drafting: Drafting = field(init=False)
     _prospects: Prospects = field(init=False)
     _reforming: Reforming = field(init=False)
-    _turns: Turns = field(default_factory=Turns)
+    _election: ElectionTimer = field(default_factory=ElectionTimer)
     _stands_back: bool = False  # decided nothing so far, as ``leaving`` was true
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
@@ -112,13 +112,13 @@ class Round:
         self.candidacies = Candidacies(self.agreement, self.company)
         self.succession = Succession(self.agreement, self.company)
         self.telling = Telling(self.agreement, self.company)
-        self.opening = Opening(
+        self.leadership = Leadership(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
             self.ladder, self.holding, self.unreliable,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)
-        self._reforming = Reforming(self.company, self.opening, self.rules, self._turns)
+        self._reforming = Reforming(self.company, self.leadership, self.rules, self._election)
 
     @property
     def me(self) -> PeerId:
@@ -153,11 +153,11 @@ class Round:
                 message.voted_epoch, voted.next_roster, now, self._patience()
             ):
                 return []  # I would have to propose that roster: the others' promises may suffice
-            case Promise(voted=Outcome() as voted) if self.opening.doubts(sender, voted, now):
+            case Promise(voted=Outcome() as voted) if self.leadership.doubts(sender, voted, now):
                 return []
             case Promise():
                 remains = self.proposer.on_promise(sender, message)
-                self.opening.shown(sender, message)
+                self.leadership.shown(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
                 self.company.told(sender, message, now)
@@ -168,7 +168,7 @@ class Round:
                 return self._on_certificate(sender, message, now)
         return out + self.tick(now)
 
-    def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Event]:
+    def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[AgreementEvent]:
         """Adopt a plan. The sender of one that breaks the rules is faulty: it leads no more."""
         before, ballot = self.agreement.promised, (plan.epoch, plan.ballot)
         if ballot > before:
@@ -186,7 +186,7 @@ class Round:
 
     def _bounded(self, adopted: Adopted, now: float) -> Adopted:
         """Limit the plan's waits to what I find reasonable: nobody votes on them."""
-        self.agreement.plan = self.opening.bounded(adopted.plan, now)
+        self.agreement.plan = self.leadership.bounded(adopted.plan, now)
         return Adopted(self.agreement.plan)
 
     def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:
@@ -199,9 +199,9 @@ class Round:
         answer = self.agreement.on_prepare(sender, prepare)
         self.candidacies.followed(sender, before, now)
         if isinstance(answer, Certificate):
-            self._turns.not_due()
+            self._election.not_due()
         elif self.agreement.promised > before:  # a repeated request delays nobody any further
-            self._turns.put_off(now)
+            self._election.put_off(now)
         return answer
 
     def _on_certificate(
@@ -243,7 +243,7 @@ class Round:
         if self.finished:
             return []
         self._prospects.lost.add(key_of(result))
-        self.opening.lost.add(key_of(result))
+        self.leadership.lost.add(key_of(result))
         return self.tick(now)
 
     def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:
@@ -273,8 +273,8 @@ class Round:
         if self.myself().status == "leaving":
             return []  # it still answers and votes while others count on it, but starts nothing
         if self.leaving():
-            self._turns.not_lost()
-            self.opening.quorum_since, self._stands_back = None, True
+            self._election.not_lost()
+            self.leadership.quorum_since, self._stands_back = None, True
             return []
         if self._stands_back:  # the move came to nothing: vote for what has arrived meanwhile
             self._stands_back = False
@@ -284,15 +284,15 @@ class Round:
             return self._instructions(self.agreement.vote_if_complete(), now)
         if not self.company.majority_alive(now):
             return [] if self._reforming.awaits_votes(now) else self._reform(now)
-        self._turns.not_lost()
+        self._election.not_lost()
         if self.forgot and self._epoch() == 0:
             return []
         accused, overdue = self.company.accused(now, self._patience()), self._drafting.overdue(now)
-        told = self.telling.suspects(accused, lambda: self.opening.leaders(now, overdue))
+        told = self.telling.suspects(accused, lambda: self.leadership.leaders(now, overdue))
         if not self._leader_is_due(now):
-            self._turns.not_due()
+            self._election.not_due()
             return told
-        self._turns.due(now)
+        self._election.due(now)
         return told + self._stand_if_my_turn(now)
 
     @property
@@ -312,7 +312,7 @@ class Round:
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` should run next if nothing happens before."""
         step = self._patience() / (8 if self.company.failures else 4)
-        if self.opening.quorum_since is not None and self.agreement.plan is None:
+        if self.leadership.quorum_since is not None and self.agreement.plan is None:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
 
@@ -321,14 +321,14 @@ class Round:
     def _leader_is_due(self, now: float) -> bool:
         plan = self.agreement.plan
         if plan is None:
-            return self.agreement.promised > NONE or self.opening.due(now)
+            return self.agreement.promised > NONE or self.leadership.due(now)
         return self._prospects.failed(plan, self._voted_at, self._patience(), now)
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         office = self.agreement.office
-        order = self.opening.leaders(now, self._drafting.overdue(now))
+        order = self.leadership.leaders(now, self._drafting.overdue(now))
         turn = order.index(self.me) if self.me in order else len(order)
-        if not self._turns.repair(turn, now, self._patience()):
+        if not self._election.my_turn(turn, now, self._patience()):
             return []
         self._prospects.doubt_candidate(now)
         if (
@@ -356,14 +356,14 @@ class Round:
         return [] if survivors is None else self._stand(self._epoch() + 1, survivors, now)
 
     def _lead(self, remains: Remains, now: float) -> list[Instruction]:
-        plan = self.opening.compose(remains, now, self._patience())
+        plan = self.leadership.compose(remains, now, self._patience())
         if plan is None:
             return []
         self._drafting.lead(plan)
         return self._propose(plan, now)
 
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
-        self._turns.lead()
+        self._election.leading()
         self.succession.approve(plan.next_roster)
         return self.telling.all(plan) + self._instructions(
             self.agreement.on_plan(self.me, plan), now
@@ -371,14 +371,14 @@ class Round:
 
     # --- small questions -------------------------------------------------------------------------
 
-    def _instructions(self, events: Sequence[Event], now: float) -> list[Instruction]:
+    def _instructions(self, events: Sequence[AgreementEvent], now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for event in events:
             match event:
                 case Adopted(plan):
-                    self._turns.not_due()
+                    self._election.not_due()
                     self._prospects.lost.clear()
-                    self.opening.begun(now)
+                    self.leadership.begun(now)
                     self.company.adopted(plan)
                     self.telling.replanned()
                     self.succession.replanned()

@@ -1,4 +1,4 @@
-"""Whether a member votes for the next roster that a plan names. Pure.
+"""Whether a member votes for the next roster that a plan names. Sans-IO.
 
 A leader names the next roster, and that decides the next round. A leader that names whom it likes
 would have the run to itself after one round for which the others have voted. So a member does not

@@ -1,4 +1,4 @@
-"""Whom a member tells of plans and votes: everybody, or in a large roster a few. Pure.
+"""Whom a member tells of plans and votes: everybody, or in a large roster a few. Sans-IO.
 
 With up to :data:`~gossip.rounds.spreading.SMALL` members a plan goes from the leader to all, and a
 vote from each to all: nothing is quicker, and it depends on nobody. With more that would be N²

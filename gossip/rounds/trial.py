@@ -1,4 +1,4 @@
-"""Who is in office and has shown nothing yet, and how many such there may be. Pure.
+"""Who is in office and has shown nothing yet, and how many such there may be. Sans-IO.
 
 Identities cost nothing, and whoever follows the rounds comes into office. Some that only announce
 themselves, and never vote, would stop a run for good once they are half of those who decide: they

@@ -15,7 +15,7 @@ from bootstrap.dial_back import Reach, asked_back, reach
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Manifest
 from bootstrap.probe import probe
-from bootstrap.seeds import Missed, PeerCache, dial_all, explain
+from bootstrap.seeds import PeerCache, Unreached, dial_all, explain
 from bootstrap.state import fetch_manifest
 from node import __version__
 from node.config import NodeConfig
@@ -103,7 +103,7 @@ async def _open(
     raise AssertionError("a transport that does not listen always starts")
 
 
-def _missed(missed: Missed, others: bool) -> Finding:
+def _missed(missed: Unreached, others: bool) -> Finding:
     error = explain(missed.address.hostport, missed.error)
     if others:
         return warn("peer", f"{error.code}: {error.what}", error.why, error.fix)

@@ -19,7 +19,7 @@ from typing import TypeVar
 from bootstrap.dial_back import Reach, reach
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Manifest, difference
-from bootstrap.seeds import Missed, PeerCache, Reached, backoff, dial_all, explain, find_peers
+from bootstrap.seeds import PeerCache, Reached, Unreached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
 from node import __version__, clock
@@ -271,7 +271,7 @@ class Entrance:
                     logger.info("seed %s: %s", reached.address, error)
         return greetings
 
-    def _tell(self, missed: Iterable[Missed]) -> None:
+    def _tell(self, missed: Iterable[Unreached]) -> None:
         """Warn once of each address given that leads to nobody, or to another identity."""
         for one in missed:
             if (told := (one.address, type(one.error))) not in self._told:

@@ -75,7 +75,7 @@ class Burst:
 
 
 @dataclass
-class Speeds:
+class IncomingSpeed:
     """What lately came in, in bytes a second; the link may carry more."""
 
     windows: int = 0  # how many have been seen

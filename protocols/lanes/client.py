@@ -30,7 +30,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.lanes.bodies import feeding
-from protocols.lanes.link import LaneBody, Link, Transfer
+from protocols.lanes.handle import LaneBody, LaneHandle, Transfer
 from protocols.lanes.reactor import Reactor
 from protocols.lanes.wire import PULL, PUSH, Reply, Request, reply_frame
 from protocols.limits import Limits
@@ -39,14 +39,14 @@ from protocols.stats import TransportStats
 from protocols.transport import MAX_CALL_BYTES, MAX_HEADER_BYTES, Feed, Outgoing
 
 
-class _Place:
+class _PeerLanes:
     """The lanes to one peer."""
 
     def __init__(self, most: int) -> None:
         self.gate = asyncio.Semaphore(most)
         self.users = 0
-        self.idle: list[Link] = []
-        self.busy: set[Link] = set()
+        self.idle: list[LaneHandle] = []
+        self.busy: set[LaneHandle] = set()
 
 
 class LaneClient:
@@ -72,7 +72,7 @@ class LaneClient:
         self._context = context
         self._stats = stats
         self._limits = limits
-        self._places: dict[PeerId, _Place] = {}
+        self._places: dict[PeerId, _PeerLanes] = {}
         self._closed = False
 
     async def push(
@@ -142,11 +142,11 @@ class LaneClient:
     # --- lanes --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _lane(self, peer: PeerId, timeout: float) -> AsyncIterator[Link]:
+    async def _lane(self, peer: PeerId, timeout: float) -> AsyncIterator[LaneHandle]:
         """A lane to ``peer`` for one exchange; ``timeout`` in seconds bounds getting it."""
-        place = self._places.setdefault(peer, _Place(self._limits.per_peer))
+        place = self._places.setdefault(peer, _PeerLanes(self._limits.per_peer))
         place.users += 1
-        link: Link | None = None
+        link: LaneHandle | None = None
         try:
             try:
                 async with asyncio.timeout(timeout):
@@ -168,7 +168,7 @@ class LaneClient:
             place.users -= 1
             self._forget(peer, place)
 
-    async def _idle_or_new(self, place: _Place, peer: PeerId) -> Link:
+    async def _idle_or_new(self, place: _PeerLanes, peer: PeerId) -> LaneHandle:
         while place.idle:
             link = place.idle.pop()
             if link.alive:
@@ -181,22 +181,22 @@ class LaneClient:
         place.busy.add(link)
         return link
 
-    def _put_back(self, place: _Place, link: Link) -> None:
+    def _put_back(self, place: _PeerLanes, link: LaneHandle) -> None:
         if link.reusable and link.alive and not self._closed:
             place.idle.append(link)
             link.rest(self._limits.idle_client)
         else:
             link.abort()
 
-    def _forget(self, peer: PeerId, place: _Place) -> None:
+    def _forget(self, peer: PeerId, place: _PeerLanes) -> None:
         """Keep no place for a peer without lanes."""
         place.idle = [link for link in place.idle if link.alive]
         if not place.users and not place.idle and self._places.get(peer) is place:
             del self._places[peer]
 
-    async def _open(self, peer: PeerId, address: str) -> Link:
+    async def _open(self, peer: PeerId, address: str) -> LaneHandle:
         """A new lane to one address."""
-        link: Link | None = None
+        link: LaneHandle | None = None
         try:
             relayed = is_relayed(address)
             async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
@@ -209,7 +209,7 @@ class LaneClient:
                     sock = await self._names.connected(address, peer)
                     self._stats.measured_call(peer, asyncio.get_running_loop().time() - began)
                 prepare_lane(sock)
-                link = Link(self._reactor, sock, peer, min_rate=self._limits.min_rate)
+                link = LaneHandle(self._reactor, sock, peer, min_rate=self._limits.min_rate)
                 link.on_lost = partial(self._lost, peer)
                 proven = await link.introduce(self._context, tls.server_name(peer), self._peer_id)
                 if proven != peer:  # without TLS it is only a claim
@@ -232,7 +232,7 @@ class LaneClient:
 
     # --- replies ------------------------------------------------------------------------------
 
-    def _check(self, reply: Reply, limit: int, link: Link) -> None:
+    def _check(self, reply: Reply, limit: int, link: LaneHandle) -> None:
         if reply.code:
             raise RemoteRefused(reply.code, reply.detail.decode(errors="replace"))
         if reply.length > limit:
@@ -240,7 +240,7 @@ class LaneClient:
             raise RemoteRefused("too_large", f"an answer of {reply.length} bytes exceeds {limit}")
 
 
-async def _either(link: Link, sending: Transfer, receiving: Transfer) -> None:
+async def _either(link: LaneHandle, sending: Transfer, receiving: Transfer) -> None:
     """Wait for the reply, which may come before everything is sent.
 
     Raises what ended the exchange without one: first of all the error of the body's own source.

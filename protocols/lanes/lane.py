@@ -25,7 +25,7 @@ from protocols.connections.sealing import MAX_FRAME_BYTES
 from protocols.errors import AtollError, TransferStalled, Unreachable, Why
 from protocols.identity import PeerId
 from protocols.lanes.losses import Losses
-from protocols.lanes.moves import Done, Progress, Receiving, Sending, load
+from protocols.lanes.moves import Done, LaneProgress, Receiving, Sending, load
 from protocols.lanes.reactor import Load, Reactor
 from protocols.lanes.socket import (
     WOULD_BLOCK,
@@ -67,7 +67,7 @@ class Lane:
         self._rest_until = math.inf  # an idle lane is cut then
         self._events, self._again, self._alive = 0, False, True
         self._secure, self.local, self.host = False, same_machine(sock), host_of(sock)
-        self._progress, self._losses = Progress(), Losses(self.host, reactor.shortest)
+        self._progress, self._losses = LaneProgress(), Losses(self.host, reactor.shortest)
 
     def begin(self) -> None:
         """From now on the reactor looks after it."""

@@ -22,7 +22,7 @@ Done = Callable[[BaseException | None], None]
 _LONG = 1 << 15  # bytes still to come: with fewer, gathering would delay the end
 
 
-class Progress:
+class LaneProgress:
     """When a lane last made progress: bytes moved, or the peer acknowledged some."""
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ known where the system says how much of what it was given is acknowledged; elsew
 accepted counts, which is less exact.
 
 Where the system says that, one also knows how long bytes stand in queues
-(:mod:`protocols.lanes.standing`). That tells more than arrivals, which vary by a tenth from window
-to window:
+(:mod:`protocols.lanes.standing_queue`). That tells more than arrivals, which vary by a tenth from
+window to window:
 
 - what arrives in windows with too long a queue is what the link carries; their median counts;
 - the rate is *trimmed* so that a few packets stand there all the time;
@@ -52,7 +52,7 @@ from math import ceil, inf
 from statistics import fmean, median
 
 from protocols.lanes.arrivals import KEPT, SEARCHED, SPAN, Burst, Windows, lasting, most
-from protocols.lanes.standing import Standing
+from protocols.lanes.standing_queue import StandingQueue
 
 CRUISED = 6  # windows from probe to probe,
 SOON = 2  # or as soon as that, where the queue says that the link is not busy
@@ -99,7 +99,7 @@ class Pacer:
     _faster: int = SPAN  # windows since a probe has found more, up to SPAN
     _left: int = SEARCHED  # windows left of this phase
     _bolder: int = 0  # probes in a row that have found more
-    _standing: Standing = field(default_factory=Standing)
+    _standing: StandingQueue = field(default_factory=StandingQueue)
     _full: deque[float] = field(default_factory=lambda: deque(maxlen=FULL_KEPT))  # with a queue
     _stood: float | None = None  # seconds in queues before a probe; None: it has no echo
     _sure: float = 0.0  # bytes a second that arrived of that probe,
@@ -129,8 +129,9 @@ class Pacer:
 
         ``wanting``: there is more to send; ``under_way`` bytes have been given to the system and
         have not arrived; ``alone``: the host, one of several, that all of it is for. ``stands``:
-        the bytes under way by :func:`~protocols.lanes.standing.standing`, None where the system
-        does not tell. ``round_trip``: seconds, the mean of the sending connections' shortest ones.
+        the bytes under way by :func:`~protocols.lanes.standing_queue.standing`, None where the
+        system does not tell. ``round_trip``: seconds, the mean of the sending connections' shortest
+        ones.
         """
         if wanting:
             self._looks[alone] += 1

@@ -24,10 +24,10 @@ from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from protocols.bucket import Bucket
-from protocols.lanes.arrivals import Speeds
+from protocols.lanes.arrivals import IncomingSpeed
 from protocols.lanes.pacing import Pacer
-from protocols.lanes.standing import standing
-from protocols.lanes.turns import Turns
+from protocols.lanes.round_robin import RoundRobin
+from protocols.lanes.standing_queue import standing
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Reactor:
     def __init__(self, max_upload: float | None = None) -> None:
         self.bucket = Bucket(max_upload)
         self.pacer = Pacer()
-        self.incoming = Speeds()
+        self.incoming = IncomingSpeed()
         self.shortest: dict[str, float] = {}  # see protocols.lanes.losses
         self._max_upload = max_upload or math.inf
         self._given = self._taken = 0  # bytes, to and from all sockets
@@ -101,7 +101,7 @@ class Reactor:
         self._stopped = True  # until it is started
         self._watched: set[Watched] = set()
         self._again: list[Watched] = []  # had more to do when their turn ended
-        self._line = Turns[Watched]()  # lanes waiting under the upload limit
+        self._line = RoundRobin[Watched]()  # lanes waiting under the upload limit
         self._turn: Watched | None = None
         self._sweep_at = 0.0
         self._on_end: Callable[[], object] = lambda: None

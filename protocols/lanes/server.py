@@ -26,7 +26,7 @@ from protocols.errors import (
 from protocols.handlers import Handlers, refusal
 from protocols.identity import PeerId
 from protocols.lanes.bodies import feeding
-from protocols.lanes.link import LaneBody, Link
+from protocols.lanes.handle import LaneBody, LaneHandle
 from protocols.lanes.reactor import Reactor
 from protocols.lanes.wire import PUSH, Reply, Request, request_frame
 from protocols.limits import Limits
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 64 * 1024
 _LANES = 2  # times as many as a peer opens: some that it has cut may still seem open
-_Lanes = dict[Link, asyncio.Task[None]]  # with the task of each; the longest idle first
+_Lanes = dict[LaneHandle, asyncio.Task[None]]  # with the task of each; the longest idle first
 
 
 class LaneServer:
@@ -68,7 +68,7 @@ class LaneServer:
         Raises ``OSError`` or Malformed if the stranger is not a peer.
         """
         prepare_lane(sock)
-        link = Link(self._reactor, sock, connection.source, min_rate=self._limits.min_rate)
+        link = LaneHandle(self._reactor, sock, connection.source, min_rate=self._limits.min_rate)
         try:
             async with asyncio.timeout(self._limits.handshake):
                 try:
@@ -82,7 +82,7 @@ class LaneServer:
         finally:
             link.abort()
 
-    async def _serve_peer(self, link: Link, peer: PeerId, connection: Connection) -> None:
+    async def _serve_peer(self, link: LaneHandle, peer: PeerId, connection: Connection) -> None:
         """Exchange after exchange, unless the peer has too many lanes that are all serving."""
         task = asyncio.current_task()
         assert task is not None
@@ -109,7 +109,7 @@ class LaneServer:
                 return True
         return False
 
-    async def _exchange(self, link: Link, peer: PeerId, connection: Connection) -> bool:
+    async def _exchange(self, link: LaneHandle, peer: PeerId, connection: Connection) -> bool:
         """One request and its answer; returns whether another may follow."""
         try:
             message = await link.message(request_frame(), stall=self._limits.idle_server)
@@ -135,7 +135,7 @@ class LaneServer:
             link.on_lost = _nothing
             self.serving.discard(task)
 
-    async def _push(self, link: Link, peer: PeerId, request: Request) -> bool:
+    async def _push(self, link: LaneHandle, peer: PeerId, request: Request) -> bool:
         body = LaneBody(
             link,
             request.length,
@@ -169,7 +169,7 @@ class LaneServer:
         except TransportError:
             return False
 
-    async def _discard(self, link: Link, length: int) -> bool:
+    async def _discard(self, link: LaneHandle, length: int) -> bool:
         """Read and drop the rest of a body, for ``linger`` seconds; returns whether it ended."""
         try:
             async with asyncio.timeout(self._limits.linger):
@@ -179,7 +179,7 @@ class LaneServer:
             return False
         return True
 
-    async def _pull(self, link: Link, peer: PeerId, request: Request) -> bool:
+    async def _pull(self, link: LaneHandle, peer: PeerId, request: Request) -> bool:
         link.listen()
         started = time.perf_counter()
         try:

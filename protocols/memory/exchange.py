@@ -38,7 +38,7 @@ CLOSE_BYTES = 60
 IDLE_TIMEOUT = Limits().stall  # seconds a serving peer waits for a body that does not move
 
 
-class Exchange:
+class MemoryExchange:
     """A call, a push or a pull: opened by ``caller``, answered by ``callee``.
 
     ``result`` is the caller's: the reply, or for a pull the (empty) head before the body. With
@@ -80,7 +80,7 @@ class Exchange:
 
     # --- the caller's end -----------------------------------------------------------------------
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> MemoryExchange:
         self.caller.exchanges[self] = None
         return self
 

@@ -59,7 +59,7 @@ class TraceEvent(NamedTuple):
     size: int
 
 
-class Node:
+class MemoryNode:
     """One machine: its speeds (bytes/s), when its links are free again, and its health."""
 
     __slots__ = (
@@ -111,8 +111,8 @@ class MemoryNetwork:
         self._download = download
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self._random: dict[tuple[PeerId, PeerId], random.Random] = {}
-        self._nodes: dict[PeerId, Node] = {}
-        self._addresses: dict[str, Node] = {}
+        self._nodes: dict[PeerId, MemoryNode] = {}
+        self._addresses: dict[str, MemoryNode] = {}
         self._partitioned = False
         self._cut: set[tuple[PeerId, PeerId]] = set()  # from, to
         self._held: list[Pipe] = []
@@ -142,7 +142,7 @@ class MemoryNetwork:
             if before
             else f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:4390"
         )
-        node = Node(
+        node = MemoryNode(
             peer,
             address,
             self._upload if upload is None else upload,
@@ -153,11 +153,11 @@ class MemoryNetwork:
         self._nodes[peer] = self._addresses[address] = node
         return node.transport
 
-    def node(self, peer: PeerId) -> Node | None:
+    def node(self, peer: PeerId) -> MemoryNode | None:
         """The node of a peer, dead ones included."""
         return self._nodes.get(peer)
 
-    def at(self, address: str) -> Node | None:
+    def at(self, address: str) -> MemoryNode | None:
         """The node that has this address."""
         return self._addresses.get(address)
 
@@ -221,7 +221,7 @@ class MemoryNetwork:
         self.note("thaw", peer)
         self._release()
 
-    def blocked(self, a: Node, b: Node) -> bool:
+    def blocked(self, a: MemoryNode, b: MemoryNode) -> bool:
         """Whether nothing passes from ``a`` to ``b`` now."""
         parted = (self._partitioned and a.group != b.group) or (a.peer, b.peer) in self._cut
         return a.frozen or b.frozen or parted
@@ -326,7 +326,7 @@ class Pipe:
 
     __slots__ = ("_pieces", "_ready", "busy", "network", "source", "target")
 
-    def __init__(self, network: MemoryNetwork, source: Node, target: Node) -> None:
+    def __init__(self, network: MemoryNetwork, source: MemoryNode, target: MemoryNode) -> None:
         self.network = network
         self.source = source
         self.target = target

@@ -32,8 +32,8 @@ from protocols.errors import (
 )
 from protocols.handlers import Handlers
 from protocols.identity import PeerId
-from protocols.memory.exchange import Exchange
-from protocols.memory.network import Link, MemoryNetwork, Node, TraceEvent
+from protocols.memory.exchange import MemoryExchange
+from protocols.memory.network import Link, MemoryNetwork, MemoryNode, TraceEvent
 from protocols.stats import TransportStats
 from protocols.tasks import Background
 from protocols.transport import (
@@ -56,14 +56,16 @@ class MemoryTransport:
     """One peer's end, made by :meth:`MemoryNetwork.join`; see
     :class:`~protocols.transport.Transport`."""
 
-    def __init__(self, network: MemoryNetwork, node: Node) -> None:
+    def __init__(self, network: MemoryNetwork, node: MemoryNode) -> None:
         self.network = network
         self.node = node
         self.stats = TransportStats()
         self._handlers = Handlers()
-        self._linked: dict[PeerId, Node] = {}  # open connections; a restart makes another Node
+        self._linked: dict[
+            PeerId, MemoryNode
+        ] = {}  # open connections; a restart makes another Node
         # dicts, not sets: their order is the same in every run
-        self.exchanges: dict[Exchange, None] = {}
+        self.exchanges: dict[MemoryExchange, None] = {}
         self._tasks = Background()
 
     @property
@@ -170,7 +172,7 @@ class MemoryTransport:
 
     def _exchange(
         self, peer: PeerId, name: str, timeout: float, *, patient: bool = True
-    ) -> Exchange:
+    ) -> MemoryExchange:
         if not self.node.alive:
             raise Unreachable(peer, Why.RESET, "this transport is closed")
         if peer == self.peer_id:
@@ -178,7 +180,7 @@ class MemoryTransport:
         node = self.network.node(peer)
         if node is None:
             raise Unreachable(peer, Why.NO_ADDRESS)
-        return Exchange(self, node.transport, name, timeout, patient=patient)
+        return MemoryExchange(self, node.transport, name, timeout, patient=patient)
 
     def connected(self, other: MemoryTransport) -> bool:
         """Whether a connection to that very node, not one before its restart, is open."""
@@ -194,7 +196,7 @@ class MemoryTransport:
 
     # --- answering ------------------------------------------------------------------------------
 
-    async def _serve_call(self, exchange: Exchange, body: bytes) -> None:
+    async def _serve_call(self, exchange: MemoryExchange, body: bytes) -> None:
         async def serve() -> bytes:
             handler, max_body = self._handlers.call(exchange.caller.peer_id, exchange.name)
             if len(body) > max_body:
@@ -203,7 +205,7 @@ class MemoryTransport:
 
         await exchange.answer(serve())
 
-    async def _serve_push(self, exchange: Exchange, header: bytes) -> None:
+    async def _serve_push(self, exchange: MemoryExchange, header: bytes) -> None:
         async def serve() -> bytes:
             handler, max_length = self._handlers.push(exchange.caller.peer_id, exchange.name)
             assert exchange.body is not None
@@ -213,14 +215,16 @@ class MemoryTransport:
 
         await exchange.answer(serve())
 
-    async def _serve_pull(self, exchange: Exchange, max_length: int, header: bytes) -> None:
+    async def _serve_pull(self, exchange: MemoryExchange, max_length: int, header: bytes) -> None:
         async def serve() -> Outgoing:
             handler = self._handlers.pull(exchange.caller.peer_id, exchange.name)
             return outgoing(await handler(exchange.caller.peer_id, header))
 
         await exchange.answer_pull(serve(), max_length)
 
-    def spawn(self, exchange: Exchange, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(
+        self, exchange: MemoryExchange, serving: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
         """Start the task that answers an exchange; it ends with this transport at the latest."""
         self.exchanges[exchange] = None
         task = self._tasks.spawn(serving)

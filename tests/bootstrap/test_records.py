@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from identity_kit import identity
 
 from bootstrap import records
-from bootstrap.records import Inspector, SignedRecords, Storage, check_dictionary, node_id
+from bootstrap.records import DhtInspector, SignedRecords, Storage, check_dictionary, node_id
 from protocols.envelope import CLOCK_SKEW, seal
 from protocols.errors import Malformed, RemoteProtocolError
 from protocols.identity import Identity, PeerId
@@ -305,7 +305,7 @@ def store_request(**changes: Any) -> Any:
 
 def test_a_node_id_follows_from_the_peer_id() -> None:
     assert node_id(ALICE.peer_id) == DHTID.generate(upstream(ALICE.peer_id)).to_bytes()
-    inspect = Inspector()
+    inspect = DhtInspector()
     for message in (
         dht_pb2.PingRequest(peer=info(ALICE.peer_id)),
         dht_pb2.PingRequest(),
@@ -336,7 +336,7 @@ def test_a_node_id_follows_from_the_peer_id() -> None:
 )
 def test_requests_out_of_bounds_are_refused(bad: Any) -> None:
     with pytest.raises(Malformed):
-        Inspector().request(ALICE.peer_id, "any", bad)
+        DhtInspector().request(ALICE.peer_id, "any", bad)
 
 
 def found(**changes: Any) -> Any:
@@ -354,7 +354,7 @@ def sha1(raw: bytes) -> bytes:
 
 
 def test_replies_in_bounds_pass() -> None:
-    inspect = Inspector()
+    inspect = DhtInspector()
     inspect.reply(ALICE.peer_id, "any", found())
     inspect.reply(ALICE.peer_id, "any", found(type=dht_pb2.NOT_FOUND, value=b""))
     inspect.reply(ALICE.peer_id, "any", dht_pb2.PingResponse(peer=info(ALICE.peer_id)))
@@ -383,4 +383,4 @@ def test_replies_in_bounds_pass() -> None:
 )
 def test_replies_out_of_bounds_are_refused(bad: Any) -> None:
     with pytest.raises(Malformed):
-        Inspector().reply(ALICE.peer_id, "any", bad)
+        DhtInspector().reply(ALICE.peer_id, "any", bad)

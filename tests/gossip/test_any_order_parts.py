@@ -19,7 +19,7 @@ from trouble_kit import anything_happens
 
 from gossip.plans.dividing import divided
 from gossip.plans.grouping import Pieces
-from gossip.plans.partition import Link
+from gossip.plans.partition import MemberLink
 from protocols.identity import PeerId
 
 pytestmark = [
@@ -33,7 +33,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dice, more = random.Random(0), list[bool]()
 
     def counts(
-        me: PeerId, links: Sequence[Link], trips: Mapping[PeerId, float]
+        me: PeerId, links: Sequence[MemberLink], trips: Mapping[PeerId, float]
     ) -> dict[PeerId, int]:
         return {link.peer: dice.choice([1, 2, 3, 4]) for link in links}
 

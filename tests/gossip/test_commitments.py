@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gossip.plans.commitments import (
     SEAL_SIZE,
-    Node,
+    TreeNode,
     check_seal,
     leaf,
     leaf_of,
@@ -30,7 +30,7 @@ from protocols.messages import TransferHeader
 HEADER = TransferHeader(RUN, 0, 3, 0, 4096, "int4", b"b" * 32, 0)
 
 
-def tree_of(count: int, seed: int = 0, numbers: bool = False) -> list[Node]:
+def tree_of(count: int, seed: int = 0, numbers: bool = False) -> list[TreeNode]:
     dice = random.Random(seed)
     if numbers:
         return [leaf_of(torch.tensor([dice.random(), dice.random()])) for _ in range(count)]

@@ -15,7 +15,7 @@ from exchange_kit import until
 from gossip.membership import sketch
 from gossip.membership.members import Liveness, Membership, Patience
 from gossip.membership.presence import Presence
-from gossip.membership.pulse import Beat, Chain
+from gossip.membership.pulse import Beat, HashChain
 from gossip.membership.rumours import EVERYBODY, FANOUT
 from gossip.membership.standing import first_announcement
 from gossip.place import Place
@@ -279,7 +279,11 @@ def test_nobody_is_kept_alive_by_heartbeats_that_it_has_not_made() -> None:
             heard = island.heard
             transport = liar.presence.wiring.transport
             for number in range(island.beat, 60):
-                values = [island.pulse, dice.randbytes(PULSE_BYTES), Chain(dead.peer, b"").next()]
+                values = [
+                    island.pulse,
+                    dice.randbytes(PULSE_BYTES),
+                    HashChain(dead.peer, b"").next(),
+                ]
                 beats = b"".join(Beat(island.tag, number, value).packed() for value in values)
                 await transport.call(honest.peer, "gossip", Known((), beats).encode(), timeout=5.0)
             assert island.heard == heard

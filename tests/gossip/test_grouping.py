@@ -19,10 +19,10 @@ from bootstrap.manifest_rounds import Merge
 from gossip.exchange.routing import Routes
 from gossip.plans.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.plans.mix import Mix
-from gossip.plans.partition import MIN_PART, Link
+from gossip.plans.partition import MIN_PART, MemberLink
 from gossip.plans.planning import Remains, renewed_plan
 from gossip.plans.rules import Rules
-from gossip.plans.validity import Known, Shape, check_plan
+from gossip.plans.validity import Shape, VerifiedResults, check_plan
 from node.replicas.mixing import mix_of
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId
@@ -33,15 +33,16 @@ SIZE = 64 * MIN_PART
 SHAPE = Shape(SIZE, ("int4",), grouped=True)
 
 
-def links(count: int, *speeds: float) -> list[Link]:
+def links(count: int, *speeds: float) -> list[MemberLink]:
     """Members p000, p001, … whose links have these speeds, in turn."""
     turn = speeds or (1e6,)
     return [
-        Link(PeerId(f"p{n:03}"), turn[n % len(turn)], turn[n % len(turn)]) for n in range(count)
+        MemberLink(PeerId(f"p{n:03}"), turn[n % len(turn)], turn[n % len(turn)])
+        for n in range(count)
     ]
 
 
-def regions(members: list[Link], *sizes: int) -> dict[PeerId, str]:
+def regions(members: list[MemberLink], *sizes: int) -> dict[PeerId, str]:
     """The first so many members in region 0, the next so many in region 1, …; the others: none."""
     found: dict[PeerId, str] = {}
     at = 0
@@ -228,7 +229,7 @@ def test_a_renewed_plan_has_no_relays_that_are_gone(identities: Identities) -> N
     live = [peer for peer in roster if peer != dead]
     remains = Remains((0, 4), roster, None, {})
     renewed = renewed_plan(leader(members), PLACE, plan, remains, {dead}, live, live)
-    check_plan(renewed, PLACE, RULES.shape, roster, Known())
+    check_plan(renewed, PLACE, RULES.shape, roster, VerifiedResults())
     assert [g.members for g in renewed.groups] == [g.members for g in plan.groups]
     routes = Routes(renewed)
     for number, (old, new) in enumerate(zip(plan.parts, renewed.parts, strict=True)):
@@ -248,7 +249,7 @@ def test_who_brings_what_and_passes_on_what(identities: Identities) -> None:
         leader(members), members, shape=SHAPE, parts=parts,
         groups=(Group((a, b), (0, 2)), Group((c, d), (2, 0))),
     )  # fmt: skip
-    check_plan(plan, PLACE, SHAPE, roster_of(members), Known())
+    check_plan(plan, PLACE, SHAPE, roster_of(members), VerifiedResults())
     first, second = Routes(plan).paths(0), Routes(plan).paths(1)
     assert (first.collected, first.passed_on) == ({d: (c, d)}, {d: (c,)})
     assert (second.collected, second.relayed) == ({b: (a, b)}, {a})
@@ -271,7 +272,7 @@ def test_groups_that_are_refused(what: str, identities: Identities) -> None:
     parts = (Part(0, SIZE // 2, a, None), Part(SIZE // 2, SIZE, c, None))
     plan = plan_of(leader(members), members, shape=SHAPE, parts=parts)
     good = (Group((a, b), (0, 1)), Group((c, d), (1, 0)))
-    check_plan(dataclasses.replace(plan, groups=good), PLACE, SHAPE, roster, Known())
+    check_plan(dataclasses.replace(plan, groups=good), PLACE, SHAPE, roster, VerifiedResults())
     bad = {
         "doubled": (good[0], Group((b, c), (1, 0))),
         "a stranger": (Group((a, PeerId("stranger")), (0, 1)),),
@@ -283,7 +284,7 @@ def test_groups_that_are_refused(what: str, identities: Identities) -> None:
     if what == "outside the roster":
         changed = dataclasses.replace(changed, roster=roster[1:], epoch=1)
     with pytest.raises(Malformed):
-        check_plan(changed, PLACE, SHAPE, roster, Known())
+        check_plan(changed, PLACE, SHAPE, roster, VerifiedResults())
 
 
 def test_groups_are_refused_where_the_run_has_none(identities: Identities) -> None:
@@ -294,7 +295,7 @@ def test_groups_are_refused_where_the_run_has_none(identities: Identities) -> No
         dataclasses.replace(SHAPE, mix=Mix(column=lambda rows, weights: rows[0])),
     ):
         with pytest.raises(Malformed, match="groups where the run has none"):
-            check_plan(plan, PLACE, shape, roster_of(members), Known())
+            check_plan(plan, PLACE, shape, roster_of(members), VerifiedResults())
 
 
 def test_relays_of_parts_that_change_hands_are_dropped() -> None:

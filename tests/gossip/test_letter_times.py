@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gossip_kit import EVERYBODY, announce_of
 
-from gossip.pairs.letter_times import LetterTimes, Terms
+from gossip.pairs.letter_times import LetterTerms, LetterTimes
 from protocols.messages import Announce
 
 BYTES = {"fp32": 4000, "bf16": 2000, "int8": 1000}
@@ -16,7 +16,7 @@ ME, A, B = (EVERYBODY[number].peer_id for number in range(3))
 
 
 def times(**terms: Any) -> LetterTimes:
-    return LetterTimes(Terms(tuple(BYTES), **terms), BYTES.__getitem__)
+    return LetterTimes(LetterTerms(tuple(BYTES), **terms), BYTES.__getitem__)
 
 
 def said(peer: str = ME, upload: float = 0.0, download: float = 0.0) -> Announce:
@@ -96,7 +96,7 @@ def test_a_choice_is_told_with_what_it_follows_from() -> None:
 
 
 def test_one_codec_is_no_choice() -> None:
-    one = LetterTimes(Terms(("int8",)), BYTES.__getitem__)
+    one = LetterTimes(LetterTerms(("int8",)), BYTES.__getitem__)
     assert one.chosen is None
     one.note(one.choose(1.0, said(), [said(A)]), 100.0, [A], 1.0)
     assert one.choose(1.0, said(), [said(A, download=1.0)]) == ("int8", True)

@@ -8,19 +8,21 @@ from itertools import pairwise
 import pytest
 from scipy.optimize import linprog
 
-from gossip.plans.partition import ALIGN, MIN_PART, Link, cut, link_shares
+from gossip.plans.partition import ALIGN, MIN_PART, MemberLink, cut, link_shares
 from protocols.identity import PeerId
 
 
 def links(
     *speeds: float, down: list[float] | None = None, silent: tuple[int, ...] = ()
-) -> list[Link]:
+) -> list[MemberLink]:
     """Members with these uploads (and downloads, if they differ); ``silent`` only merge."""
     down = down or list(speeds)
-    return [Link(PeerId(f"p{i:03}"), up, down[i], i not in silent) for i, up in enumerate(speeds)]
+    return [
+        MemberLink(PeerId(f"p{i:03}"), up, down[i], i not in silent) for i, up in enumerate(speeds)
+    ]
 
 
-def slowest(members: list[Link], given: list[float]) -> float:
+def slowest(members: list[MemberLink], given: list[float]) -> float:
     """Seconds (times vectors a second) until the last member has sent and received everything."""
     contributors = sum(link.contributes for link in members)
     return max(
@@ -32,7 +34,7 @@ def slowest(members: list[Link], given: list[float]) -> float:
     )
 
 
-def solved(members: list[Link]) -> float:
+def solved(members: list[MemberLink]) -> float:
     """The least possible time, by scipy: minimise t over shares f and t."""
     count, contributors = len(members), sum(link.contributes for link in members)
     rows, bounds = [], []

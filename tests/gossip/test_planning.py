@@ -17,8 +17,8 @@ from gossip.plans.validity import (
     MAX_PATIENCE_S,
     MAX_ROSTER,
     MAX_TOKENS,
-    Known,
     PartKey,
+    VerifiedResults,
     check_plan,
     key_of,
 )
@@ -115,9 +115,9 @@ def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, 
     plan = plan_of(leader(members), members)
     wrong = dataclasses.replace(plan, codec=codec)
     with pytest.raises(Malformed, match="does not allow"):
-        check_plan(wrong, PLACE, SHAPE, plan.roster, Known())
+        check_plan(wrong, PLACE, SHAPE, plan.roster, VerifiedResults())
     allowed = dataclasses.replace(SHAPE, codecs=("int4", codec))
-    check_plan(wrong, PLACE, allowed, plan.roster, Known())
+    check_plan(wrong, PLACE, allowed, plan.roster, VerifiedResults())
     done = dataclasses.replace(
         wrong,
         parts=tuple(
@@ -126,7 +126,7 @@ def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, 
         ),
     )
     with pytest.raises(Malformed, match=r"another (codec|plan)|in another codec"):
-        check_plan(done, PLACE, allowed, plan.roster, Known())
+        check_plan(done, PLACE, allowed, plan.roster, VerifiedResults())
 
 
 def test_when_too_many_want_in_those_in_office_stay() -> None:
@@ -183,7 +183,7 @@ def test_a_plan_has_no_more_parts_than_can_be_voted_on(count: int, identities: I
 
     def accepted(parts: int) -> bool:
         try:
-            check_plan(cut(parts), PLACE, shape, plan.roster, Known())
+            check_plan(cut(parts), PLACE, shape, plan.roster, VerifiedResults())
         except Malformed:
             return False
         return True
@@ -203,7 +203,7 @@ def test_a_plan_has_no_more_parts_than_can_be_voted_on(count: int, identities: I
     assert Outcome.decode(outcome.encode()) == outcome
     assert Promise(0, 1, 0, 0, outcome, ()).encode()
     wider = dataclasses.replace(largest, next_roster=tuple(f"{n:052}" for n in range(MAX_ROSTER)))
-    check_plan(wider, PLACE, shape, plan.roster, Known())  # as a later leader may have it
+    check_plan(wider, PLACE, shape, plan.roster, VerifiedResults())  # as a later leader may have it
     assert outcome_of(wider, results, 2**60).encode()
 
 

@@ -10,7 +10,7 @@ import pytest
 from promises_kit import ME, OTHER, RUN, last
 
 from gossip.chain.forgetting import Forgetting
-from gossip.chain.promises import KEPT, Promised, Record
+from gossip.chain.promises import KEPT, Promised, PromiseRecord
 from protocols.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -21,19 +21,19 @@ FORK = b"f" * 32  # of another one
 def test_a_record_is_read_by_the_same_member_of_the_same_run_alone(tmp_path: Path) -> None:
     path = tmp_path / "promised"
     assert last(path) is None
-    Record(path, RUN, ME).write(None)
+    PromiseRecord(path, RUN, ME).write(None)
     assert last(path) == -1
     for round_ in (0, 7, 10**12):
-        Record(path, RUN, ME).write((round_, HEAD))
+        PromiseRecord(path, RUN, ME).write((round_, HEAD))
         assert last(path) == round_
-    assert Record(path, RUN, OTHER).promised is None
-    assert Record(path, b"s" * 32, ME).promised is None
+    assert PromiseRecord(path, RUN, OTHER).promised is None
+    assert PromiseRecord(path, b"s" * 32, ME).promised is None
     assert last(tmp_path) is None  # it cannot be read
 
 
 def test_a_torn_record_counts_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "promised"
-    Record(path, RUN, ME).write((7, HEAD))
+    PromiseRecord(path, RUN, ME).write((7, HEAD))
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
@@ -41,7 +41,7 @@ def test_a_torn_record_counts_for_nothing(tmp_path: Path) -> None:
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert last(path) is None
-    Record(path, RUN, ME).write((8, HEAD))
+    PromiseRecord(path, RUN, ME).write((8, HEAD))
     assert last(path) == 8
 
 
@@ -49,7 +49,7 @@ def test_a_record_and_its_name_are_on_the_disk_when_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "promised"
-    record, sync, synced, failing = Record(path, RUN, ME), os.fsync, list[Path](), [tmp_path]
+    record, sync, synced, failing = PromiseRecord(path, RUN, ME), os.fsync, list[Path](), [tmp_path]
 
     def fsync(file: int) -> None:
         (which,) = [p for p in (path, tmp_path) if os.path.samestat(os.fstat(file), p.stat())]
@@ -95,11 +95,11 @@ def test_what_was_promised_binds_wherever_a_member_begins_and_not_on_another_sid
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "promised"
-    record = Record(path, RUN, ME)
+    record = PromiseRecord(path, RUN, ME)
     record.write(None)
     for round_ in (3, 4, 6):  # it was not there for the fifth
         record.write((round_, HEAD))
-    found = Record(path, RUN, ME).promised
+    found = PromiseRecord(path, RUN, ME).promised
     assert found is not None
     assert found == record.promised
     assert [found.binds(r, HEAD) for r in range(8)] == [False] * 3 + [
@@ -112,7 +112,7 @@ def test_what_was_promised_binds_wherever_a_member_begins_and_not_on_another_sid
     assert not any(found.binds(r, FORK) for r in range(8))
     # started again from an older checkpoint it is bound there, and on the other side of it from now
     record.write((4, FORK))
-    found = Record(path, RUN, ME).promised
+    found = PromiseRecord(path, RUN, ME).promised
     assert found is not None
     assert found.last == 6
     assert found.binds(4, HEAD)
@@ -121,11 +121,11 @@ def test_what_was_promised_binds_wherever_a_member_begins_and_not_on_another_sid
     assert not found.binds(6, FORK)
     # what is further back than marks are kept
     record.write((3 + KEPT, HEAD))
-    found = Record(path, RUN, ME).promised
+    found = PromiseRecord(path, RUN, ME).promised
     assert found is not None
     assert [found.binds(r, FORK) for r in (2, 3, 4, 5)] == [True, True, True, False]
     record.write((10**9, HEAD))
-    found = Record(path, RUN, ME).promised
+    found = PromiseRecord(path, RUN, ME).promised
     assert found is not None
     assert [found.binds(10**9 - n, HEAD) for n in (0, 1, KEPT - 1, KEPT)] == [
         True,
@@ -136,7 +136,7 @@ def test_what_was_promised_binds_wherever_a_member_begins_and_not_on_another_sid
 
 
 def test_a_record_that_was_lost_says_nothing_of_the_rounds_before(tmp_path: Path) -> None:
-    record = Record(tmp_path / "promised", RUN, ME)
+    record = PromiseRecord(tmp_path / "promised", RUN, ME)
     record.write((7, HEAD))
     assert record.promised is not None
     assert all(record.promised.binds(r, FORK) for r in range(7))

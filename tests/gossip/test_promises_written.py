@@ -14,7 +14,7 @@ from exchange_kit import until
 from promises_kit import ME, RUN, last
 from simulated_swarm import simulated_swarm
 
-from gossip.chain.promises import At, Promises, Record
+from gossip.chain.promises import At, PromiseRecord, Promises
 from gossip.rounds.proposer import Proposer
 from protocols.errors import RemoteRefused
 from protocols.memory import virtual_time
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("remembered_signatures")
 HEAD = b"h" * 32  # of the certificate that a round builds on
 
 
-class Slow(Record):
+class Slow(PromiseRecord):
     """A disk that writes when it is told to, or never can."""
 
     def __init__(self, path: Path, *, broken: bool = False) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossip.membership.drift import ETA, ETA_S, SPEED, outdated
-from gossip.membership.pulse import LENGTH, Beat, Chain, beats_in, leads, packed, tags_in
+from gossip.membership.pulse import LENGTH, Beat, HashChain, beats_in, leads, packed, tags_in
 from protocols.identity import PeerId
 from protocols.messages import BEAT_BYTES, PULSE_BYTES, TAG_BYTES, Announce, Standing
 
@@ -16,7 +16,7 @@ ME, OTHER = PeerId("peer-a"), PeerId("peer-b")
 
 
 def test_each_beat_leads_to_all_before_it_and_to_none_after() -> None:
-    chain = Chain(ME, b"secret")
+    chain = HashChain(ME, b"secret")
     values = [chain.pulse, *(chain.next() for _ in range(LENGTH))]
     assert chain.spent
     assert len(set(values)) == LENGTH + 1
@@ -27,7 +27,7 @@ def test_each_beat_leads_to_all_before_it_and_to_none_after() -> None:
 
 
 def test_nobody_else_can_make_a_beat() -> None:
-    chain, dice = Chain(ME, b"secret"), random.Random(3)
+    chain, dice = HashChain(ME, b"secret"), random.Random(3)
     pulse, first, second = chain.pulse, chain.next(), chain.next()
     assert leads(ME, 2, second, 0, pulse)
     assert not leads(OTHER, 2, second, 0, pulse)  # in another one's name
@@ -35,7 +35,7 @@ def test_nobody_else_can_make_a_beat() -> None:
     assert not leads(ME, 2, first, 0, pulse)
     assert not leads(ME, LENGTH + 1, second, 0, pulse)
     assert not any(leads(ME, 1, dice.randbytes(PULSE_BYTES), 0, pulse) for _ in range(1000))
-    assert Chain(ME, b"another").pulse != pulse
+    assert HashChain(ME, b"another").pulse != pulse
 
 
 def test_beats_stand_one_behind_the_other() -> None:

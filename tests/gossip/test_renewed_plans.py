@@ -9,10 +9,10 @@ from gossip_kit import PLACE, SHAPE, counts_of, leader, plan_of, result_of, resu
 from planning_kit import Identities, remains
 
 from gossip.plans.certificate import outcome_of
-from gossip.plans.partition import Link
+from gossip.plans.partition import MemberLink
 from gossip.plans.planning import renewed_plan, repeated_plan
-from gossip.plans.validity import Known, check_plan, key_of
-from gossip.rounds.opening import usable
+from gossip.plans.validity import VerifiedResults, check_plan, key_of
+from gossip.rounds.leadership import usable
 from protocols.counts import Included
 from protocols.errors import LocalProtocolError
 from protocols.messages import Part
@@ -38,7 +38,7 @@ def test_what_is_merged_stays_merged_and_the_rest_moves_to_the_living(
     gone = {plan.parts[2].owner}
     live = [peer for peer in plan.roster if peer not in gone]
     renewed = renewed_plan(by, PLACE, plan, remains(plan, results[:2]), gone, live, plan.roster)
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    check_plan(renewed, PLACE, SHAPE, plan.roster, VerifiedResults())
     assert [part.result for part in renewed.parts] == [*results[:2], None, None]
     assert renewed.parts[2].owner in live
     assert renewed.parts[3].owner == plan.parts[3].owner
@@ -68,7 +68,7 @@ def test_the_part_of_the_gone_goes_to_whoever_is_through_with_it_first(
     half = whole // 2
     parts = (Part(0, half, quick, None), Part(half, whole, dead, None))
     plan = dataclasses.replace(plan, parts=parts)
-    links = [Link(quick, 250e6, 250e6), *(Link(peer, 25e6, 25e6) for peer in slow)]
+    links = [MemberLink(quick, 250e6, 250e6), *(MemberLink(peer, 25e6, 25e6) for peer in slow)]
     live = [quick, *slow]
     renewed = renewed_plan(by, PLACE, plan, remains(plan, []), {dead}, live, live, links)
     assert [part.owner for part in renewed.parts] == [quick, quick]
@@ -85,7 +85,7 @@ def test_a_part_merged_by_an_owner_that_was_replaced_is_kept(identities: Identit
     renewed = renewed_plan(
         leader(members, 3), PLACE, plan, remains(plan, [earlier]), set(), plan.roster, plan.roster
     )
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    check_plan(renewed, PLACE, SHAPE, plan.roster, VerifiedResults())
     assert renewed.parts[0].result == earlier
     assert renewed.parts[0].owner == other.peer_id
 
@@ -103,7 +103,7 @@ def test_results_for_other_contributors_are_no_remains(identities: Identities) -
         plan.roster,
         plan.roster,
     )
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    check_plan(renewed, PLACE, SHAPE, plan.roster, VerifiedResults())
     assert all(part.result is None for part in renewed.parts)
 
 
@@ -139,7 +139,7 @@ def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) 
     gone = {first.peer_id}
     live = [peer for peer in plan.roster if peer not in gone]
     renewed = renewed_plan(by, PLACE, only, remains(only, results), gone, live, live)
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    check_plan(renewed, PLACE, SHAPE, plan.roster, VerifiedResults())
     empty = [part.result for part in renewed.parts if part.result and not part.result.digest]
     assert len(empty) == 2
     assert {result.owner for result in empty} == {by.peer_id}
@@ -155,7 +155,7 @@ def test_a_vote_is_repeated_as_it_was(identities: Identities) -> None:
     by = leader(members, 1)
     voted = dataclasses.replace(remains(plan, []), ballot=(0, 1), voted=outcome)
     repeated = repeated_plan(by, PLACE, voted, 1.0)
-    check_plan(repeated, PLACE, SHAPE, plan.roster, Known())
+    check_plan(repeated, PLACE, SHAPE, plan.roster, VerifiedResults())
     results = [part.result for part in repeated.parts if part.result is not None]
     assert outcome_of(repeated, results, PLACE.work) == outcome
     with pytest.raises(LocalProtocolError):

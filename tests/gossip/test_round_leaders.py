@@ -61,7 +61,7 @@ def test_whom_the_others_can_do_without_does_not_lead_by_a_plan_alone_either() -
     faulty = leader.identity.peer_id
     asked = leader.round.proposer.prepare(0, leader.round.roster)
     remains = Remains((0, asked.ballot), asked.roster, None, {})
-    plan = leader.round.opening.compose(remains, now, 1.0)
+    plan = leader.round.leadership.compose(remains, now, 1.0)
     assert plan is not None
     known = current.agreement.plan
     current.on_fault(faulty, now)

@@ -27,8 +27,8 @@ def test_a_plan_after_one_that_failed_has_as_long_again_as_was_spent() -> None:
     plan = current.agreement.plan
     assert plan is not None
     remains = Remains((0, 1), current.roster, None, {})
-    at_once = current.opening.compose(remains, now, plan.patience_s)
-    later = current.opening.compose(remains, now + 8.0, plan.patience_s)
+    at_once = current.leadership.compose(remains, now, plan.patience_s)
+    later = current.leadership.compose(remains, now + 8.0, plan.patience_s)
     assert at_once is not None
     assert later is not None
     assert at_once.patience_s == plan.patience_s
@@ -36,8 +36,8 @@ def test_a_plan_after_one_that_failed_has_as_long_again_as_was_spent() -> None:
     assert later.patience_s >= 2.0
     assert later.patience_s > plan.patience_s
     assert others[1].round is not None
-    assert others[1].round.opening.bounded(later, now + 8.0) == later
-    hasty = others[1].round.opening.bounded(later, now)  # to whom it has not lasted so long
+    assert others[1].round.leadership.bounded(later, now + 8.0) == later
+    hasty = others[1].round.leadership.bounded(later, now)  # to whom it has not lasted so long
     assert hasty.expected_s < later.expected_s
 
 
@@ -50,7 +50,7 @@ def test_whom_a_new_leader_doubts_owns_nothing_in_its_plan_though_it_is_not_cert
     current.on_fault(dark, now)
     assert current.company.gone == set()
     remains = Remains((0, 1), current.roster, None, {})
-    plan = current.opening.compose(remains, now, 1.0)
+    plan = current.leadership.compose(remains, now, 1.0)
     assert plan is not None
     assert dark not in {part.owner for part in plan.parts}
     assert {c.peer for c in plan.contributors if not c.active} == {dark}
@@ -67,7 +67,7 @@ def test_who_has_restarted_and_abstains_owns_nothing_in_a_plan() -> None:
     assert said is not None
     others[0].membership.on_announce(replace(said, status="joining"), b"", 10_000, now)
     remains = Remains((0, 1), current.roster, None, {})
-    plan = current.opening.compose(remains, now, 1.0)
+    plan = current.leadership.compose(remains, now, 1.0)
     assert plan is not None
     assert peer not in {part.owner for part in plan.parts}
     assert peer in plan.roster
@@ -85,15 +85,15 @@ def test_merged_parts_that_only_a_member_at_fault_has_are_merged_anew() -> None:
     result = result_of(leader.identity, plan, part.start, part.stop)
     remains = Remains((0, 1), current.roster, None, {key_of(result): result})
     current.on_fault(slow, now)
-    current.opening.shown(slow, Promise(0, 1, 0, 0, None, (result,)))
+    current.leadership.shown(slow, Promise(0, 1, 0, 0, None, (result,)))
 
     def owner() -> str:
-        renewed = current.opening.compose(remains, now, 1.0)
+        renewed = current.leadership.compose(remains, now, 1.0)
         assert renewed is not None
         return next(p.owner for p in renewed.parts if p.start == part.start)
 
     assert owner() != slow
-    current.opening.shown(other, Promise(0, 1, 0, 0, None, (result,)))
+    current.leadership.shown(other, Promise(0, 1, 0, 0, None, (result,)))
     assert owner() == slow  # somebody else has it as well
 
 
@@ -165,7 +165,7 @@ def test_a_vote_for_what_is_lost_counts_where_the_others_are_no_majority() -> No
     voted = outcome_of(plan, results, current.place.work)
     owner = next(part.owner for part in plan.parts if part.owner != current.me)
     tellers = [peer.identity.peer_id for peer in (leader, *others[1:])]
-    doubts = current.opening.doubts
+    doubts = current.leadership.doubts
     assert not doubts(tellers[0], voted, now)
     current.on_lost(next(result for result in results if result.owner == owner), now)
     assert [doubts(teller, voted, now) for teller in tellers[:2]] == [True, False]

@@ -17,19 +17,19 @@ from simulated_swarm import SimulatedSwarm, simulated_swarm
 from gossip.membership.trips import LATE, RoundTrip
 from gossip.plans.dividing import ALL, LEAST, by_owner, divided, in_turn, parts_of
 from gossip.plans.mix import Mix
-from gossip.plans.partition import ALIGN, Link
+from gossip.plans.partition import ALIGN, MemberLink
 from gossip.plans.planning import MAX_PRODUCTS
 from gossip.plans.rules import Rules
 from protocols.identity import Identity, PeerId
 from protocols.lanes.streams import MOST
 from protocols.memory import virtual_time
-from protocols.memory.transport import Link as SimulatedLink
+from protocols.memory.transport import Link
 
 FAST = 6e6  # bytes a second
 
 
-def link(name: str = "a", speed: float = FAST) -> Link:
-    return Link(PeerId(name), speed, speed)
+def link(name: str = "a", speed: float = FAST) -> MemberLink:
+    return MemberLink(PeerId(name), speed, speed)
 
 
 def test_one_over_short_ways_and_more_the_longer_they_are() -> None:
@@ -147,7 +147,7 @@ def test_a_swarm_goes_by_the_round_trips_that_it_has_measured(
     latency: float, several: bool
 ) -> None:
     async def main() -> None:
-        away = SimulatedLink(latency=latency)
+        away = Link(latency=latency)
         async with simulated_swarm(
             4, size=SIZE, link=away, uploads=[FAST] * 4, think=(1.0, 1.1)
         ) as swarm:
@@ -163,7 +163,7 @@ def test_a_swarm_goes_by_the_round_trips_that_it_has_measured(
 
 def test_what_a_dead_member_was_to_merge_is_shared_among_the_others() -> None:
     async def main() -> None:
-        away = SimulatedLink(latency=0.05)
+        away = Link(latency=0.05)
         async with simulated_swarm(
             4, size=SIZE, link=away, uploads=[FAST] * 4, think=(1.0, 1.1)
         ) as swarm:

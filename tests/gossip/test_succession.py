@@ -1,4 +1,4 @@
-"""Who is voted into the next roster: pure, and with members that see each other differently."""
+"""Who is voted into the next roster: sans-IO, and with members that see each other differently."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class AsksAgain:
             self.of, self.asked = of, Proposer(of.agreement).prepare(0, of.roster)
             of.agreement.on_prepare(chain.me, self.asked)
             of.tick = lambda now: []  # type: ignore[method-assign]
-            of.opening.compose = lambda *what: None  # type: ignore[method-assign]
+            of.leadership.compose = lambda *what: None  # type: ignore[method-assign]
         chain.carry_out(of, [Send(peer, self.asked) for peer in of.roster if peer != chain.me])
 
 

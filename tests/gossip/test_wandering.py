@@ -1,4 +1,4 @@
-"""The pure part of gossip: whom an island meets, how long it waits, which letters it takes."""
+"""The sans-IO part of gossip: whom an island meets, how long it waits, which letters it takes."""
 
 from __future__ import annotations
 

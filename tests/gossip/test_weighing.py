@@ -13,7 +13,7 @@ from weighing_kit import MEMBERS, MIX, OPEN, draft_of, gathered, gram_of, grams_
 
 from diloco import merge, robust
 from gossip.plans.commitments import packed
-from gossip.plans.validity import Known, check_plan
+from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, triangle, unpack, weighed
 
 
@@ -37,7 +37,7 @@ def test_the_weights_are_those_of_the_whole_vectors() -> None:
     got = [c.scale / 5 for c in final.contributors]
     assert got == pytest.approx(robust.geometric_median(inputs @ inputs.T, [1.0] * 5), rel=1e-9)
     assert got[4] < 0.3 * min(got[:4])
-    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
 def test_weights_that_differ_give_the_same_coefficients() -> None:
@@ -59,7 +59,7 @@ def test_who_is_missing_in_one_part_is_left_out_of_all() -> None:
     grams[2] = gram_of(draft, 2, inputs, present=(0, 2, 3, 4))
     final = gathered(draft, grams)
     assert [c.scale > 0 for c in final.contributors] == [True, False, True, True, True]
-    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
     rest = inputs[[0, 2, 3, 4]]
     want = robust.geometric_median(rest @ rest.T, [1.0] * 4)
     assert [c.scale / 4 for c in final.contributors if c.scale] == pytest.approx(want)
@@ -71,7 +71,7 @@ def test_nobody_is_whole() -> None:
     grams = [gram_of(draft, n, inputs, present=(n,)) for n in range(5)]
     final = gathered(draft, grams)
     assert [c.scale for c in final.contributors] == [0.0] * 5
-    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
 def test_order_of_arrival_does_not_matter() -> None:

@@ -32,7 +32,7 @@ from gossip.plans.commitments import packed
 from gossip.plans.mix import MEAN, Mix
 from gossip.plans.planning import Remains, repeated_plan
 from gossip.plans.rules import Rules
-from gossip.plans.validity import Known, check_plan
+from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, draft_basis, final_plan, triangle
 from protocols.errors import Malformed
 from protocols.identity import Identity
@@ -101,11 +101,11 @@ def test_a_renewed_draft_is_a_draft_until_nobody_is_left() -> None:
     again = renewed(draft, {PEERS[2]})
     assert again.draft
     assert PEERS[2] not in {part.owner for part in again.parts}
-    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
     nobody = renewed(draft, set(PEERS))
     assert not nobody.draft
     assert all(part.result is not None and not part.result.digest for part in nobody.parts)
-    check_plan(nobody, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(nobody, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
 def test_products_count_for_the_renewed_draft_as_well() -> None:
@@ -133,7 +133,7 @@ def test_whoever_takes_a_part_over_merges_it_by_the_same_scales() -> None:
     assert not again.draft
     assert basis_of(again.codec, again.contributors) == basis_of(final.codec, final.contributors)
     assert PEERS[2] not in {part.owner for part in again.parts}
-    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
 def voted(final: Plan) -> Remains:
@@ -148,11 +148,11 @@ def test_what_was_voted_for_is_proposed_with_its_products_by_who_knows_them() ->
     final = gathered(draft, grams_of(draft, inputs))
     plan = repeated_plan(MEMBERS[0], PLACE, voted(final), 1.0, final)
     assert plan.grams == final.grams
-    check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
     others = (resigned(final.grams[0], products=numbers(final.grams[0], p11=0.0, p21=0.0)),)
     lie = dataclasses.replace(plan, grams=others + plan.grams[1:])
     with pytest.raises(Malformed, match=r"inner products|do not follow"):
-        check_plan(lie, PLACE, OPEN, roster_of(MEMBERS), Known())
+        check_plan(lie, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
 def test_what_was_voted_for_is_proposed_without_its_products_by_who_does_not_know_them() -> None:
@@ -162,4 +162,4 @@ def test_what_was_voted_for_is_proposed_without_its_products_by_who_does_not_kno
     for known in (None, draft):
         plan = repeated_plan(MEMBERS[0], PLACE, voted(final), 1.0, known)
         assert not plan.grams
-        check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), Known())
+        check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())

@@ -22,7 +22,7 @@ from weighing_kit import (
 
 from gossip.plans.commitments import packed
 from gossip.plans.mix import MEAN
-from gossip.plans.validity import Known, check_plan
+from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, check_scales, final_plan, sign_gram, triangle, unpack
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import Identity
@@ -94,16 +94,16 @@ def test_a_leader_that_makes_scales_up() -> None:
         (dataclasses.replace(draft, grams=final.grams), "knows its outcome"),
     ]:
         with pytest.raises(Malformed, match=why):
-            check_plan(lie, PLACE, OPEN, roster, Known())
+            check_plan(lie, PLACE, OPEN, roster, VerifiedResults())
     gone = final.grams[0].owner  # the survivors go on with what it has said of its part
     left = tuple(peer for peer in roster if peer != gone)
     parts = tuple(
         dataclasses.replace(p, owner=left[0] if p.owner == gone else p.owner) for p in final.parts
     )
     reformed = dataclasses.replace(final, epoch=1, roster=left, parts=parts)
-    check_plan(reformed, PLACE, OPEN, roster, Known())
+    check_plan(reformed, PLACE, OPEN, roster, VerifiedResults())
     with pytest.raises(Malformed, match="nothing is weighed"):
-        check_plan(draft, PLACE, SHAPE, roster, Known())
+        check_plan(draft, PLACE, SHAPE, roster, VerifiedResults())
     with pytest.raises(Malformed, match="nothing is weighed"):
         check_scales(
             dataclasses.replace(draft, draft=False, grams=final.grams), RUN, MEAN, draft.roster
@@ -119,9 +119,9 @@ def test_a_first_plan_shows_the_products_of_its_own_owners() -> None:
     lie = final_plan(draft, made_up, MIX)
     assert (lie.epoch, lie.ballot) == (0, 0)
     with pytest.raises(Malformed, match="another part"):
-        check_plan(lie, PLACE, OPEN, roster_of(MEMBERS), Known())
+        check_plan(lie, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
     later = dataclasses.replace(lie, ballot=1)  # their owners may have changed since
-    check_plan(later, PLACE, OPEN, roster_of(MEMBERS), Known())
+    check_plan(later, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
 def test_a_first_plan_finds_nothing_merged() -> None:
@@ -138,7 +138,13 @@ def test_a_first_plan_finds_nothing_merged() -> None:
         for part, result in zip(lie.parts, results, strict=True)
     )
     with pytest.raises(Malformed, match="merged already"):
-        check_plan(dataclasses.replace(lie, parts=merged), PLACE, OPEN, roster_of(MEMBERS), Known())
+        check_plan(
+            dataclasses.replace(lie, parts=merged),
+            PLACE,
+            OPEN,
+            roster_of(MEMBERS),
+            VerifiedResults(),
+        )
 
 
 @pytest.mark.parametrize("lie", [0.0, 1.0, -1.0])

@@ -13,7 +13,7 @@ from exchange_kit import Peer, World
 from gossip_kit import leader, plan_of, roster_of
 
 from gossip.plans.grouping import Grouping, lay_out, traffic
-from gossip.plans.partition import Link as Speed
+from gossip.plans.partition import MemberLink
 from gossip.plans.validity import Shape
 from protocols.identity import Identity, PeerId
 from protocols.messages import Part, Plan
@@ -34,7 +34,7 @@ def plan_for(
     roster = roster_of(members)
     per = -(-len(roster) // sites)
     regions = {peer: f"site-{index // per}" for index, peer in enumerate(roster)}
-    layout = lay_out(shape.size, [Speed(peer, 1e6, 1e6) for peer in roster], regions, grouping)
+    layout = lay_out(shape.size, [MemberLink(peer, 1e6, 1e6) for peer in roster], regions, grouping)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     groups = layout.groups
     plan = plan_of(leader(members), members, shape=shape, parts=parts, groups=groups)

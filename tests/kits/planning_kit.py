@@ -9,7 +9,7 @@ from gossip_kit import PLACE, SHAPE, leader, roster_of
 from gossip.plans.ladder import Ladder
 from gossip.plans.planning import Remains, fresh_plan
 from gossip.plans.rules import PATIENCE_S, Rules
-from gossip.plans.validity import Known, check_plan, key_of
+from gossip.plans.validity import VerifiedResults, check_plan, key_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, PartResult, Plan
 
@@ -45,7 +45,7 @@ def fresh(
         unreliable=frozenset(),
         trips=trips or {},
     )
-    check_plan(plan, PLACE, rules.shape, roster, Known())
+    check_plan(plan, PLACE, rules.shape, roster, VerifiedResults())
     return plan
 
 

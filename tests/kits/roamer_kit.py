@@ -21,7 +21,7 @@ from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.membership.sketch import sketch
 from gossip.membership.standing import first_announcement
-from gossip.pairs.letter_times import Terms
+from gossip.pairs.letter_times import LetterTerms
 from gossip.pairs.letters import Letter
 from gossip.pairs.meeting import Habits
 from gossip.pairs.roamer import Roamer
@@ -226,11 +226,11 @@ class Islands:
         """The transport that an island uses."""
         return transport
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> LetterTerms:
         if self.manifest is None:
-            return Terms((self.codec.name,))
+            return LetterTerms((self.codec.name,))
         rounds = self.manifest.rounds
-        return Terms(rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds))
+        return LetterTerms(rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds))
 
     def _steps_s(self, islander: Islander) -> float:
         """Seconds that the inner steps of the next round take, as many as its chooser says."""

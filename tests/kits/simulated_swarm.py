@@ -17,7 +17,7 @@ from toy_replica import RUN, ToyReplica
 
 from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
-from gossip.chain.promises import Record
+from gossip.chain.promises import PromiseRecord
 from gossip.chain.swarm import Swarm
 from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
@@ -231,11 +231,11 @@ class SimulatedSwarm:
     def came_or_went(self, peer: PeerId) -> None:
         """A member takes somebody for alive, silent or gone whom it did not before."""
 
-    def record_of(self, peer: PeerId, fragment: int) -> Record | None:
+    def record_of(self, peer: PeerId, fragment: int) -> PromiseRecord | None:
         """What a member has promised, where records are kept; read anew, as after a start."""
         if self.records is None:
             return None
-        return Record(self.records / f"{peer}-{fragment}", RUN, peer)
+        return PromiseRecord(self.records / f"{peer}-{fragment}", RUN, peer)
 
     def envelope(self, member: Member) -> bytes:
         """What a member says of itself; signed once, however many start at one moment."""

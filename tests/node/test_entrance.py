@@ -10,7 +10,7 @@ import pytest
 from identity_kit import identity
 
 from bootstrap.manifest import Manifest
-from bootstrap.seeds import Dialled, Missed, Reached
+from bootstrap.seeds import Dialled, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
 from node.entry.entrance import Entrance
@@ -81,8 +81,8 @@ async def test_what_was_given_and_leads_to_nobody_or_somebody_else_is_told_once(
     gone, rekeyed = (PeerAddress("192.0.2.1", port, mine) for port in (1, 2))
     cached = PeerAddress("192.0.2.1", 3, mine)
     missed = [
-        Missed(gone, Unreachable("", Why.REFUSED)),
-        Missed(rekeyed, IdentityMismatch("", mine, other)),
+        Unreached(gone, Unreachable("", Why.REFUSED)),
+        Unreached(rekeyed, IdentityMismatch("", mine, other)),
     ]
 
     async def dialled(*_: Any) -> Dialled:

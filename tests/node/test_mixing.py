@@ -18,7 +18,7 @@ from diloco import merge, robust
 from gossip.exchange.slicing import shares
 from gossip.plans.certificate import outcome_of
 from gossip.plans.mix import MAX_NORM, MAX_SCALE, MEAN, ROUNDED_UP, ROUNDED_UP_ELSE, Mix
-from gossip.plans.validity import Known, check_outcome, check_plan
+from gossip.plans.validity import VerifiedResults, check_outcome, check_plan
 from node.replicas.mixing import BY_TRUST, RULES, mix_of
 from node.replicas.replica import OuterReplica
 from node.replicas.residual import Residual
@@ -83,7 +83,7 @@ def test_a_leader_that_favours_somebody_is_refused() -> None:
     scaled = CLIP.scaled(contributors(1.0, 2.0, 3.0, 100.0))
     roster = roster_of(MEMBERS)
     by = leader(MEMBERS)
-    check_plan(plan_of(by, MEMBERS, contributors=scaled), PLACE, CLIPPED, roster, Known())
+    check_plan(plan_of(by, MEMBERS, contributors=scaled), PLACE, CLIPPED, roster, VerifiedResults())
     for lie in (
         (*scaled[:3], dataclasses.replace(scaled[3], scale=1.0)),
         (*scaled[:3], dataclasses.replace(scaled[3], norm=1.0)),
@@ -91,7 +91,7 @@ def test_a_leader_that_favours_somebody_is_refused() -> None:
     ):
         plan = plan_of(by, MEMBERS, contributors=lie)
         with pytest.raises(Malformed, match="do not follow"):
-            check_plan(plan, PLACE, CLIPPED, roster, Known())
+            check_plan(plan, PLACE, CLIPPED, roster, VerifiedResults())
         with pytest.raises(Malformed, match="do not follow"):
             check_outcome(outcome_of(plan, [], PLACE.work), PLACE, CLIPPED, roster)
 
@@ -101,7 +101,7 @@ def test_under_the_mean_nobody_is_scaled() -> None:
         leader(MEMBERS), MEMBERS, contributors=CLIP.scaled(contributors(1.0, 1.0, 1.0, 5.0))
     )
     with pytest.raises(Malformed, match="do not follow"):
-        check_plan(plan, PLACE, SHAPE, roster_of(MEMBERS), Known())
+        check_plan(plan, PLACE, SHAPE, roster_of(MEMBERS), VerifiedResults())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_numbers_beyond_all_bounds(changes: dict[str, float]) -> None:
     given_[1] = dataclasses.replace(given_[1], **changes)
     plan = plan_of(leader(MEMBERS), MEMBERS, contributors=tuple(given_))
     with pytest.raises(Malformed, match="beyond all bounds"):
-        check_plan(plan, PLACE, SHAPE, roster_of(MEMBERS), Known())
+        check_plan(plan, PLACE, SHAPE, roster_of(MEMBERS), VerifiedResults())
 
 
 def test_who_is_left_out_has_no_share() -> None:

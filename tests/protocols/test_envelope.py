@@ -34,7 +34,7 @@ def sealed(identity: Identity = ALICE, **changes: Any) -> bytes:
     return seal(identity, RECORD, **(fields | changes))
 
 
-def opened(data: bytes, **changes: Any) -> envelopes.Opened[PeerRecord]:
+def opened(data: bytes, **changes: Any) -> envelopes.OpenedEnvelope[PeerRecord]:
     fields: dict[str, Any] = {"purpose": "record", "now": NOW}
     return open_envelope(data, PeerRecord, **(fields | changes))
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from protocols.lanes import moves as lane_moves
-from protocols.lanes.moves import Progress, Sending
+from protocols.lanes.moves import LaneProgress, Sending
 
 STALL, MIN_RATE = 10.0, 100.0
 HELD = 10_000  # bytes in the kernel at first
@@ -24,7 +24,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, what: Sending | None, *left: int) -> 
     monkeypatch.setattr(lane_moves, "unacknowledged", lambda sock: next(held))
     found = []
     with socket.socket() as sock:
-        progress = Progress()
+        progress = LaneProgress()
         progress.blocked(sock)
         for _ in left:
             now = progress.at + STALL
@@ -55,7 +55,7 @@ def test_who_is_to_answer_may_take_the_rest_slowly(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_waits_for_the_limit_of_the_node_is_not_slow() -> None:
-    progress, what = Progress(), sending()
+    progress, what = LaneProgress(), sending()
     assert progress.deadline(None, what) == progress.at + STALL
     what.queued = True
     assert progress.deadline(None, what) == math.inf

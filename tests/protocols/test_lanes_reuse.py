@@ -28,7 +28,7 @@ from protocols.bodies import BufferFeed, read_into
 from protocols.errors import IdentityMismatch, RemoteRefused, Unreachable, Why
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
-from protocols.lanes.link import Link, Transfer
+from protocols.lanes.handle import LaneHandle, Transfer
 from protocols.limits import Limits
 from protocols.transport import Buffer, Feed, Incoming
 
@@ -66,7 +66,7 @@ class _Answered(BufferFeed):
     def __init__(self, size: int) -> None:
         super().__init__(bytes(size))
         self.asked = threading.Event()
-        self.link: Link | None = None
+        self.link: LaneHandle | None = None
         self.answered = False
 
     def next(self) -> Buffer:
@@ -85,9 +85,9 @@ async def test_a_refusal_may_come_while_the_body_goes_out(monkeypatch: pytest.Mo
         b.book.add(a.peer_id, address(a))
         a.on_push("take", take, max_length=100)
         assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(99)), timeout=5) == b"99"
-        start = Link.start_sending
+        start = LaneHandle.start_sending
 
-        def begun(link: Link, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
+        def begun(link: LaneHandle, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
             if not isinstance(feed, _Answered):
                 return start(link, head, feed, stall=stall)
             feed.link = link
@@ -95,7 +95,7 @@ async def test_a_refusal_may_come_while_the_body_goes_out(monkeypatch: pytest.Mo
             assert feed.asked.wait(5)  # what is posted after this finds the answer there
             return transfer
 
-        monkeypatch.setattr(Link, "start_sending", begun)
+        monkeypatch.setattr(LaneHandle, "start_sending", begun)
         body = _Answered(3_000_000)
         with pytest.raises(RemoteRefused) as error:
             await b.push(A.peer_id, "take", b"", body, timeout=5)

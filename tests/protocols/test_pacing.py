@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pacing_kit import QUEUE_S, Wire
 
 from protocols.bucket import Bucket
-from protocols.lanes.arrivals import KEPT, WINDOW_S, Burst, Speeds, Windows
+from protocols.lanes.arrivals import KEPT, WINDOW_S, Burst, IncomingSpeed, Windows
 from protocols.lanes.pacing import MOST, Pacer
 
 
@@ -242,7 +242,7 @@ def test_windows_begin_anew_after_a_pause() -> None:
 
 
 def test_what_comes_in_is_judged_by_its_best_windows() -> None:
-    speeds = Speeds()
+    speeds = IncomingSpeed()
     total = 0
     for tick in range(40):
         total += 250_000 if tick % 4 == 0 else 25_000

@@ -18,7 +18,7 @@ from replica_kit import ME, OTHER
 
 from bootstrap.manifest import Manifest
 from gossip.plans.certificate import work_after
-from gossip.plans.validity import MAX_TOKENS, Known, check_plan
+from gossip.plans.validity import MAX_TOKENS, VerifiedResults, check_plan
 from node.island.allotment import Allotment
 from node.run_rules import CARRIED, most_tokens
 from node.trainer.channel import Applied, StepDone
@@ -303,10 +303,14 @@ def test_a_false_count_of_tokens_sends_nobody_far_ahead(identities: Identities) 
     members = identities(3)
     plan = plan_of(leader(members), members)
     shape = dataclasses.replace(SHAPE, most_tokens=most)
-    check_plan(plan, PLACE, shape, plan.roster, Known())
+    check_plan(plan, PLACE, shape, plan.roster, VerifiedResults())
     false = tuple(dataclasses.replace(c, tokens=most + 1) for c in plan.contributors)
     with pytest.raises(Malformed, match="more tokens than there can be"):
         check_plan(
-            dataclasses.replace(plan, contributors=false), PLACE, shape, plan.roster, Known()
+            dataclasses.replace(plan, contributors=false),
+            PLACE,
+            shape,
+            plan.roster,
+            VerifiedResults(),
         )
     assert most_tokens(Manifest(name="by-round")) == MAX_TOKENS

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Turns(Generic[Item]):
+class RoundRobin(Generic[Item]):
     """Items that wait, by peer."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ def standing(loads: Sequence[int]) -> float:
 
 
 @dataclass
-class Standing:
+class StandingQueue:
     """What stood in queues throughout the last window."""
 
     seconds: float | None = None  # of the link; None: not known

@@ -1,8 +1,9 @@
-"""When a member of a round stands for leader: each waits a turn longer than the one before. Pure.
+"""When a member of a round stands for leader: each a turn later than the one before. Sans-IO.
 
-A turn lasts one patience (seconds): long enough for a candidate to ask and be answered. Whoever
-has promised waits for its own turn from then on, and no longer by being asked again. So two
-candidates at once are the exception, and cost nothing but time.
+This is an election timeout as in Raft, but by a known order instead of by chance. A turn lasts one
+patience (seconds): long enough for a candidate to ask and be answered. Whoever has promised waits
+for its own turn from then on, and no longer by being asked again. So two candidates at once are the
+exception, and cost nothing but time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ AGAIN = 2  # patiences until a member that did not get to lead stands again
 
 
 @dataclass
-class Turns:
-    """Since when one member sees that a leader, or a majority, is missing."""
+class ElectionTimer:
+    """Since when a leader, or a majority, is missing as one member sees it; when it stood last."""
 
     _due_since: float | None = None  # since when a leader ought to have acted
     _lost_since: float | None = None  # since when most are gone
@@ -43,15 +44,15 @@ class Turns:
         """A majority is there, or I am not to go on without one."""
         self._lost_since = None
 
-    def lead(self) -> None:
+    def leading(self) -> None:
         """I propose a plan: should it fail as well, I stand at once."""
         self._due_since = self._lost_since = self._stood_at = None
 
-    def repair(self, turn: int, now: float, patience: float) -> bool:
+    def my_turn(self, turn: int, now: float, patience: float) -> bool:
         """Whether I stand, as the ``turn``-th (from 0) who can, since a leader is due."""
         return self._stand(self._due_since, turn, now, patience)
 
-    def reform(self, turn: int, now: float, patience: float) -> bool:
+    def my_turn_to_reform(self, turn: int, now: float, patience: float) -> bool:
         """Whether I stand, as the ``turn``-th (from 0) of those left, since most are gone."""
         return self._stand(self._lost_since, 1 + turn, now, patience)
 

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from pacing_kit import QUEUE_S, Wire
 
-from protocols.lanes.standing import TARGET_S, UNEVEN, Standing, standing
+from protocols.lanes.standing_queue import TARGET_S, UNEVEN, StandingQueue, standing
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01, 0.06])
@@ -111,7 +111,7 @@ def test_a_slow_peer_in_the_first_windows_slows_nobody_down(quick: float, last: 
 
 def test_a_connection_that_ends_leaves_no_queue_behind() -> None:
     """What it was given and never arrived counts as given no more, neither now nor then."""
-    stands, trip, speed = Standing(), 0.5, 2e6
+    stands, trip, speed = StandingQueue(), 0.5, 2e6
     for tick in range(17):
         now = 0.05 * tick
         given = speed * now
@@ -125,7 +125,7 @@ def test_a_connection_that_ends_leaves_no_queue_behind() -> None:
 
 
 def test_what_was_sent_before_the_last_round_trip_stands_in_a_queue() -> None:
-    stands = Standing()
+    stands = StandingQueue()
     for tick in range(11):  # 50 kB in each, of which 80 kB have not arrived
         stands.look(0.025 * tick, 50_000 * tick, 80_000 * (tick > 0), 0.025, True)
         if tick % 5 == 0:

@@ -1,6 +1,9 @@
-"""When a round should begin, whom it waits for and how long, and who may lead it. Pure.
+"""Leading a round: when a plan is due, who may lead, and what a leader proposes. Sans-IO.
 
-What a plan contains is :mod:`gossip.plans.planning`; when a leader acts is
+Every member asks most of this, whether it leads or not: whether the first plan is due, or those who
+are ready wait for others; in which order members stand for leader; for how long the waits of a plan
+may be. Who has come to lead also gets its plan here, by what those who promised have shown. How
+plans are built is :mod:`gossip.plans.planning`; when a member stands, and when it proposes, is
 :mod:`gossip.rounds.round`.
 """
 
@@ -40,8 +43,8 @@ ROLL_CALL_S = 1.0  # a round is open for this long before a roll is called for n
 
 
 @dataclass
-class Opening:
-    """What one member of a round knows of its beginning."""
+class Leadership:
+    """What one member of a round knows of how it is led, and would propose as its leader."""
 
     identity: Identity
     rules: Rules

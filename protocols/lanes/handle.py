@@ -1,8 +1,8 @@
 """A lane as the event loop sees it: things to wait for.
 
-What is asked of a :class:`Link` is done by its :class:`~protocols.lanes.lane.Lane` on the data
-thread. Cancelling leaves nothing behind: when a method returns, however it does, the feed or drain
-it was given is not used any more.
+What is asked of a :class:`LaneHandle` is done by its :class:`~protocols.lanes.lane.Lane` on the
+data thread. Cancelling leaves nothing behind: when a method returns, however it does, the feed or
+drain it was given is not used any more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
         ended.exception()  # marks it as seen: a caller with two transfers may look at one only
 
 
-class Link:
+class LaneHandle:
     """One lane. ``reusable`` is for its owner to note that the next exchange may begin."""
 
     def __init__(self, reactor: Reactor, sock: socket.socket, who: str, *, min_rate: float) -> None:
@@ -255,7 +255,7 @@ class LaneBody:
     """A body on its way in on a lane; :class:`~protocols.transport.Incoming`."""
 
     def __init__(
-        self, link: Link, length: int, *, stall: float, on_bytes: Callable[[int], None]
+        self, link: LaneHandle, length: int, *, stall: float, on_bytes: Callable[[int], None]
     ) -> None:
         self.length = length
         self._link = link
