@@ -7,7 +7,7 @@ or looks who is there needs no more than this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -113,6 +113,11 @@ class AnyChain(Protocol):
         """How the newest round's, or letter's, codec was chosen; None where there is only one."""
         ...
 
+    @property
+    def in_doubt(self) -> Set[PeerId]:
+        """Who may have got, or not, what this node has given away (:meth:`settle`)."""
+        ...
+
     def timed(self) -> list[float]:
         """Seconds that each exchange of a round took, of those since this was last called."""
         ...
@@ -139,6 +144,14 @@ class AnyChain(Protocol):
 
     def kick(self) -> None:
         """Something has changed: check what is due."""
+        ...
+
+    def wait_for_all(self) -> None:
+        """Begin no round before all who ask for it have caught up: this node will leave soon."""
+        ...
+
+    async def settle(self) -> None:
+        """Give nothing more away, and wait until nobody is :attr:`in_doubt`, to save and leave."""
         ...
 
     async def run(self) -> None:

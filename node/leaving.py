@@ -10,9 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
-from gossip.chain.chain import Chain
 from gossip.membership.members import MEMBERS, THERE
-from gossip.pairs.roamer import Roamer
 from node.checkpoints.checkpoint import DiskFullError
 from node.closing import newest_round
 from node.errors import operator_error
@@ -74,8 +72,7 @@ async def _hand_over(part: Participation) -> None:
     if part.config.checkpoint_every and part.island is not None:
         await _save(part, None)
     for chain in part.swarm.chains:
-        if isinstance(chain, Chain):  # in pairs nobody has to be caught up with
-            chain.wait_for_all()
+        chain.wait_for_all()
     with suppress(TimeoutError):
         async with asyncio.timeout(HANDOVER_S):
             while _on_the_way(part):
@@ -149,11 +146,11 @@ async def _settle(part: Participation) -> None:
 
     This node accepts no more shares, as they would be in no checkpoint.
     """
-    chains = [chain for chain in part.swarm.chains if isinstance(chain, Roamer)]
+    chains = part.swarm.chains
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_S):
             await asyncio.gather(*(chain.settle() for chain in chains))
-    if in_doubt := {peer for chain in chains for peer in chain.core.in_doubt}:
+    if in_doubt := {peer for chain in chains for peer in chain.in_doubt}:
         names = ", ".join(map(short, sorted(in_doubt)))
         text = f"does not know whether shares of its weight have come: {names} did not answer"
         part.events.emit(Notice(text=text))

@@ -155,6 +155,9 @@ class Chain(Reports, OwnStatus, RoundFacts):
         """Begin no round before all who ask for it have caught up: this member will leave soon."""
         self._holding.spend_all()
 
+    async def settle(self) -> None:
+        """Nothing is given away that might be lost: see :attr:`in_doubt`."""
+
     def kick(self) -> None:
         """Something has changed: check what is due."""
         self._kick.set()

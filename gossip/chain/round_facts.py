@@ -6,6 +6,7 @@ from gossip.chain.timing import Timing
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import Ledger
 from gossip.plans.ladder import Chosen
+from protocols.identity import PeerId
 
 
 class RoundFacts:
@@ -48,6 +49,11 @@ class RoundFacts:
     def has_work(self) -> bool:
         """Whether this node's work may still be merged: as long as it may be sent."""
         return self.contributes
+
+    @property
+    def in_doubt(self) -> frozenset[PeerId]:
+        """Nobody: what was merged is in the certificate, and what was not is still here."""
+        return frozenset()
 
     def timed(self) -> list[float]:
         """Seconds of the exchange that has just ended, from its plan to its last merged part."""

@@ -202,6 +202,14 @@ class Roamer(FragmentPresence):
         self.note(**changes)
         self.presence.tell()
 
+    def wait_for_all(self) -> None:
+        """Nobody has to catch up with others here."""
+
+    @property
+    def in_doubt(self) -> set[PeerId]:
+        """Who may have a share of this island's by now, or not."""
+        return self.core.in_doubt
+
     async def settle(self) -> None:
         """Give and take no more shares, and wait until it is known of each whether it has come.
 
