@@ -104,7 +104,7 @@ class PartMerge:
     @property
     def ready_bytes(self) -> int:
         """How many bytes of :attr:`result` are final."""
-        return self.chunks[self.merged].offset if not self.done else len(self.result)
+        return self.offset(self.merged)
 
     @property
     def empty(self) -> bool:

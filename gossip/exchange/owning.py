@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from gossip.exchange.auditing import Shown
-from gossip.exchange.bodies import as_bytes, chunk_at, result_of, trailer_of, trailer_size
+from gossip.exchange.bodies import chunk_at, result_of, trailer_of, trailer_size
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.collecting import Collecting, on_loop
+from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.fetching import nobody
 from gossip.exchange.group_sums import JointMerge, SumDrain
 from gossip.exchange.judging import ColumnMerge, WeighedMerge
@@ -32,33 +33,7 @@ from protocols.counts import pack_counts
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, TransferHeader
-from protocols.transport import Buffer, Incoming
-
-
-class MergedFeed:
-    """A part on its way to a member while it is merged, from the ``first`` chunk on; then the
-    trailer of :mod:`gossip.exchange.bodies`, ``trailer`` bytes long."""
-
-    def __init__(self, merge: PartMerge, first: int, trailer: int) -> None:
-        self._merge = merge
-        self._view = as_bytes(merge.result)
-        self._at = merge.offset(first)
-        self.length = len(self._view) - self._at + trailer
-        self.given = 0  # bytes handed out
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """To be woken when a chunk is merged."""
-        if not self._merge.trailer:
-            self._merge.wakes.append(wake)
-
-    def next(self) -> Buffer | None:
-        """All that is final and not sent yet; None while there is nothing."""
-        begin, self._at = self._at, max(self._at, self._merge.ready_bytes)
-        found: Buffer = self._view[begin : self._at]
-        if not found and self._at == len(self._view) and self.given < self.length:
-            found = self._merge.trailer
-        self.given += len(found)
-        return found or None
+from protocols.transport import Incoming
 
 
 @dataclass
@@ -328,7 +303,7 @@ class Owning(Collecting):
                 peer,
                 "merged",
                 part.header,
-                lambda first: MergedFeed(merge, first, trailer),
+                lambda first: MergedFeed(merge, merge.result, first, trailer),
                 patience,
                 ask=again or self.listener.behind(peer),
             )

@@ -45,6 +45,10 @@ class Inflow:
         """How many bytes are not here yet."""
         return len(self._bytes) - self.filled
 
+    def offset(self, chunk: int) -> int:
+        """Where a chunk begins, in bytes; behind the last one, where the part ends."""
+        return self.chunks[chunk].offset if chunk < len(self.chunks) else len(self._bytes)
+
     def check(self) -> None:
         """Another chunk is whole: hash it, try it. Raises NonFinite or Malformed."""
         chunk = self.chunks[self.checked]
@@ -72,11 +76,8 @@ class PartDrain:
         self._inflow, self._first, self._finish = inflow, first, finish
         self._view = as_bytes(inflow.data)
         self._trailer = memoryview(bytearray(trailer))
-        at = inflow.filled if first is None else len(self._view)
-        if first is not None and first < len(inflow.chunks):
-            at = inflow.chunks[first].offset
-        self._at = at
-        self.length = len(self._view) - at + trailer
+        self._at = inflow.filled if first is None else inflow.offset(first)
+        self.length = len(self._view) - self._at + trailer
         self._left = self.length
         self._begun = False
         self._mark = object()  # not self: both would live until the garbage collector comes

@@ -22,6 +22,7 @@ from gossip.exchange.bodies import as_bytes, trailer_size
 from gossip.exchange.buffers import Whole, buffers
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.collecting import Collecting
+from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.group_sums import magnitude, mark_of, mark_size
 from gossip.exchange.lateness import merged_patience_s
 from gossip.exchange.merging import PartMerge
@@ -125,6 +126,13 @@ class SharedInflow(Inflow):
         self.spoilt = False
         self.wakes: list[Callable[[], None]] = []
 
+    @property
+    def ready_bytes(self) -> int:
+        """How many bytes are here and sound. Raises Malformed once they turn out not to be."""
+        if self.spoilt:
+            raise Malformed("the part turned out to be unsound")
+        return self.offset(self.checked)
+
     def check(self) -> None:
         """As :meth:`Inflow.check`."""
         super().check()
@@ -146,37 +154,6 @@ class SharedInflow(Inflow):
         """Tell those who pass it on that there is more."""
         for wake in self.wakes:
             wake()
-
-
-class PassingFeed:
-    """A merged part on its way from a relay to its group, from the ``first`` chunk on."""
-
-    def __init__(self, inflow: SharedInflow, first: int, trailer: int) -> None:
-        self._inflow = inflow
-        self._view = as_bytes(inflow.data)
-        chunks = inflow.chunks
-        self._at = chunks[first].offset if first < len(chunks) else len(self._view)
-        self.length = len(self._view) - self._at + trailer
-        self.given = 0  # bytes handed out
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """To be woken when a chunk is here."""
-        if not self._inflow.trailer:
-            self._inflow.wakes.append(wake)
-
-    def next(self) -> Buffer | None:
-        """All that is sound and not sent yet. Raises Malformed once it turns out not to be."""
-        inflow = self._inflow
-        if inflow.spoilt:
-            raise Malformed("the part turned out to be unsound")
-        whole = inflow.checked == len(inflow.chunks)
-        ready = len(self._view) if whole else inflow.chunks[inflow.checked].offset
-        begin, self._at = self._at, max(self._at, ready)
-        found: Buffer = self._view[begin : self._at]
-        if not found and whole and self.given < self.length:
-            found = inflow.trailer
-        self.given += len(found)
-        return found or None
 
 
 @dataclass
@@ -252,7 +229,7 @@ class Relaying(Collecting):
                 peer,
                 "merged",
                 dataclasses.replace(header, done=0),
-                lambda first: PassingFeed(inflow, first, trailer),
+                lambda first: MergedFeed(inflow, inflow.data, first, trailer),
                 patience,
                 ask=again,
             )

@@ -8,8 +8,8 @@ import pytest
 import torch
 from merging_kit import DENSE, ERRORS, PEERS, START, STOP, Owner, Values, close, contributors
 
+from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.merging import AT_A_TIME
-from gossip.exchange.owning import MergedFeed
 from gossip.exchange.slicing import NEGLIGIBLE, largest, shares, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
@@ -30,7 +30,7 @@ def test_the_weighted_mean(name: str) -> None:
 def test_a_chunk_is_merged_as_soon_as_all_have_brought_it() -> None:
     owner = Owner(RangeCodec("int8", DENSE))
     owner.settle()
-    feed = MergedFeed(owner.merge, 0, 0)
+    feed = MergedFeed(owner.merge, owner.merge.result, 0, 0)
     woken: list[int] = []
     feed.attach(lambda: woken.append(owner.merge.merged))
     owner.bring(1, 2)

@@ -13,8 +13,8 @@ from merging_kit import DENSE, PEERS, START, Owner, Values, close
 from gossip.exchange import merging
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import SMALL, Buffers, Whole, buffers
+from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.merging import PartMerge, SliceDrain
-from gossip.exchange.owning import MergedFeed
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity
 
@@ -65,7 +65,7 @@ def test_whatever_happens_each_element_is_the_mean_of_those_said_to_be_in_it(
     owner = Owner(RangeCodec(name, DENSE), weights=weights)
     merge = owner.merge
     links = {number: [Link(owner, number, 0)] for number in (1, 2, 3)}
-    readers = [(MergedFeed(merge, 0, 3), bytearray()) for _ in range(2)]
+    readers = [(MergedFeed(merge, merge.result, 0, 3), bytearray()) for _ in range(2)]
 
     def move(number: int, count: int) -> None:
         for link in links[number]:
