@@ -1,8 +1,8 @@
-"""The interfaces that both kinds of swarms offer: certified rounds, and islands that meet in pairs.
+"""What both kinds of swarms have in common: certified rounds, and islands that meet in pairs.
 
 :class:`gossip.chain.swarm.Swarm` has a chain of rounds for each fragment of the model,
 :class:`gossip.pairs.swarm.Pairs` a series of exchanges. Whoever drives a trainer, keeps checkpoints
-or looks who is there needs no more than this.
+or looks who is there needs no more than :class:`AnySwarm` and its :class:`AnyChain`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Wired:
 
 
 class FragmentPresence(Wired):
-    """What follows from a node's presence, seen from one fragment of the model."""
+    """What a node says of itself, as far as one fragment of the model is concerned."""
 
     fragment: int
     presence: Presence
@@ -54,7 +54,7 @@ class FragmentPresence(Wired):
 
 
 class SwarmPresence(Wired):
-    """What follows from a node's presence alone, in swarms of both kinds."""
+    """What a node says of itself and whom it knows, with all fragments, in swarms of both kinds."""
 
     presence: Presence
 

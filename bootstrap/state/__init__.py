@@ -14,8 +14,9 @@ from all who have it at once (:mod:`bootstrap.state.download`).
 from bootstrap.state.blobs import BlobServer, fetch_blob, fetch_manifest
 from bootstrap.state.chunks import Progress, Served
 from bootstrap.state.digest import chunk_size, state_digest
-from bootstrap.state.download import Download, Fellows, NoSourceError, download_state
+from bootstrap.state.download import Download, NoSourceError
 from bootstrap.state.moments import Moments, MomentsServer, download_moments, offered_moments
+from bootstrap.state.outer_state import Fellows, download_state
 from bootstrap.state.partial import PartialState
 from bootstrap.state.server import StateServer
 from bootstrap.state.sharing import Sharing

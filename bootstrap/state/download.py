@@ -1,4 +1,7 @@
-"""Downloading the outer state from all who have it at once, every chunk checked.
+"""Downloading a copy of something large from all who have it at once, every chunk checked.
+
+The outer state of a round (:mod:`bootstrap.state.outer_state`), or an island's optimizer moments
+(:mod:`bootstrap.state.moments`).
 
 A source is asked for an offer, the list of its chunks' hashes, which must hash to the
 expected digest; from then on every chunk can be checked. Two are asked at first, and more as
@@ -19,21 +22,17 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Container, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from bootstrap.state.chunks import Offer, Progress, Served, Work
-from bootstrap.state.digest import HASH_BYTES, StateBytes
-from bootstrap.state.offers import AGAIN_S, is_making, making_s, offered, turn_s
+from bootstrap.state.chunks import Offer, Served, Work
+from bootstrap.state.digest import HASH_BYTES
+from bootstrap.state.offers import AGAIN_S, is_making, making_s, turn_s
 from bootstrap.state.partial import PartialState
-from bootstrap.state.sharing import Sharing
 from bootstrap.state.widening import FIRST_SOURCES, QUIET_S, Widening
-from protocols.asking import ask
 from protocols.bodies import read_into
 from protocols.errors import (
     BadSignature,
@@ -45,12 +44,8 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.lanes.streams import streams
-from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateOffer, StateRequest
 from protocols.tasks import Offload
 from protocols.transport import Transport
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -94,100 +89,6 @@ class Download:
     sources: dict[PeerId, Served] = field(default_factory=dict)
 
 
-async def download_state(
-    transport: Transport,
-    peers: Sequence[PeerId],
-    run: bytes,
-    round_: int,
-    expected_digest: bytes,
-    vectors: Sequence[torch.Tensor],
-    *,
-    fragment: int = 0,
-    progress: Progress | None = None,
-    offload: Offload = asyncio.to_thread,
-    offer_timeout: float = OFFER_TIMEOUT_S,
-    stall_timeout: float = STALL_S,
-    first_sources: int = FIRST_SOURCES,
-    max_sources: int = MAX_SOURCES,
-    fellows: Fellows | None = None,
-    on_disk: PartialState | None = None,
-    in_office: Container[PeerId] = (),
-    going_on: bool = False,
-) -> Download:
-    """Fill ``vectors``, float32 each and base first, with the state of that digest.
-
-    Of ``peers`` the first are asked first; those ``in_office`` may take their time for a copy.
-
-    On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
-    the vectors may then be partly written. With ``fellows`` the chunks that are here already
-    are shared with others that download the same. What is ``on_disk`` of it is not
-    fetched again, and what comes is kept there. ``going_on``: only with what is there, and from
-    copies that are kept already, so that nobody makes one for it.
-    """
-    request = StateRequest(run, round_, fragment, kept=going_on)
-    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
-
-    async def offer(peer: PeerId, making: Callable[[], object], until: float) -> StateOffer:
-        try:
-            found = await offered(
-                transport,
-                peer,
-                request,
-                timeout=offer_timeout,
-                until=0.0 if going_on else until,
-                making=making,
-            )
-        except RemoteRefused as error:
-            if going_on and is_making(error):
-                raise NoSourceError("it makes a copy, and keeps none") from error
-            raise
-        if fellows is not None:
-            for reader in found.readers:
-                fellows.mention(reader, peer)
-                work.is_shared_by(reader)
-        return found
-
-    def header(index: int) -> bytes:
-        return ChunkRequest(run, round_, index, fragment).encode()
-
-    async def in_place(peer: PeerId) -> bytes:
-        asked = InPlaceRequest(run, round_, expected_digest, fragment)
-        found = await ask(transport, peer, "fellow", asked, InPlace, timeout=stall_timeout)
-        return found.chunks
-
-    async with AsyncExitStack() as stack:
-        if on_disk is not None:
-            on_disk.round = round_
-            stack.push_async_callback(on_disk.beside, on_disk.close)
-            known: StateOffer | None = await on_disk.beside(on_disk.offer)
-            found: set[int] = set()
-            if known is not None and known.digest == expected_digest:
-                work.accept(known)
-                found = await on_disk.beside(partial(on_disk.fill, work.state, known))
-            if going_on and not found:
-                raise NoSourceError("nothing of the state is here any more")
-            work.had(found)
-        if fellows is not None:
-            stack.enter_context(fellows.sharing.open(fragment, round_, work))
-        came = await download(
-            transport,
-            peers,
-            Words(offer, "chunk", header, in_place),
-            work,
-            what=f"the state of round {round_}",
-            offload=offload,
-            stall_timeout=stall_timeout,
-            first_sources=first_sources,
-            max_sources=max_sources,
-            introduce=fellows.introduce if fellows else None,
-            in_office=in_office,
-            on_disk=on_disk,
-        )
-        if on_disk is not None:
-            await on_disk.beside(on_disk.finish)
-        return came
-
-
 async def download(
     transport: Transport,
     peers: Sequence[PeerId],
@@ -205,7 +106,11 @@ async def download(
 ) -> Download:
     """Get all chunks of the copy that ``work`` is about; ``what`` names it in errors.
 
-    With ``introduce`` also from others that download the same. Otherwise as :func:`download_state`.
+    Of ``peers`` the first are asked first; those ``in_office`` may take their time for a copy. With
+    ``introduce`` also from others that download the same. What comes is kept ``on_disk``, too.
+
+    On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
+    then what ``work`` fills may be partly written.
     """
     fetch = _Fetch(transport, words, work, offload, stall_timeout, in_office, on_disk)
     slots = asyncio.Semaphore(min(first_sources, max_sources))
@@ -223,18 +128,6 @@ async def download(
         reasons = [f"{peer}: {one.dropped}" for peer, one in work.sources.items()]
         raise NoSourceError(f"no peer delivers {what} ({'; '.join(reasons) or 'none given'})")
     return Download(work.state.length, work.sources)
-
-
-@dataclass(frozen=True)
-class Fellows:
-    """How to share with others who download the same: ``introduce`` this node to one of them.
-
-    ``mention(peer, by)`` is told that ``by``, which knows where ``peer`` is, has named it.
-    """
-
-    sharing: Sharing
-    introduce: Introduce
-    mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None
 
 
 @dataclass

@@ -123,7 +123,7 @@ class Following:
         try:
             yield self.approach
         except BaseException:  # also cancellation: it has ended all the same
-            self._in_vain = self.leaving or self._in_vain
+            self._in_vain = self.changes_sides or self._in_vain
             self.approach.ends(self.wiring.now(), arrived=False)
             raise
         finally:
@@ -134,7 +134,7 @@ class Following:
         self._go_on()
 
     @property
-    def leaving(self) -> bool:
+    def changes_sides(self) -> bool:
         """Whether this node goes over to the other side of a fork: it decides nothing on its own.
 
         Else a round that is decided meanwhile makes this side the heavier one, the others turn

@@ -44,7 +44,7 @@ SUSPENDED = 16  # rounds in which an owner that showed nothing merges nothing, i
 _DRAW = b"atoll audit\x00"
 
 
-class Bench(Protocol):
+class AuditListener(Protocol):
     """Told of what was found."""
 
     def caught(self, peer: PeerId, why: str) -> None:
@@ -74,7 +74,7 @@ class Auditor:
     wiring: Wiring
     mix: Mix
     part: Callable[[int, int, int, bytes], torch.Tensor | None]
-    bench: Bench
+    listener: AuditListener
     _rounds: OrderedDict[int, _Weighed] = field(default_factory=OrderedDict)
     _suspended: dict[PeerId, int] = field(default_factory=dict)  # up to which round
     _unanswered: Counter[PeerId] = field(default_factory=Counter)  # questions in a row
@@ -209,7 +209,7 @@ class Auditor:
             self._unanswered[owner] += 1
             if said or self._unanswered[owner] == UNANSWERED:
                 self._suspended[owner] = case.outcome.round + SUSPENDED
-                self.bench.unproven(owner, error)
+                self.listener.unproven(owner, error)
                 del self._unanswered[owner]
             return
         del self._unanswered[owner]
@@ -261,7 +261,7 @@ class Auditor:
         """Report a liar, once a round: one that was expelled may come back and lie again."""
         if owner not in found.liars:
             found.liars.add(owner)
-            self.bench.caught(owner, why)
+            self.listener.caught(owner, why)
 
     def _accuse(self, found: _Weighed, case: Case) -> None:
         result = case.result

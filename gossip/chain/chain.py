@@ -65,6 +65,9 @@ TICK_S = 0.005
 class Chain(Reports, OwnStatus, RoundFacts):
     """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
 
+    Its bases have what it is told by the exchange of a round (:class:`Reports`), what it announces
+    of itself (:class:`OwnStatus`), and what others ask about its rounds (:class:`RoundFacts`).
+
     ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
     """
 
@@ -224,7 +227,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
         told: frozenset[PeerId] = frozenset()  # who was reported as waited for
         while True:
             now = self.now()
-            self._say_how_far()
+            self._ask_to_wait()
             self._say_stuck()
             self.carry_out(self.round, self.round.tick(now))
             self._say_epoch()
@@ -250,7 +253,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
         """Do what a round instructs, once it is on disk that this round has a promise of mine."""
         if instructions:
             bound = of.place.at if of.agreement.promised > NONE else None
-            self.promises.then(bound, lambda: self._carry_out(of, instructions))
+            self.promises.once_on_disk(bound, lambda: self._carry_out(of, instructions))
 
     def _carry_out(self, of: Round, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -363,7 +366,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
             ladder=self.timing.ladder,
             missed=self.missed.rounds(place.round),
             holding=self._holding,
-            leaving=lambda: self.following.leaving,
+            changes_sides=lambda: self.following.changes_sides,
             unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
             trial=self.trial,
         )

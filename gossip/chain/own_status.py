@@ -40,7 +40,7 @@ class OwnStatus(FragmentPresence):
             return replace(place, state=b"")
         return place
 
-    def _say_how_far(self) -> None:
+    def _ask_to_wait(self) -> None:
         """Ask the others to wait, where this node cannot catch up by itself."""
         takes_part = self.status.role in MEMBERS and not self._forgetting.abstains(self.now())
         before, asks = self.status.behind_s, self.following.asks() if takes_part else 0.0
@@ -52,7 +52,7 @@ class OwnStatus(FragmentPresence):
     def _say_epoch(self) -> None:
         """Announce at once to all, not only to the candidate, in which epoch this node decides."""
         epoch, place = self.round.agreement.promised[0], self.round.place
-        if epoch != self.status.epoch and not self.promises.needed(place.at):
+        if epoch != self.status.epoch and not self.promises.unwritten(place.at):
             self.note(epoch=epoch)
             self.presence.tell()
 

@@ -145,13 +145,13 @@ class Promises:
         self._held: deque[tuple[At | None, Callable[[], None]]] = deque()
         self._writing = asyncio.Lock()
 
-    def then(self, at: At | None, say: Callable[[], None]) -> None:
+    def once_on_disk(self, at: At | None, say: Callable[[], None]) -> None:
         """Call ``say``, in the order of these calls, once the promise of a round is on disk.
 
         None: nothing was promised. A write that fails is tried again while the round lasts: a lone
         member has nobody else who would go on with the round.
         """
-        if not self._held and (at is None or not self.needed(at)):
+        if not self._held and (at is None or not self.unwritten(at)):
             say()
             return
         if len(self._held) >= MOST_HELD:
@@ -175,10 +175,10 @@ class Promises:
     async def _kept(self, at: At | None) -> None:
         """Return when it is on disk that a round's promise was made. Raises OSError."""
         async with self._writing:
-            if (record := self.record) is not None and self.needed(at):
+            if (record := self.record) is not None and self.unwritten(at):
                 await self._wiring.offload(lambda: record.write(at))
 
-    def needed(self, at: At | None) -> bool:
+    def unwritten(self, at: At | None) -> bool:
         """Whether it is not on disk yet that a round's promise was made."""
         if self.record is None:
             return False

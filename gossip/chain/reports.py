@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Protocol
 
-from gossip.chain.auditor import Bench
+from gossip.chain.auditor import AuditListener
 from gossip.chain.missed import Missed
 from gossip.chain.timing import Timing
 from gossip.common import Wired
@@ -26,7 +26,7 @@ class CarriesOut(Protocol):
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None: ...
 
 
-class Reports(Wired, CarriesOut, ExchangeListener, Bench):
+class Reports(Wired, CarriesOut, ExchangeListener, AuditListener):
     """Told by the exchange and the auditor, in front of the round under way."""
 
     hooks: Hooks

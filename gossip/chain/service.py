@@ -73,12 +73,12 @@ class Service:
         transport = self.wiring.transport
         self._handing = Handing(self._take, self.rejected)
         largest = max(chain.rules.most_bytes for chain in self.chains)
-        told = self._told
-        transport.on_call("round", told(self._on_round), max_body=Passed.MAX_BYTES)
-        transport.on_call("plan", told(self._on_plan))
-        transport.on_call("certificates", told(self._on_certificates))
-        transport.on_call("handovers", told(self._on_handovers))
-        into = self._into
+        reporting = self._reporting
+        transport.on_call("round", reporting(self._on_round), max_body=Passed.MAX_BYTES)
+        transport.on_call("plan", reporting(self._on_plan))
+        transport.on_call("certificates", reporting(self._on_certificates))
+        transport.on_call("handovers", reporting(self._on_handovers))
+        into = self._to_exchange
         transport.on_push(
             "slice", into(lambda to: to.slices.on_slice), max_length=largest + SEAL_SIZE
         )
@@ -92,11 +92,11 @@ class Service:
         transport.on_call("sum", into(lambda to: to.slices.sum_reached))
         transport.on_call("bring", into(lambda to: to.outbox.bring))
         transport.on_call("give", into(lambda to: to.slices.give))
-        transport.on_pull("part", told(self._on_part))
-        transport.on_pull("evidence", told(self._on_evidence))
-        transport.on_call("accuse", told(self._on_accuse))
+        transport.on_pull("part", reporting(self._on_part))
+        transport.on_pull("evidence", reporting(self._on_evidence))
+        transport.on_call("accuse", reporting(self._on_accuse))
 
-    def _told(self, handler: Handler[P, T]) -> Handler[P, T]:
+    def _reporting(self, handler: Handler[P, T]) -> Handler[P, T]:
         """A handler that tells ``rejected`` of who breaks the rules."""
 
         async def answer(sender: PeerId, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -108,7 +108,7 @@ class Service:
 
         return answer
 
-    def _into(
+    def _to_exchange(
         self,
         part_of: Callable[[Exchange], Handler[Concatenate[TransferHeader, P], bytes]],
     ) -> Handler[Concatenate[bytes, P], bytes]:
@@ -120,7 +120,7 @@ class Service:
             transfer, exchange = await self._transfer(sender, header)
             return await part_of(exchange)(sender, transfer, *args, **kwargs)
 
-        return self._told(answer)
+        return self._reporting(answer)
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
         message = decode_any(body, Prepare, Vote, Suspect, Gram, Passed)
@@ -144,7 +144,7 @@ class Service:
 
     def _take(self, chain: Chain, sender: PeerId, note: Passed) -> bytes:
         """What a member in office says, from itself or by way of another one."""
-        message = self._passed(chain, sender, note)
+        message = self._pass_on(chain, sender, note)
         if message.round < chain.replica.place.round:
             kept = chain.ledger.certificate(message.round)
             return kept.encode() if kept and isinstance(message, Plan) else b""
@@ -160,7 +160,7 @@ class Service:
         request = PlanRequest.decode(body)
         return self._handing.answer(self._chain(request.fragment), sender, request).encode()
 
-    def _passed(self, chain: Chain, sender: PeerId, note: Passed) -> Plan | Votes:
+    def _pass_on(self, chain: Chain, sender: PeerId, note: Passed) -> Plan | Votes:
         """What a member in office says by way of others, to some of whom it goes from here.
 
         It is checked before it is passed on: else members would spread what anybody made up.

@@ -18,7 +18,7 @@ from protocols.messages import Gram, Plan, TransferHeader
 
 @dataclass
 class CollectedPart:
-    """One part as an owner or a relay collects it; the fields from ``judging`` on are an owner's.
+    """One part as an owner or a relay collects it; the fields from ``drafted`` on are an owner's.
 
     ``key`` names the part as if it were this member's own, also where it only relays it.
     """
@@ -30,6 +30,6 @@ class CollectedPart:
     paths: Paths = STRAIGHT
     overseers: list[asyncio.Task[None]] = field(default_factory=list)
     sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
-    judging: bool = False  # for a draft: nothing of it is merged before its plan is there
+    drafted: bool = False  # for a draft: nothing of it is merged before its plan is there
     asked: set[PeerId] = field(default_factory=set)  # who wants it from me and from no relay
     gram: Gram | None = None  # of a draft's part, once all slices are in

@@ -131,7 +131,7 @@ class Collecting(ABC):
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
         part: CollectedPart
-        merge = self._kind(key, header, plan, paths, lambda: part)(
+        merge = self._merge_for(key, header, plan, paths, lambda: part)(
             self.wiring.codec.named(plan.codec),
             key[0],
             key[1],
@@ -145,7 +145,7 @@ class Collecting(ABC):
             begun=lambda: on_loop(loop, lambda: self._spread(part)),
             finished=lambda: self._seal(part, loop),
         )
-        part = CollectedPart(key, header, plan, merge, paths, judging=plan.draft)
+        part = CollectedPart(key, header, plan, merge, paths, drafted=plan.draft)
         self.transfers.start(self._contribute(part, self.me in expected))
         part.overseers.append(self.transfers.start(self._oversee(part, merge.waits_for())))
         return part
@@ -185,7 +185,7 @@ class Collecting(ABC):
     # --- where owners and relays differ ----------------------------------------------------------
 
     @abstractmethod
-    def _kind(
+    def _merge_for(
         self,
         key: PartKey,
         header: TransferHeader,

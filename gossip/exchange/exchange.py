@@ -42,7 +42,12 @@ from protocols.messages import Certificate, PartResult, Plan
 
 @dataclass
 class Exchange:
-    """The transfers of one round at one member."""
+    """The transfers of one round at one member.
+
+    By what is moved: ``outbox`` sends this member's slices, ``slices`` takes those of others,
+    ``owning`` merges them into parts for everybody and ``relaying`` adds them up for a group;
+    ``merged`` has the merged parts, wherever they came from.
+    """
 
     wiring: Wiring
     place: Place

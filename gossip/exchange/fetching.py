@@ -18,7 +18,7 @@ from gossip.exchange.gathering import unless
 from gossip.exchange.lateness import TransferPace
 from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.part_states import PartStates
-from gossip.exchange.receiving import Inflow, Pieced
+from gossip.exchange.receiving import Inflow, PartPull
 from gossip.exchange.transfers import Transfers
 from gossip.plans.validity import PartKey, key_of
 from protocols.errors import RemoteProtocolError, TransportError
@@ -68,7 +68,7 @@ class Fetching:
         for task in ended:
             task.cancel()
         self._tasks.clear()
-        self.hold = nobody  # breaks the cycle with whoever holds this
+        self.hold = keep_nothing  # breaks the cycle with whoever holds this
         return ended
 
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
@@ -76,32 +76,32 @@ class Fetching:
         here = await self._left_over(key_of(result), plan)
         if self._has(result):
             return
-        pieced = Pieced(self.transfers.wiring, result, self.whole, here)
+        pulled = PartPull(self.transfers.wiring, result, self.whole, here)
         sources = [peer for peer in plan.roster if peer != result.owner]
         sources.insert(0 if here is None else len(sources), result.owner)
         left = deque([peer for peer in sources if peer != self.me] * 2)
         while left and not self._has(result):
             peer = left.popleft()
-            inflow = pieced.before(peer)
+            inflow = pulled.before(peer)
             before, complete = inflow.elements, False
-            too_slow = self._judge(inflow, plan) if left else no  # else no other is left
+            too_slow = self._judge(inflow, plan) if left else never  # else no other is left
             try:
                 async with unless(too_slow):
-                    await pieced.pull(peer, plan.patience_s)
+                    await pulled.pull(peer, plan.patience_s)
                     complete = True
             except RemoteProtocolError as error:
-                if pieced.spoilt_by(peer):
+                if pulled.spoilt_by(peer):
                     self.listener.refused(peer, error)
                 else:  # the bytes from those before it may be the wrong ones
                     left.append(peer)
             except TransportError:
-                if pieced.inflow.elements > before:  # it did give something: ask it again later
+                if pulled.inflow.elements > before:  # it did give something: ask it again later
                     left.append(peer)
             else:
                 if not complete:
                     left.append(peer)
                     continue
-                data = pieced.inflow.data
+                data = pulled.inflow.data
                 self.transfers.bytes_received += data.numel()
                 self.hold(result, data)
                 return
@@ -158,10 +158,10 @@ class Fetching:
         return too_slow
 
 
-def no() -> bool:
+def never() -> bool:
     """Never too slow."""
     return False
 
 
-def nobody(result: PartResult, data: torch.Tensor) -> None:
+def keep_nothing(result: PartResult, data: torch.Tensor) -> None:
     """In place of what keeps merged parts, once the round is over."""

@@ -18,7 +18,7 @@ import torch
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.ledger import NOT_KEPT
-from gossip.exchange.receiving import Inflow, Pieced
+from gossip.exchange.receiving import Inflow, PartPull
 from gossip.plans.estimating import UNKNOWN_SPEED
 from gossip.wiring import Wiring
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
@@ -163,14 +163,14 @@ class Gathering:
         self, result: PartResult, donors: Sequence[PeerId], whole: Whole
     ) -> torch.Tensor:
         left = deque(self.paces.order(donors))
-        pieced = Pieced(self.wiring, result, whole)
+        pulled = PartPull(self.wiring, result, whole)
         forgotten = False  # by somebody who had it
         while left:
             donor = left.popleft()
             try:
-                better = await self._from(donor, () if pieced.alone else left, pieced)
+                better = await self._from(donor, () if pulled.alone else left, pulled)
             except RemoteProtocolError as error:
-                if pieced.spoilt_by(donor):
+                if pulled.spoilt_by(donor):
                     self.rejected(donor, error)
                 else:  # which of them it was is not known
                     left.appendleft(donor)
@@ -179,19 +179,21 @@ class Gathering:
                 forgotten |= isinstance(error, RemoteRefused) and error.code == NOT_KEPT
             else:
                 if better is None:
-                    return pieced.inflow.data
+                    return pulled.inflow.data
                 left.remove(better)
                 left.appendleft(better)
                 left.append(donor)
         failure = NotKeptError if forgotten else TransportError
         raise failure(f"nobody has part {result.start}-{result.stop}")
 
-    async def _from(self, donor: PeerId, others: Iterable[PeerId], pieced: Pieced) -> PeerId | None:
+    async def _from(
+        self, donor: PeerId, others: Iterable[PeerId], pulled: PartPull
+    ) -> PeerId | None:
         """Pull the rest from a donor; returns whom to go on with, None: all of it is here.
 
         Raises TransportError or RemoteProtocolError.
         """
-        moving = _Moving(self.wiring.now, pieced.before(donor))
+        moving = _Moving(self.wiring.now, pulled.before(donor))
         found: list[PeerId] = []
 
         def slow() -> bool:
@@ -207,7 +209,7 @@ class Gathering:
         self.paces.pulls += 1
         try:
             async with unless(slow):
-                await pieced.pull(donor, STALL_S)
+                await pulled.pull(donor, STALL_S)
         finally:
             self.paces.pulls -= 1
         if found:

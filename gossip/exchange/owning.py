@@ -19,9 +19,9 @@ from gossip.exchange.bodies import chunk_at, result_of, trailer_of, trailer_size
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.collecting import Collecting, on_loop
 from gossip.exchange.feeds import MergedFeed
-from gossip.exchange.fetching import nobody
+from gossip.exchange.fetching import keep_nothing
 from gossip.exchange.group_sums import JointMerge, SumDrain
-from gossip.exchange.judging import ColumnMerge, WeighedMerge
+from gossip.exchange.kept_slices import ColumnMerge, WeighedMerge
 from gossip.exchange.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
@@ -50,7 +50,7 @@ class Owning(Collecting):
     ) -> None:
         """As :meth:`Collecting.work`; what was collected for a draft is merged by its plan."""
         if not plan.draft and self.mix.weigh is not None:
-            self._deal(key, header, plan)
+            self._merge_drafted(key, header, plan)
         if key not in self._ended:
             super().work(key, header, plan, paths)
 
@@ -65,24 +65,24 @@ class Owning(Collecting):
         A part that was only weighed for a draft may be asked for again: none of it is merged.
         """
         part = self._end(key)
-        if part is not None and not part.judging:
+        if part is not None and not part.drafted:
             self._ended.add(key)
 
     async def stopped(self) -> None:
         """As :meth:`Collecting.stopped`."""
         await super().stopped()
-        self.held = nobody
+        self.held = keep_nothing
 
     # --- drafts ----------------------------------------------------------------------------------
 
-    def _deal(self, key: PartKey, header: TransferHeader, plan: Plan) -> None:
+    def _merge_drafted(self, key: PartKey, header: TransferHeader, plan: Plan) -> None:
         """Merge the slices that came for this plan's draft, if all are here, and only once.
 
         In between the part may have had another owner, who got slices that I have not.
         """
         before = (*key[:3], draft_basis(plan.codec, plan.contributors))
         part = self._parts.get(before)
-        if part is None or not part.judging or key in self._ended:
+        if part is None or not part.drafted or key in self._ended:
             return
         if self._parts.get(key, part) is not part:  # merged for an earlier plan with these scales
             return
@@ -92,13 +92,13 @@ class Owning(Collecting):
         if part.gram is None or not counted.keys() <= merge.seals.keys():
             self._abandon(part)
             return
-        part.key, part.header, part.judging = key, header, False
+        part.key, part.header, part.drafted = key, header, False
         self._parts[key] = part
         scales = {c.peer: c.scale for c in plan.contributors}
         coefficients = {peer: share * scales[peer] for peer, share in counted.items()}
-        self.wiring.transport.post(lambda: merge.deal(coefficients))
+        self.wiring.transport.post(lambda: merge.merge_with(coefficients))
 
-    def _judged(self, part: CollectedPart) -> Callable[[], None]:
+    def _weighed(self, part: CollectedPart) -> Callable[[], None]:
         """All slices of a draft's part are in: returns what reports it. Runs with the data."""
         merge = part.merge
         assert isinstance(merge, WeighedMerge)
@@ -154,7 +154,7 @@ class Owning(Collecting):
         if part.gram is not None and plan.draft:
             self.listener.weighed(part.gram)  # there may be a new leader, which does not have it
 
-    def _kind(
+    def _merge_for(
         self,
         key: PartKey,
         header: TransferHeader,
@@ -174,7 +174,7 @@ class Owning(Collecting):
             return functools.partial(
                 WeighedMerge,
                 order=order,
-                judged=lambda: on_loop(loop, self._judged(part())),
+                weighed=lambda: on_loop(loop, self._weighed(part())),
                 header=header,
             )
         if self.mix.column is not None:

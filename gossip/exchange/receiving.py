@@ -119,8 +119,8 @@ class PartDrain:
         return chunk.offset + chunk.size
 
 
-class Pieced:
-    """A merged part that is pulled from one or several, each going on where the one before ended.
+class PartPull:
+    """Pulls a merged part from one donor or several, each going on where the one before ended.
 
     ``inflow`` is what has come of it already; a push that still brings it is refused. Once bytes
     from several together have turned out wrong, each has to give all of it (``alone``).

@@ -239,7 +239,7 @@ class Relaying(Collecting):
 
     # --- where the ends differ from an owner's ---------------------------------------------------
 
-    def _kind(
+    def _merge_for(
         self,
         key: PartKey,
         header: TransferHeader,

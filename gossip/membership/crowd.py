@@ -32,7 +32,8 @@ OVERDUE = 1.3  # heartbeats: others have had the next one by then
 
 
 class CrowdHost(Protocol):
-    """The presence of the node: what it does with what is heard."""
+    """What a :class:`Crowd` needs of the node's presence, which does with news what is to be
+    done."""
 
     wiring: Wiring
     membership: Membership

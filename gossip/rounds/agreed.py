@@ -1,4 +1,7 @@
-"""The answers of an agreement to its round (:mod:`gossip.rounds.agreement`), as plain values."""
+"""What an agreement (:mod:`gossip.rounds.agreement`) tells its round has come about, as values.
+
+The round makes instructions of them for its driver (:mod:`gossip.rounds.instructions`).
+"""
 
 from __future__ import annotations
 

@@ -83,9 +83,7 @@ class Agreement:
     voted: tuple[Ballot, Outcome] | None = None
     certificate: Certificate | None = None
     held: dict[PartKey, PartResult] = field(default_factory=dict)
-    known: VerifiedResults = field(
-        default_factory=VerifiedResults
-    )  # results whose signatures were verified
+    known: VerifiedResults = field(default_factory=VerifiedResults)
     _votes: dict[tuple[Ballot, bytes], dict[PeerId, bytes]] = field(default_factory=dict)
     _rosters: dict[Ballot, tuple[PeerId, ...]] = field(default_factory=dict)  # of epochs above 0
     _reported_elsewhere: bool = False

@@ -97,8 +97,8 @@ class Company(Attendance):
         if peer != self.me:
             self.failures.hint(peer)
 
-    def told(self, teller: PeerId, suspect: Suspect, now: float) -> None:
-        """A member reports, to me as its leader or the next in the order, who does not deliver."""
+    def reported(self, teller: PeerId, suspect: Suspect, now: float) -> None:
+        """A member tells me, as its leader or the next in the order, who does not deliver to it."""
         plan = self.agreement.plan
         if plan is None or teller not in plan.roster:
             return
@@ -149,7 +149,7 @@ class Company(Attendance):
         if not self.failures:
             self._asking = False
             return
-        found = self._found(now)
+        found = self._culprits(now)
         if self._mine_to_say(found):
             self._isolated_since = None
             believed, self.unfounded = self.blamed & found.keys(), set()
@@ -182,7 +182,7 @@ class Company(Attendance):
 
     def settle(self, now: float) -> None:
         """I am to make a new plan: blame those I doubt at once, though others may yet say more."""
-        found = self._found(now)
+        found = self._culprits(now)
         if self._mine_to_say(found):
             certain = self.failures.certain_at
             self.blamed |= {peer for peer, of in found.items() if certain(peer, of, 0) is not None}
@@ -204,7 +204,7 @@ class Company(Attendance):
         """Whether I leave it to others to say who does not deliver: I report, and do not stand."""
         return self.isolated or self._asking
 
-    def _found(self, now: float) -> dict[PeerId, list[Failure]]:
+    def _culprits(self, now: float) -> dict[PeerId, list[Failure]]:
         dead = {peer for peer in self.failures.mine() if not self.alive(peer, now)}
         return self.failures.explained(frozenset() if self._most(dead) else dead)
 

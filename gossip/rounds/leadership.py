@@ -58,8 +58,8 @@ class Leadership:
     lost: set[PartKey] = field(default_factory=set)  # reported as merged, but nobody has the bytes
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
-    _shown: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
-    _unfounded: set[PeerId] = field(default_factory=set)  # reported votes for what is lost
+    _held_by: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
+    _made_up: set[PeerId] = field(default_factory=set)  # who reported votes for what is lost
 
     @property
     def agreement(self) -> Agreement:
@@ -84,7 +84,7 @@ class Leadership:
             return False  # wait for it, even if it has not announced this round yet
         if self.quorum_since is None:
             self.quorum_since = now
-        if self.holds(now):
+        if self.waits_for_others(now):
             return False
         grace = self.rules.grace_s(self.round_s)
         if len(self.agreement.roster) > SMALL:
@@ -99,7 +99,7 @@ class Leadership:
         ready, _ = self.company.ready_and_late(now)
         return bool(ready) or self._roll_is_due(now, ready)
 
-    def holds(self, now: float) -> bool:
+    def waits_for_others(self, now: float) -> bool:
         """Whether the ready wait for members that cannot catch up, or be in time, alone."""
         asks, here = self.company.asking(self.holding.awaited, now)
         for peer, seconds in self._overlooked(now).items():
@@ -131,11 +131,11 @@ class Leadership:
                 asks[peer] = self.round_s
         return asks
 
-    def shown(self, peer: PeerId, promise: Promise) -> None:
+    def note_held(self, peer: PeerId, promise: Promise) -> None:
         """Note which merged parts a member has, by its promise to a new leader."""
-        self._shown[peer] = frozenset(key_of(result) for result in promise.held)
+        self._held_by[peer] = frozenset(key_of(result) for result in promise.held)
 
-    def doubts(self, teller: PeerId, voted: Outcome, now: float) -> bool:
+    def disregards(self, teller: PeerId, voted: Outcome, now: float) -> bool:
         """Whether a new leader does without the promise of ``teller``, who reports this vote.
 
         The leader would have to propose the vote's outcome again. But nobody was found to have the
@@ -148,10 +148,10 @@ class Leadership:
             mine = held.get(key_of(result))
             here = mine is not None and mine.digest == result.digest
             if result.digest and result.owner in owners and not here:
-                self._unfounded.add(teller)
-        if teller not in self._unfounded or self.agreement.promised[0] > 0:
+                self._made_up.add(teller)
+        if teller not in self._made_up or self.agreement.promised[0] > 0:
             return False
-        others = set(self.company.able(now)) - self._unfounded
+        others = set(self.company.able(now)) - self._made_up
         return len(others) >= majority(self.agreement.office)
 
     def begun(self, now: float) -> None:
@@ -198,7 +198,7 @@ class Leadership:
         gone |= set(self.agreement.roster) - set(remains.roster)
         next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
         if (plan := self.agreement.plan) is not None:
-            shown = [keys for peer, keys in self._shown.items() if peer not in gone]
+            shown = [keys for peer, keys in self._held_by.items() if peer not in gone]
             at_hand = frozenset[PartKey]().union(*shown) - self.lost
             held = usable(remains.held, plan, self.agreement.held, at_hand)
             here = self._owners(remains.roster, now)

@@ -30,7 +30,7 @@ class Reforming:
         """Whether those who are missing for a majority are on their way here, and waited for."""
         if self.company.agreement.plan is not None or not self.company.ready_and_late(now)[0]:
             return False
-        return self.leadership.holds(now)
+        return self.leadership.waits_for_others(now)
 
     def survivors(self, now: float, patience: float) -> tuple[PeerId, ...] | None:
         """With whom to go on, once it is certain enough that the rest is gone, in my turn."""

@@ -78,7 +78,7 @@ class Round:
     ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     holding: Holding = field(default_factory=Holding)  # how long earlier rounds were held back
-    leaving: Callable[[], bool] = lambda: False  # moving to a fork's other side: decide nothing
+    changes_sides: Callable[[], bool] = lambda: False  # of a fork: decides nothing meanwhile
     unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
     trial: Trial | None = None  # limits who comes into office; None: no limit
     agreement: Agreement = field(init=False)
@@ -93,7 +93,7 @@ class Round:
     _prospects: Prospects = field(init=False)
     _reforming: Reforming = field(init=False)
     _election: ElectionTimer = field(default_factory=ElectionTimer)
-    _stands_back: bool = False  # decided nothing so far, as ``leaving`` was true
+    _stands_back: bool = False  # decided nothing so far, as ``changes_sides`` was true
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
     _usual_patience: float = 0.0  # seconds, from the round trips when the round began
@@ -102,7 +102,7 @@ class Round:
         self._usual_patience = self.membership.stillness_s(self.roster, PATIENCE_S)
         self.agreement = Agreement(
             self.identity, self.place, self.rules.shape, self.roster,
-            lambda: self.leaving() or self.succession.withheld,
+            lambda: self.changes_sides() or self.succession.withheld,
         )  # fmt: skip
         self.proposer = Proposer(self.agreement)
         self.company = Company(
@@ -153,14 +153,16 @@ class Round:
                 message.voted_epoch, voted.next_roster, now, self._patience()
             ):
                 return []  # I would have to propose that roster: the others' promises may suffice
-            case Promise(voted=Outcome() as voted) if self.leadership.doubts(sender, voted, now):
+            case Promise(voted=Outcome() as voted) if self.leadership.disregards(
+                sender, voted, now
+            ):
                 return []
             case Promise():
                 remains = self.proposer.on_promise(sender, message)
-                self.leadership.shown(sender, message)
+                self.leadership.note_held(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
-                self.company.told(sender, message, now)
+                self.company.reported(sender, message, now)
                 return []  # a report makes nothing due at once
             case Gram():
                 out = self._on_gram(sender, message, now)
@@ -272,7 +274,7 @@ class Round:
             return []
         if self.myself().status == "leaving":
             return []  # it still answers and votes while others count on it, but starts nothing
-        if self.leaving():
+        if self.changes_sides():
             self._election.not_lost()
             self.leadership.quorum_since, self._stands_back = None, True
             return []

@@ -11,10 +11,10 @@ import torch
 from gossip_kit import PLACE, RUN, leader, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
-from judging_kit import BY_PEER, ME, MEMBERS, OTHERS, PEERS, START, STOP, Owner
+from kept_slices_kit import BY_PEER, ME, MEMBERS, OTHERS, PEERS, START, STOP, Owner
 
 from gossip.exchange.auditing import Case
-from gossip.exchange.judging import WeighedMerge
+from gossip.exchange.kept_slices import WeighedMerge
 from gossip.exchange.slicing import shares
 from gossip.plans.certificate import basis_of, sign_result
 from gossip.plans.commitments import packed, unpacked
@@ -37,7 +37,7 @@ def merged_by(owner: Owner, scales: Mapping[PeerId, float] = SCALES) -> Case:
     gram = gram_of(BY_PEER[ME], owner.header, draft, merge.seals, merge.products)
     final = tuple(dataclasses.replace(c, scale=scales[c.peer]) for c in contributors)
     counted = shares(final)
-    merge.deal({peer: share * scales[peer] for peer, share in counted.items()})
+    merge.merge_with({peer: share * scales[peer] for peer, share in counted.items()})
     owner.run()
     counts = pack_counts([merge.counted(c.peer) for c in final])
     name = owner.codec_name
@@ -51,7 +51,7 @@ def merged_by(owner: Owner, scales: Mapping[PeerId, float] = SCALES) -> Case:
 def brought(codec: str = "int4", peers: tuple[PeerId, ...] = tuple(OTHERS)) -> Owner:
     owner = Owner(WeighedMerge, codec)
     owner.bring_all(peers)
-    assert owner.told == ["judged"]
+    assert owner.told == ["weighed"]
     return owner
 
 

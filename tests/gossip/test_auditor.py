@@ -18,7 +18,7 @@ from diloco import robust
 from gossip.chain.auditor import SUSPENDED, UNANSWERED, Auditor, _Weighed
 from gossip.chain.chain import Chain
 from gossip.exchange.exchange import Exchange
-from gossip.exchange.judging import WeighedMerge
+from gossip.exchange.kept_slices import WeighedMerge
 from gossip.plans.mix import Mix
 from protocols.bodies import read_into
 from protocols.errors import RemoteRefused

@@ -170,7 +170,7 @@ def test_nobody_waits_for_who_only_follows(role: str) -> None:
             assert asked == 0.0
             assert len(swarm.commits) - done > 0.9 * 20.0 * alone
             assert follower.replica.place.round > done  # it follows, by downloads
-            follower.swarm.chains[0]._say_how_far = lambda: None  # type: ignore[method-assign]
+            follower.swarm.chains[0]._ask_to_wait = lambda: None  # type: ignore[method-assign]
             follower.swarm.presence.note(behind_s=1.0)  # and if it said so all the same
             done = len(swarm.commits)
             await asyncio.sleep(20.0)

@@ -93,7 +93,7 @@ def test_a_side_that_cannot_be_left_goes_on() -> None:
             swarm.network.partition({m.peer for m in heavy}, {m.peer for m in light})
             await asyncio.sleep(15.0)
             swarm.network.heal()
-            await until(lambda: all(m.swarm.chains[0].following.leaving for m in light), 5.0)
+            await until(lambda: all(m.swarm.chains[0].following.changes_sides for m in light), 5.0)
             before = [lengths(light), lengths(heavy)]
             await asyncio.sleep(10.0)
             assert lengths(light) == before[0]  # it decides nothing of its own meanwhile

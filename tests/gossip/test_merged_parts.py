@@ -21,7 +21,7 @@ from gossip_kit import RUN
 
 from gossip.exchange.bodies import as_bytes, trailer_of
 from gossip.exchange.buffers import Whole
-from gossip.exchange.receiving import Pieced
+from gossip.exchange.receiving import PartPull
 from gossip.plans.certificate import basis_of, sign_result
 from gossip.plans.validity import key_of
 from protocols.bodies import BufferFeed
@@ -161,13 +161,13 @@ def test_a_part_is_pulled_only_as_it_was_certified() -> None:
             await until(here.whole)
             one, other = here.peers[:2]
             result = result_of(one, PLAN.parts[0])
-            pieced = Pieced(one.wiring, result, Whole(SIZE))
-            await pieced.pull(other.me, 1.0)
-            assert torch.equal(pieced.inflow.data, one.exchange.parts[key_of(result)][1])
+            pulled = PartPull(one.wiring, result, Whole(SIZE))
+            await pulled.pull(other.me, 1.0)
+            assert torch.equal(pulled.inflow.data, one.exchange.parts[key_of(result)][1])
             here.network.tamper = lambda sender, receiver, name, data: (
                 data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 4000 else data
             )
             with pytest.raises(RemoteProtocolError):
-                await Pieced(one.wiring, result, Whole(SIZE)).pull(other.me, 1.0)
+                await PartPull(one.wiring, result, Whole(SIZE)).pull(other.me, 1.0)
 
     run(scene)

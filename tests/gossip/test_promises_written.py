@@ -47,10 +47,10 @@ async def test_what_is_said_waits_for_the_disk_and_keeps_its_order(tmp_path: Pat
     async with asyncio.TaskGroup() as group:
         wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
         promises = Promises(disk, wiring, failures.append)
-        promises.then(None, lambda: said.append("before"))
+        promises.once_on_disk(None, lambda: said.append("before"))
         assert said == ["before"]
         for at, word in (((3, HEAD), "vote"), (None, "news"), ((3, HEAD), "more")):
-            promises.then(at, lambda word=word: said.append(word))  # type: ignore[misc]
+            promises.once_on_disk(at, lambda word=word: said.append(word))  # type: ignore[misc]
         answering = group.create_task(promises.before_answer((3, HEAD)))
         await disk.asked.wait()
         assert said == ["before"]
@@ -60,7 +60,7 @@ async def test_what_is_said_waits_for_the_disk_and_keeps_its_order(tmp_path: Pat
         await answering
     assert said == ["before", "vote", "news", "more"]
     assert last(tmp_path / "promised") == 3
-    promises.then((3, HEAD), lambda: said.append("at once"))
+    promises.once_on_disk((3, HEAD), lambda: said.append("at once"))
     assert said[-1] == "at once"
     assert not failures
 
@@ -75,12 +75,12 @@ async def test_what_waits_for_a_disk_that_does_not_answer_is_bounded(
         wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
         promises = Promises(disk, wiring, nothing)
         for word in range(5):
-            promises.then((3, HEAD), lambda word=word: said.append(word))  # type: ignore[misc]
+            promises.once_on_disk((3, HEAD), lambda word=word: said.append(word))  # type: ignore[misc]
         await disk.asked.wait()
         assert said == []
         disk.go.set()
     assert said == [0, 1, 2]
-    promises.then((3, HEAD), lambda: said.append(5))
+    promises.once_on_disk((3, HEAD), lambda: said.append(5))
     assert said[-1] == 5, "there is room again"
 
 
@@ -95,8 +95,8 @@ def test_who_cannot_write_promises_nothing_until_it_can(mended: bool, tmp_path: 
             wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
             promises = Promises(disk, wiring, failures.append, lambda round_: round_ in over)
             await promises.begin()
-            promises.then((3, HEAD), lambda: said.append("vote"))
-            promises.then(None, lambda: said.append("news"))
+            promises.once_on_disk((3, HEAD), lambda: said.append("vote"))
+            promises.once_on_disk(None, lambda: said.append("news"))
             with pytest.raises(RemoteRefused, match="no space"):
                 await promises.before_answer((3, HEAD))
             await asyncio.sleep(100.0)
@@ -128,7 +128,7 @@ def test_no_answer_of_a_member_promises_what_is_not_on_its_disk(tmp_path: Path) 
             promises._wiring = replace(promises._wiring, offload=slowly)
             agreement = candidate.swarm.chains[0].round.agreement
             prepare = Proposer(agreement).prepare(0, agreement.roster)
-            assert promises.needed((prepare.round, prepare.previous))
+            assert promises.unwritten((prepare.round, prepare.previous))
             transport = candidate.swarm.wiring.transport
             answer = await transport.call(asked.peer, "round", prepare.encode(), timeout=10.0)
             promise: Promise = Promise.decode(answer)

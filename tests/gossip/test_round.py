@@ -110,7 +110,7 @@ def test_who_leaves_this_side_of_a_fork_decides_nothing_until_it_stays_after_all
     for peer in peers:
         assert peer.round is not None
         assert peer.round.agreement.voted is None
-        peer.round.leaving = peer.round.agreement.abstains = lambda: leaves
+        peer.round.changes_sides = peer.round.agreement.abstains = lambda: leaves
     before = [(len(p.chain), p.round.agreement.promised) for p in peers if p.round]
     world.run(world.now + 20.0)
     assert [(len(p.chain), p.round.agreement.promised) for p in peers if p.round] == before

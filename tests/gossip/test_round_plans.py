@@ -85,7 +85,7 @@ def test_merged_parts_that_only_a_member_at_fault_has_are_merged_anew() -> None:
     result = result_of(leader.identity, plan, part.start, part.stop)
     remains = Remains((0, 1), current.roster, None, {key_of(result): result})
     current.on_fault(slow, now)
-    current.leadership.shown(slow, Promise(0, 1, 0, 0, None, (result,)))
+    current.leadership.note_held(slow, Promise(0, 1, 0, 0, None, (result,)))
 
     def owner() -> str:
         renewed = current.leadership.compose(remains, now, 1.0)
@@ -93,7 +93,7 @@ def test_merged_parts_that_only_a_member_at_fault_has_are_merged_anew() -> None:
         return next(p.owner for p in renewed.parts if p.start == part.start)
 
     assert owner() != slow
-    current.leadership.shown(other, Promise(0, 1, 0, 0, None, (result,)))
+    current.leadership.note_held(other, Promise(0, 1, 0, 0, None, (result,)))
     assert owner() == slow  # somebody else has it as well
 
 
@@ -165,10 +165,10 @@ def test_a_vote_for_what_is_lost_counts_where_the_others_are_no_majority() -> No
     voted = outcome_of(plan, results, current.place.work)
     owner = next(part.owner for part in plan.parts if part.owner != current.me)
     tellers = [peer.identity.peer_id for peer in (leader, *others[1:])]
-    doubts = current.leadership.doubts
-    assert not doubts(tellers[0], voted, now)
+    disregards = current.leadership.disregards
+    assert not disregards(tellers[0], voted, now)
     current.on_lost(next(result for result in results if result.owner == owner), now)
-    assert [doubts(teller, voted, now) for teller in tellers[:2]] == [True, False]
+    assert [disregards(teller, voted, now) for teller in tellers[:2]] == [True, False]
     for result in results:  # it was found after all
         current.agreement.held[key_of(result)] = result
-    assert not doubts(tellers[2], voted, now)
+    assert not disregards(tellers[2], voted, now)

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import gossip.chain.auditor
-from gossip.exchange.judging import WeighedMerge
+from gossip.exchange.kept_slices import WeighedMerge
 from node.__main__ import main
 
 gossip.chain.auditor.SHARE = 1000.0  # also where the model is small for its number of islands

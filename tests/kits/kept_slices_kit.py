@@ -11,7 +11,7 @@ import torch
 from gossip_kit import RUN, leader, plan_of
 
 from gossip.exchange.buffers import Whole
-from gossip.exchange.judging import KeptMerge, WeighedMerge
+from gossip.exchange.kept_slices import KeptMerge, WeighedMerge
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.slicing import SealedFeed, SliceFeed
 from gossip.plans.commitments import seal
@@ -53,7 +53,7 @@ class Owner:
         if issubclass(self.kind, KeptMerge):
             self.more.setdefault("order", PEERS)
         if self.kind is WeighedMerge:
-            self.more.setdefault("judged", lambda: self.told.append("judged"))
+            self.more.setdefault("weighed", lambda: self.told.append("weighed"))
             self.more.setdefault("header", self.header)
         self.merge = self.kind(
             self.codec,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from judging_kit import ME, OTHERS, PEERS, START, STOP, Owner, Values
+from kept_slices_kit import ME, OTHERS, PEERS, START, STOP, Owner, Values
 
 from diloco import robust
-from gossip.exchange.judging import ColumnMerge, WeighedMerge
+from gossip.exchange.kept_slices import ColumnMerge, WeighedMerge
 from gossip.exchange.merging import AT_A_TIME, PartMerge
 from gossip.plans.commitments import packed
 from gossip.plans.weighing import unpack
@@ -77,23 +77,23 @@ def test_products_first_then_the_sum_by_coefficients(codec: str) -> None:
     owner = Owner(WeighedMerge, codec)
     owner.bring_all()
     merge = owner.merge
-    assert owner.told == ["judged"]
+    assert owner.told == ["weighed"]
     assert list(merge.seals) == PEERS
     assert merge.merged == 0
     wide = owner.values.double()
     assert (products_of(merge) - wide @ wide.T).norm() < ERRORS[codec] * (wide @ wide.T).norm()
     coefficients = dict(zip(PEERS, [0.4, 0.3, 0.2, 0.1], strict=True))
-    merge.deal(coefficients)
+    merge.merge_with(coefficients)
     owner.run()
     want = torch.tensor([0.4, 0.3, 0.2, 0.1]) @ owner.values
     assert close(owner.result(), want, codec)
-    assert owner.told == ["judged", "begun", "finished"]
+    assert owner.told == ["weighed", "begun", "finished"]
 
 
 def test_who_is_left_out_is_not_counted() -> None:
     owner = Owner(WeighedMerge)
     owner.bring_all()
-    owner.merge.deal({ME: 0.5, OTHERS[1]: 0.5})
+    owner.merge.merge_with({ME: 0.5, OTHERS[1]: 0.5})
     owner.run()
     assert torch.allclose(owner.result(), (owner.values[0] + owner.values[2]) / 2, atol=1e-6)
     assert [owner.merge.counted(peer) > 0 for peer in PEERS] == [True, False, True, False]
@@ -108,7 +108,7 @@ def test_a_slice_that_breaks_off_is_not_present() -> None:
     assert owner.told == []
     owner.merge.give_up(OTHERS[0])
     owner.run()
-    assert owner.told == ["judged"]
+    assert owner.told == ["weighed"]
     assert list(owner.merge.seals) == [ME, OTHERS[1], OTHERS[2]]
     wide = owner.values[[0, 2, 3]].double()
     assert torch.allclose(products_of(owner.merge), wide @ wide.T)
@@ -136,7 +136,7 @@ def test_products_are_multiplied_a_few_chunks_at_a_time() -> None:
     for peer in OTHERS:
         owner.bring(peer)
     assert len(owner.merge.chunks) == AT_A_TIME
-    assert owner.told == ["judged"]
+    assert owner.told == ["weighed"]
 
 
 def test_a_merge_that_was_closed_stays_silent() -> None:

@@ -83,21 +83,21 @@ class ColumnMerge(KeptMerge):
 class WeighedMerge(KeptMerge):
     """A part merged with scales that follow from its own slices, and from those of other parts.
 
-    ``judged`` is called once, when all slices are in that will come: then :attr:`seals` and
-    :attr:`products` are known. Nothing is merged before :meth:`deal`. ``header`` is what slices are
-    sealed under; all of them are kept, to answer for the part (:meth:`shown`).
+    ``weighed`` is called once, when all slices are in that will come: then :attr:`seals` and
+    :attr:`products` are known. Nothing is merged before :meth:`merge_with`. ``header`` is what
+    slices are sealed under; all of them are kept, to answer for the part (:meth:`shown`).
     """
 
     def __init__(
-        self, *args: Any, judged: Callable[[], None], header: TransferHeader, **kwargs: Any
+        self, *args: Any, weighed: Callable[[], None], header: TransferHeader, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._judged, self._header = judged, header
+        self._weighed, self._header = weighed, header
         self._leaves: dict[PeerId, list[TreeNode]] = {peer: [] for peer in self._order}
         self._seals: dict[PeerId, bytes] = {}
         self._products: list[tuple[list[PeerId], torch.Tensor]] = []  # float64 [K, K] of each chunk
         self._tree: list[TreeNode] = []  # of the slices that came whole, once all are in
-        self._dealt: Mapping[PeerId, float] | None = None
+        self._coefficients: Mapping[PeerId, float] | None = None
 
     @property
     def copies(self) -> int:
@@ -117,10 +117,10 @@ class WeighedMerge(KeptMerge):
         """What is kept as evidence once the part is merged."""
         return Shown(self._kept, {peer: self._leaves[peer] for peer in self.seals}, self._tree)
 
-    def deal(self, coefficients: Mapping[PeerId, float]) -> None:
+    def merge_with(self, coefficients: Mapping[PeerId, float]) -> None:
         """Merge: the sum of these slices, all of them present, each times its coefficient."""
-        if self._dealt is None:
-            self._dealt = coefficients
+        if self._coefficients is None:
+            self._coefficients = coefficients
             self._advance()
 
     def drain(self, peer: PeerId, first: int) -> SliceDrain:
@@ -143,17 +143,17 @@ class WeighedMerge(KeptMerge):
     def close(self) -> None:
         """As :meth:`PartMerge.close`."""
         super().close()
-        self._judged = lambda: None  # breaks the cycle with whoever holds this
+        self._weighed = lambda: None  # breaks the cycle with whoever holds this
 
     def counted(self, peer: PeerId) -> int:
-        return self.stop - self.start if self._dealt and peer in self._dealt else 0
+        return self.stop - self.start if self._coefficients and peer in self._coefficients else 0
 
     def _take(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
         super()._take(peer, index, data)
         self._leaves[peer].append(leaf(as_bytes(data)))
 
     def _advance(self) -> None:
-        if self._dealt is not None:
+        if self._coefficients is not None:
             super()._advance()
             return
         if self._busy:
@@ -166,13 +166,13 @@ class WeighedMerge(KeptMerge):
                 if self._source is not None:
                     self._seals[self._me] = root(self._leaves[self._me]).hash
                 self._tree = self._by_chunk()
-                self._judged()
+                self._weighed()
                 return
         self._busy = True
         self._post(self._go_on)
 
     def _next_is_complete(self) -> bool:
-        if self._dealt is not None:
+        if self._coefficients is not None:
             return super()._next_is_complete()
         looked = len(self._products)
         open_ = self._settled and not self._closed and looked < len(self.chunks)
@@ -199,11 +199,11 @@ class WeighedMerge(KeptMerge):
         return found
 
     def _sum_of_all(self, index: int) -> torch.Tensor:
-        assert self._dealt is not None
+        assert self._coefficients is not None
         total = self._sum(index).zero_()
         for peer, row in zip(*self._values(index), strict=True):
-            if peer in self._dealt:
-                total.add_(row.mul_(self._dealt[peer]))
+            if peer in self._coefficients:
+                total.add_(row.mul_(self._coefficients[peer]))
         return total
 
 
