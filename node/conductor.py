@@ -29,7 +29,7 @@ from node.island.events import (
 from node.island.fitting import Fitting
 from node.island.guessing import Guesses
 from node.island.island import Island
-from node.island.ownership import Turns
+from node.island.ownership import VectorOwnership
 from node.island.pace import Pace
 from node.island.rank_ends import TrainerDied
 from node.island.readiness import Readiness
@@ -37,7 +37,8 @@ from node.island.restarts import Restarts
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
 from node.replicas.eager_state import EagerReplica
-from node.replicas.replica import OuterReplica, Side
+from node.replicas.replica import OuterReplica
+from node.replicas.trainer_gate import FragmentGate
 from node.trainer.channel import (
     Applied,
     Awaited,
@@ -64,7 +65,7 @@ from protocols.messages import UNKNOWN_ETA_S
 class Conductor:
     """Drives one island through the rounds; :meth:`run` ends when the trainer has stopped.
 
-    The replicas call :meth:`hold` before they write what the trainer reads, and :meth:`resume`
+    The replicas call :meth:`hold` before they write what the trainer reads, and :meth:`release`
     afterwards. ``on_applied`` is awaited after each round the trainer has applied, with the
     validation loss where it was measured: for the report, the checkpoint, the end of the run.
     """
@@ -99,29 +100,31 @@ class Conductor:
         )
         self.files = TrainerFiles(self.island)
         # after a restart the trainer first has to stand where its checkpoint was made
-        self._turns = Turns(len(self.replicas), free=self.beginning.checkpoint is None)
+        self._ownership = VectorOwnership(
+            len(self.replicas), free=self.beginning.checkpoint is None
+        )
         self._restarts = Restarts(self.replicas)
         self.readiness = Readiness(
-            self.manifest, self.island, self.replicas, self.layout, self._turns
+            self.manifest, self.island, self.replicas, self.layout, self._ownership
         )
         self._guesses: Guesses | None = None  # where nobody waits for a merge
         for fragment, replica in enumerate(self.replicas):
-            replica.trainer = Side(fragment, self.hold, self.resume)
+            replica.trainer = FragmentGate(self, fragment)
             if isinstance(replica, EagerReplica):
-                self._guesses = Guesses(replica, self.island, self._turns)
+                self._guesses = Guesses(replica, self.island, self._ownership)
 
-    # --- for the replicas (see node.replicas.replica.Trainer) ------------------------------------
+    # --- for the replicas (see node.replicas.trainer_gate) ---------------------------------------
 
     async def hold(self, fragment: int) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""
-        await self._turns.take(fragment)
+        await self._ownership.take(fragment)
         if not self.training:
             return None
         self._time_transfer(fragment)
         await self.island.claim(fragment)
         return self.island.vectors.snapshot(fragment)
 
-    async def resume(self, fragment: int, *, contributed: bool, reset: bool) -> None:
+    async def release(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
         self.readiness.answered(fragment, contributed=contributed)
         await self._go_on(fragment, contributed=contributed, reset=reset)
@@ -130,10 +133,10 @@ class Conductor:
         """Send the new base, or begin; ``read``: inner steps that are not read again."""
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
-        self._turns.written(fragment)
-        turn = self.course.turn(fragment, self.swarm)
+        self._ownership.written(fragment)
+        data = self.course.next_data(fragment, self.swarm)
         if not self.beginning.begun:
-            self._turns.free(fragment)
+            self._ownership.free(fragment)
             await self._begin()
             return
         self.course.aim(self.swarm, anew=[fragment] if reset else ())
@@ -141,7 +144,7 @@ class Conductor:
         evaluate = self.course.evaluates(fragment)
         if evaluate:  # of all fragments
             starts = self.island.starts
-            await self._turns.all_to_read()
+            await self._ownership.all_to_read()
             if self.island.starts != starts:
                 return  # other ranks by now: they begin, or have begun, with what was written here
         steps_count_from_here = contributed and self._guesses is None  # else from a snapshot
@@ -150,7 +153,7 @@ class Conductor:
             round_,
             fragment,
             self.swarm,
-            turn,
+            data,
             contributed=contributed,
             reset=reset,
             evaluate=evaluate,
@@ -159,7 +162,7 @@ class Conductor:
         try:
             await self.island.send(apply)
         except ChannelClosedError:
-            self._turns.free(fragment)  # its death is on its way as an event
+            self._ownership.free(fragment)  # its death is on its way as an event
 
     # --- the trainer's events --------------------------------------------------------------------
 
@@ -187,7 +190,7 @@ class Conductor:
                     self.course.heard(applied)
                     if applied.fragment is None:
                         self._has_begun()
-                    self._turns.free(applied.fragment)
+                    self._ownership.free(applied.fragment)
                     await self._reset_if_due()
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
@@ -243,7 +246,7 @@ class Conductor:
         await self._begin()
 
     async def _begin(self) -> None:
-        """Begin if it is time; else the node follows the rounds until it is, see :meth:`resume`."""
+        """Begin if it is time; else the node follows rounds until it is: see :meth:`release`."""
         steps = self.beginning.steps(
             in_office=any(self.me in replica.roster for replica in self.replicas),
             alive=lambda: self.island.alive,
@@ -261,16 +264,16 @@ class Conductor:
                 if donated is None or not donated.exists():
                     self.beginning.found(await self.spare())
             case Todo.HAND_OVER:
-                await self._turns.all_to_read()
+                await self._ownership.all_to_read()
                 if self._guesses is not None:
                     await self._guesses.leave()
             case Todo.BEGIN:
                 await self._send_begin()
             case Todo.LET_GO:
-                self._turns.free()
+                self._ownership.free()
 
     async def _send_begin(self) -> None:
-        self._turns.begin()
+        self._ownership.begin()
         for fragment in range(len(self.replicas)):
             self.readiness.keep(self.swarm, fragment)
         begin = self.course.begin(self.beginning, self.swarm, self.readiness.read(self.swarm))
@@ -346,7 +349,7 @@ class Conductor:
         if self._guesses is not None:
             self._guesses.lost()
         if may_change:
-            self._turns.free()
+            self._ownership.free()
         for fragment in range(len(self.replicas)):
             self.readiness.withdraw(self.swarm, fragment, self.eta(fragment))
         await self.island.restart(**changes)
@@ -364,10 +367,10 @@ class Conductor:
     async def _reset_if_due(self) -> None:
         """Take a trainer whose θ is not finite back to the last merge, once its fragment is free.
 
-        Where a merge is under way its Apply does it (see :meth:`resume`).
+        Where a merge is under way its Apply does it (see :meth:`release`).
         """
         for fragment in sorted(self._reset_due):
-            if self._turns.is_free(fragment):
+            if self._ownership.is_free(fragment):
                 await self.hold(fragment)
                 if self._guesses is not None:
                     await self._guesses.leave()

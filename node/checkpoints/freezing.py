@@ -80,7 +80,7 @@ class _Part:
 class FrozenOuter:
     """What :mod:`node.checkpoints.outer_files` is to write: vectors by name, by fragment.
 
-    A fragment's vectors may change once :meth:`release` has returned; whoever changes them calls
+    A fragment's vectors may change once :meth:`thaw` has returned; whoever changes them calls
     it. ``room`` tells how many bytes may be taken, None where nothing is known of that.
     """
 
@@ -132,7 +132,7 @@ class FrozenOuter:
         self._given_up = True
         self._over.set()
 
-    async def release(self, fragment: int) -> None:
+    async def thaw(self, fragment: int) -> None:
         """Return when what a fragment's vectors are now is written, or has been copied."""
         async with self._measuring:  # what one fragment's copy takes is not there for another's
             parts = [

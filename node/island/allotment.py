@@ -48,7 +48,7 @@ class Allotment:
         self._given, self._anew = (), False
         return self._left
 
-    def turn(self, slot: int) -> tuple[tuple[int, ...], bool]:
+    def next_batches(self, slot: int) -> tuple[tuple[int, ...], bool]:
         """The numbers that the replica's last move brings, once; and whether all others are void.
 
         So after a move that merged work of an earlier life, or may have: which numbers that life

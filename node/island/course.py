@@ -27,12 +27,12 @@ from protocols.identity import PeerId
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What a fragment's move says of the data to read."""
+class DataAssignment:
+    """The data that an island reads next, given where a fragment stands."""
 
-    slot: int
-    slots: int
-    batches: tuple[int, ...] = ()
+    slot: int  # its place among the islands that read a round's windows
+    slots: int  # how many these are
+    batches: tuple[int, ...] = ()  # more of them, by number
     anew: bool = False  # earlier batches are void
 
 
@@ -86,10 +86,12 @@ class Course:
             batches=self._allotment.begin(checkpoint, slot),
         )
 
-    def turn(self, fragment: int, swarm: AnySwarm | None) -> Turn:
-        """A fragment has moved; the batches that this brings are given once."""
+    def next_data(self, fragment: int, swarm: AnySwarm | None) -> DataAssignment:
+        """What is read once a fragment has moved; the batches that this brings are given once."""
         slot, slots = self.targets.slot(swarm)
-        return Turn(slot, slots, *self._allotment.turn(slot)) if not fragment else Turn(slot, slots)
+        if fragment:  # fragment 0's rounds count
+            return DataAssignment(slot, slots)
+        return DataAssignment(slot, slots, *self._allotment.next_batches(slot))
 
     def evaluates(self, fragment: int) -> bool:
         """Whether the base is to be evaluated where a fragment stands; asked once a round."""
@@ -100,7 +102,7 @@ class Course:
         round_: int,
         fragment: int,
         swarm: AnySwarm | None,
-        turn: Turn,
+        data: DataAssignment,
         *,
         contributed: bool,
         reset: bool,
@@ -111,8 +113,8 @@ class Course:
         return Apply(
             round_,
             self.target,
-            turn.slot,
-            turn.slots,
+            data.slot,
+            data.slots,
             contributed=contributed,
             reset=reset,
             evaluate=evaluate,
@@ -121,8 +123,8 @@ class Course:
             position=self.targets.position(swarm),
             voids=self.replicas[fragment].voids,
             round_step=read,
-            batches=turn.batches,
-            anew=turn.anew,
+            batches=data.batches,
+            anew=data.anew,
         )
 
     # --- what is measured ------------------------------------------------------------------------

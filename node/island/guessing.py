@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from node.checkpoints.trainer_files import Asked
 from node.island.island import Island
-from node.island.ownership import Turns
+from node.island.ownership import VectorOwnership
 from node.replicas.eager_state import EagerReplica
 from node.trainer.channel import ChannelClosedError, Shift
 
@@ -20,8 +20,8 @@ from node.trainer.channel import ChannelClosedError, Shift
 class Guesses:
     """Of one trainer, whose model is merged whole."""
 
-    def __init__(self, replica: EagerReplica, island: Island, turns: Turns) -> None:
-        self.replica, self.island, self._turns = replica, island, turns
+    def __init__(self, replica: EagerReplica, island: Island, ownership: VectorOwnership) -> None:
+        self.replica, self.island, self._ownership = replica, island, ownership
         self._back = False
         self._moving = False  # a move is on its way
         self._moved: asyncio.Future[None] | None = None
@@ -32,8 +32,8 @@ class Guesses:
 
     async def make(self) -> None:
         """Have the trainer go on from a guess; its snapshot stays out."""
-        if self._turns.is_free(0):
-            await self._turns.take(0)
+        if self._ownership.is_free(0):
+            await self._ownership.take(0)
             await self._move(back=False)
 
     async def without(self, ask: Callable[[], Awaitable[Asked]]) -> Asked | None:
@@ -50,10 +50,10 @@ class Guesses:
 
         Raises ChannelClosedError where the trainer has ended.
         """
-        await self._turns.take(0)
+        await self._ownership.take(0)
         if not self.replica.guessed:
-            self._turns.written(0)
-            self._turns.free(0)
+            self._ownership.written(0)
+            self._ownership.free(0)
             return
         self._moved = asyncio.get_running_loop().create_future()
         await self._move(back=True)
@@ -63,7 +63,7 @@ class Guesses:
         """The trainer has reported that it has moved."""
         await self.replica.arrived(back=self._back)
         self._moving = False
-        self._turns.free(0)
+        self._ownership.free(0)
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
 
@@ -78,11 +78,11 @@ class Guesses:
         self._back, self._moving = back, True
         starts = self.island.starts
         await self.replica.aim(back=back)
-        self._turns.written(0)
+        self._ownership.written(0)
         if self.island.starts != starts:
             return  # other ranks by now, which have yet to begin and stand on no guess
         try:
             await self.island.send(Shift())
         except ChannelClosedError:
-            self._turns.free(0)  # its death is on its way as an event
+            self._ownership.free(0)  # its death is on its way as an event
             self.lost()

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Turns:
+class VectorOwnership:
     """For one trainer; ``free``: it has nothing to read."""
 
     def __init__(self, fragments: int, *, free: bool) -> None:

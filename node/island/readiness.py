@@ -16,7 +16,7 @@ from gossip.membership.sketch import sketch
 from gossip.membership.spread import WholeSketch, turn_of
 from gossip.plans.ramp import ramp
 from node.island.island import Island
-from node.island.ownership import Turns
+from node.island.ownership import VectorOwnership
 from node.modes import by_gradients, is_over, weight_of
 from node.replicas.own_state import OwnReplica
 from node.replicas.replica import OuterReplica
@@ -33,11 +33,11 @@ class Readiness:
         island: Island,
         replicas: tuple[OuterReplica, ...],
         layout: Outline,
-        turns: Turns,
+        ownership: VectorOwnership,
     ) -> None:
         fragments = len(replicas)
         self.manifest, self.island, self.replicas = manifest, island, replicas
-        self._layout, self._turns = layout, turns
+        self._layout, self._ownership = layout, ownership
         self.merged = [0] * fragments  # rounds that merged work of ours
         self.snapshot_at = [0.0] * fragments  # when the last one came, in the event loop's time
         self.snapshot_of = [-1] * fragments  # and for which round
@@ -107,7 +107,7 @@ class Readiness:
         return (
             self.replicas[fragment].place.round == round_
             and self.island.vectors.snapshot(fragment) == round_
-            and not self._turns.is_taken(fragment)
+            and not self._ownership.is_taken(fragment)
         )
 
     def out_since(self, fragment: int) -> float | None:

@@ -134,8 +134,8 @@ class OwnReplica(Exchanging, OuterReplica):
             self.blend.step(self.rule, self.vectors, Rates(lr, momentum, round_ + 1))
             return bytes(state_digest(self.state)[0])
 
-        await self._released()
+        await self._thawed()
         digest: bytes = await self._alone(step)
         self._place = replace(self._place, round=round_ + 1, state=digest)
         if self.trainer is not None:
-            await self.trainer.resume(contributed=counted, reset=False)
+            await self.trainer.release(contributed=counted, reset=False)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -27,45 +26,13 @@ from gossip.place import Place
 from gossip.plans.certificate import genesis, outcome_hash
 from node.checkpoints.freezing import FrozenOuter
 from node.replicas.residual import Residual
+from node.replicas.trainer_gate import TrainerGate
 from node.replicas.turning import Turning
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
 from protocols.tasks import Offload
-
-
-class Trainer(Protocol):
-    """The trainer as far as the outer state is concerned (:mod:`node.conductor`)."""
-
-    async def hold(self) -> int | None:
-        """Wait until the vectors may be written; returns an unanswered snapshot's round, if any."""
-        ...
-
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
-        """The vectors are as they should be: apply them."""
-        ...
-
-
-class Resume(Protocol):
-    """:meth:`Trainer.resume`, of one of several fragments."""
-
-    def __call__(self, fragment: int, *, contributed: bool, reset: bool) -> Awaitable[None]: ...
-
-
-@dataclass(frozen=True)
-class Side:
-    """A trainer with all its fragments as the replica of one of them sees it."""
-
-    fragment: int
-    hold_it: Callable[[int], Awaitable[int | None]]
-    resume_it: Resume
-
-    async def hold(self) -> int | None:
-        return await self.hold_it(self.fragment)
-
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
-        await self.resume_it(self.fragment, contributed=contributed, reset=reset)
 
 
 @dataclass
@@ -101,7 +68,7 @@ class OuterReplica:
         self.rule = optimizers.named(manifest.outer.optimizer)
         self.vectors = self.rule.init(self.base).vectors  # by name
         self.alpha = manifest.rounds.alpha if manifest.rounds.fragments > 1 else 0.0
-        self.trainer: Trainer | None = None
+        self.trainer: TrainerGate | None = None
         self.residual: Residual | None = None  # where codecs are so coarse that it is needed
         self.certificate: Certificate | None = None
         self.frozen: FrozenOuter | None = None  # while a checkpoint of this state is written
@@ -240,7 +207,7 @@ class OuterReplica:
             self._finish(mine, outcome)
             return bytes(state_digest(self.state)[0])
 
-        await self._released()
+        await self._thawed()
         digest: bytes = await self.offload(step)
         self.inherited = self.inherited and not (merged if self.whole else mine)
         if self.turning is not None:
@@ -255,7 +222,7 @@ class OuterReplica:
         )
         self._roster = outcome.next_roster
         if self.trainer is not None:
-            await self.trainer.resume(contributed=bool(mine), reset=reset)
+            await self.trainer.release(contributed=bool(mine), reset=reset)
 
     async def jump(
         self,
@@ -308,20 +275,20 @@ class OuterReplica:
             elif self.residual is not None:
                 self.residual.forget_round()
 
-        await self._released()
+        await self._thawed()
         await self.offload(move)
         await self.settle(state)
         if self.trainer is not None:
-            await self.trainer.resume(contributed=bool(counted), reset=keep == "nothing")
+            await self.trainer.release(contributed=bool(counted), reset=keep == "nothing")
 
     async def _hold(self) -> int | None:
         """Keep the trainer from the vectors; returns an unanswered snapshot's round, or None."""
         return await self.trainer.hold() if self.trainer is not None else None
 
-    async def _released(self) -> None:
+    async def _thawed(self) -> None:
         """Return when a checkpoint that is being written does not need the vectors any more."""
         if self.frozen is not None:
-            await self.frozen.release(self._place.fragment)
+            await self.frozen.thaw(self._place.fragment)
 
     def merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
         """Ranges of my snapshot that are in the merged parts."""

@@ -82,7 +82,7 @@ class Walker:
     async def hold(self) -> int | None:
         return self.out
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def release(self, *, contributed: bool, reset: bool) -> None:
         one = self.replica
         place = one.place
         fact = place.previous, place.state

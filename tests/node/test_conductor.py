@@ -45,7 +45,7 @@ async def test_a_trainer_is_told_where_it_keeps_nothing(
 ) -> None:
     made, _ = conductor(vectors, at_once)
     made.replicas[0].voids = voids
-    await made.resume(0, contributed=False, reset=False)
+    await made.release(0, contributed=False, reset=False)
     (told,) = cast(Any, made.island).sent
     assert told.voids is voids
 
@@ -58,8 +58,8 @@ async def test_an_evaluation_is_asked_for_though_the_count_of_rounds_leaps_over_
     replica = made.replicas[0]
     for round_ in (7, 12, 19, 26):
         replica._place = replace(replica.place, round=round_)
-        await made.resume(0, contributed=False, reset=False)
-        made._turns.free(0)
+        await made.release(0, contributed=False, reset=False)
+        made._ownership.free(0)
     assert [told.evaluate for told in cast(Any, made.island).sent] == [False, True, False, True]
 
 
@@ -102,7 +102,7 @@ async def test_a_round_without_a_snapshot_of_ours_says_nothing_of_transfers(
     await commit_without(made.replicas[0])
     assert len(seconds) == 1
     vectors.clear(0)
-    made._turns.free(0)
+    made._ownership.free(0)
     await made.hold(0)
     assert len(seconds) == 1
 
@@ -120,7 +120,7 @@ async def test_what_a_round_has_left_behind_is_not_ready_for_the_next(
         assert made.replicas[0].place.round == 1
         if read:
             vectors.clear(0)
-            made._turns.free(0)
+            made._ownership.free(0)
         gate.open.set()
         await looking
     assert chain.said == []  # Δ would be the outer step that was just taken, turned round

@@ -23,7 +23,7 @@ from conductor_kit import (
 
 from node.checkpoints.trainer_files import Taken
 from node.island.beginning import Stage
-from node.island.ownership import Turns
+from node.island.ownership import VectorOwnership
 from node.replicas.eager_state import EagerReplica
 from node.replicas.own_state import OwnReplica
 from node.trainer.channel import Applied, Begin, Saved, StepDone
@@ -57,7 +57,7 @@ async def test_a_trainer_that_dies_before_it_begins_is_sent_nothing(
     await made._begin()
     assert trainer.sent == []
     assert not made.beginning.begun
-    assert made._turns.is_free(0)
+    assert made._ownership.is_free(0)
     trainer.alive = True
     made.beginning.built()
     await made._begin()
@@ -101,11 +101,11 @@ async def test_ranks_that_die_while_they_resume_begin_from_the_checkpoint_again(
     made.beginning.checkpoint = Path("ckpt-00000000")
     made.beginning.built()
     await made._begin()
-    assert not made._turns.is_free(0)
+    assert not made._ownership.is_free(0)
     if begun:
         await take_in(made, Applied(0, 0, 0, None, None))
     await made._start_again()
-    assert made._turns.is_free(0) is begun, "rounds wait until it stands where that was made"
+    assert made._ownership.is_free(0) is begun, "rounds wait until it stands where that was made"
     made.beginning.built()
     await made._begin()
     resumed = [begin.resume for begin in trainer.sent]
@@ -183,8 +183,8 @@ async def test_ranks_that_were_started_meanwhile_are_told_of_no_round_before_the
         trainer.starts += 1
 
     trainer.restart = restart  # type: ignore[attr-defined]
-    made._turns = Turns(2, free=True)
-    await made._turns.take(1)
+    made._ownership = VectorOwnership(2, free=True)
+    await made._ownership.take(1)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         applying = tasks.create_task(commit_without(made.replicas[0]))
         while made.replicas[0].place.round == 0:  # noqa: ASYNC110 - a field
@@ -196,7 +196,7 @@ async def test_ranks_that_were_started_meanwhile_are_told_of_no_round_before_the
         await asyncio.sleep(0)
         assert not applying.done()
         assert not beginning.done()
-        made._turns.written(1)
+        made._ownership.written(1)
     assert [(type(sent), sent.round) for sent in trainer.sent] == [(Begin, 1)]
 
 
@@ -284,7 +284,7 @@ async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_b
         assert (await begun()).round_step == (7 if kept else 0)
     assert made.course.since == (7 if kept and mode == "diloco" else 0)
     vectors.clear()
-    made._turns.free()
+    made._ownership.free()
     await commit_without(made.replicas[0])
     assert (await begun()).round_step == 0, "another round has other windows"
 
@@ -307,7 +307,7 @@ async def test_in_pairs_ranks_that_are_started_again_begin_behind_what_is_exchan
         assert cast(Any, made.island).sent[-1].round_step == 7
         assert vectors.try_snapshot(), "the copy is what travels"
         vectors.clear()
-    made._turns.free()
+    made._ownership.free()
     made.replicas[0].blend.start(made.replicas[0].sent)
     await made.replicas[0].finish(0, ours=False)
     assert cast(Any, made.island).sent[-1].round_step == 0, "another round has other windows"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conductor_kit import SIZE, Gate, at_once, commit_without, conductor, nobody, snapshot
 
-from node.island.ownership import Turns
+from node.island.ownership import VectorOwnership
 from node.island.readiness import Readiness
 from node.replicas.eager_state import EagerReplica
 from node.trainer.channel import Begin
@@ -65,10 +65,10 @@ async def test_what_is_sent_of_a_snapshot_stays_as_it_was_when_its_trainer_begin
         await made._reset_if_due()
     else:
         made._guesses.lost()
-        made._turns.free()
+        made._ownership.free()
         made.beginning.built()
         await made._begin()
-    made._turns.free()
+    made._ownership.free()
     assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
     assert await made.save(Path("draft")) is not None, "it is on no guess"
     assert cast(Any, made.island).sent[-1].__class__.__name__ == "Checkpoint"
@@ -91,7 +91,7 @@ async def test_no_snapshot_takes_the_place_of_one_that_is_being_sent(
         made.beginning.built()
         await made._begin()
     vectors.clear()  # the trainer has read what it was given
-    made._turns.free()
+    made._ownership.free()
     assert not vectors.try_snapshot()
     await commit_without(replica)
     chain.contributes = False
@@ -115,7 +115,7 @@ async def test_a_trainer_that_goes_back_does_not_read_again_what_is_still_to_be_
         assert (back.reset, back.round_step) == (True, 7 if kept else 0)
         assert made.course.since == (7 if kept and mode == "diloco" else 0)
         vectors.clear()
-        made._turns.free()
+        made._ownership.free()
     made._reset_due = {0}
     await commit_without(made.replicas[0])
     back = cast(Any, made.island).sent[-1]
@@ -126,7 +126,11 @@ def test_windows_whose_steps_one_fragment_has_are_read_again_for_none() -> None:
     """A cycle ends with fragment 0's round."""
     three = cast(Any, SimpleNamespace(mode="diloco"))
     made = Readiness(
-        three, cast(Any, None), cast(Any, (None,) * 3), cast(Any, None), Turns(3, free=True)
+        three,
+        cast(Any, None),
+        cast(Any, (None,) * 3),
+        cast(Any, None),
+        VectorOwnership(3, free=True),
     )
     nothing = [False] * 3
     made.snapshot_step[1] = 5
@@ -171,7 +175,7 @@ async def test_what_is_learnt_anew_is_not_turned_for_the_age_of_what_was_given_u
     for _ in range(2):
         await commit_without(made.replicas[0])
         vectors.clear()
-        made._turns.free()
+        made._ownership.free()
     assert turning.gone >= 1
     if way == "reset":
         made._reset_due = {0}
@@ -182,7 +186,7 @@ async def test_what_is_learnt_anew_is_not_turned_for_the_age_of_what_was_given_u
         await made._begin()
     assert turning.gone == 0
     vectors.clear()
-    made._turns.free()
+    made._ownership.free()
     await commit_without(made.replicas[0])
     assert turning.gone > 0, "it has been training since"
 
@@ -199,7 +203,7 @@ async def test_rounds_that_a_client_rests_in_do_not_make_its_next_work_late(
     for _ in range(4):
         await commit_without(made.replicas[0])
         vectors.clear()
-        made._turns.free()
+        made._ownership.free()
         ages.append(turning.gone)
     assert ages[:3] == [0, 0, 0]
     assert ages[3] > 0

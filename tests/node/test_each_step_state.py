@@ -36,7 +36,7 @@ class Waiting:
     async def hold(self) -> int | None:
         return self.replica.place.round
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def release(self, *, contributed: bool, reset: bool) -> None:
         pass
 
 

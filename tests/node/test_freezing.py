@@ -52,11 +52,11 @@ async def test_what_is_not_written_when_a_round_comes_is_copied() -> None:
     before = vector.clone()
     one, pieces = frozen(vector)
     found = [next(pieces)]
-    await one.release(0)
+    await one.thaw(0)
     vector.zero_()
     found += pieces
     assert np.array_equal(np.concatenate(found), before.numpy())
-    await one.release(0)  # the next round: there is nothing left to do
+    await one.thaw(0)  # the next round: there is nothing left to do
 
 
 async def test_what_is_written_already_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +69,10 @@ async def test_what_is_written_already_is_not_copied(monkeypatch: pytest.MonkeyP
         return clone(part)
 
     monkeypatch.setattr(torch.Tensor, "clone", counted)
-    await one.release(0)
+    await one.thaw(0)
     assert copied == [SIZE - ONE]
     next(pieces)
-    await one.release(0)
+    await one.thaw(0)
     assert copied == [SIZE - ONE], "the next round finds nothing in its way"
 
 
@@ -92,7 +92,7 @@ async def test_the_file_goes_on_while_much_is_copied_and_that_is_not_copied(
         return clone(part)
 
     monkeypatch.setattr(torch.Tensor, "clone", counted)
-    await one.release(0)
+    await one.thaw(0)
     vector.zero_()
     assert copied == [ONE, 7], "of the last one not even that is kept: it has been written"
     found += pieces
@@ -110,7 +110,7 @@ async def test_a_copy_that_nobody_wants_any_more_ends(monkeypatch: pytest.Monkey
         return clone(part)
 
     monkeypatch.setattr(torch.Tensor, "clone", counted)
-    await one.release(0)
+    await one.thaw(0)
     assert copied == [ONE]
 
 
@@ -125,7 +125,7 @@ async def test_two_fragments_do_not_count_on_the_same_memory() -> None:
 
     one = FrozenOuter(NOBODY, {"base": vectors}, offload, lambda: left[0])
     async with asyncio.timeout(10), asyncio.TaskGroup() as rounds:
-        first, second = (rounds.create_task(one.release(fragment)) for fragment in (0, 1))
+        first, second = (rounds.create_task(one.thaw(fragment)) for fragment in (0, 1))
         for _ in range(20):
             await asyncio.sleep(0)
         assert first.done()
@@ -138,7 +138,7 @@ async def test_one_fragment_s_round_leaves_the_others_where_they_lie() -> None:
     before = second.clone()
     one, pieces = frozen(first, second)
     next(pieces)
-    await one.release(1)
+    await one.thaw(1)
     second.zero_()
     first[ONE:] = 3.0  # nobody has released it: that is what is written
     found = np.concatenate(list(pieces))
@@ -151,7 +151,7 @@ async def test_without_the_memory_for_a_copy_the_round_waits_for_the_disk(gives_
     vector = normal(1, SIZE)
     before = vector.clone()
     one, pieces = frozen(vector, room=lambda: int(1.05 * vector.nbytes))
-    released = asyncio.ensure_future(one.release(0))
+    released = asyncio.ensure_future(one.thaw(0))
     await asyncio.sleep(0)
     found = [next(pieces)]
     assert not released.done()

@@ -55,7 +55,7 @@ class Waiting:
     async def hold(self) -> int | None:
         return self.replica.place.round if self.out else None
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def release(self, *, contributed: bool, reset: bool) -> None:
         pass
 
 

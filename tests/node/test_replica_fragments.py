@@ -27,7 +27,7 @@ class Waiting:
     async def hold(self) -> int | None:
         return 0
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def release(self, *, contributed: bool, reset: bool) -> None:
         pass
 
 

@@ -46,7 +46,7 @@ class Trainer:
     async def hold(self) -> int | None:
         return self.snapshot
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def release(self, *, contributed: bool, reset: bool) -> None:
         base, sent = self.replica.base, self.replica.sent
         if self.replica.voids:
             sent = torch.where(sent.isnan(), self.theta, sent)

@@ -147,7 +147,7 @@ class Waiting:
     async def hold(self) -> int | None:
         return self.snapshot
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def release(self, *, contributed: bool, reset: bool) -> None:
         pass
 
 

@@ -39,7 +39,7 @@ class Ranks:
 def conductor(ranks: Ranks) -> Any:
     made: Any = object.__new__(Conductor)
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
-    made.island, made.events, made.files, made._turns = ranks, nothing, nothing, nothing
+    made.island, made.events, made.files, made._ownership = ranks, nothing, nothing, nothing
     made.swarm, made._guesses, made.replicas = None, None, ()
     made._restarts, made.beginning = Restarts(()), Beginning(Manifest())
     return made
@@ -88,7 +88,7 @@ async def test_ranks_that_die_before_they_have_resumed_begin_from_the_checkpoint
 ) -> None:
     driver = conductor(Ranks())
     freed: list[None] = []
-    driver._turns = SimpleNamespace(free=lambda: freed.append(None))
+    driver._ownership = SimpleNamespace(free=lambda: freed.append(None))
     driver.beginning.checkpoint = Path("ckpt-00000003")
     driver.beginning.built()
     if begun:

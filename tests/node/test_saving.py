@@ -167,7 +167,7 @@ async def test_a_round_waits_for_no_thread_that_writes_files(
         saved = tasks.create_task(keeper.save())
         while replica.frozen is None:  # noqa: ASYNC110 - a field of a fake
             await asyncio.sleep(0)
-        await replica.frozen.release(0)
+        await replica.frozen.thaw(0)
         assert not free.is_set()
         free.set()
         while trainer.writing is None:  # noqa: ASYNC110

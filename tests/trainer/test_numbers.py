@@ -145,14 +145,14 @@ def test_numbers_are_given_once_each_and_none_is_left_out(
     for brought in rounds:
         chain.commit({n: steps * BATCH for n, steps in brought.items()}, elements)
         for number, island in enumerate(chain.islands):
-            more, anew = island.turn(number)
+            more, anew = island.next_batches(number)
             assert not anew
             assert bool(more) is (number in brought)
             if more:
                 given_.append((more[0], more[1]))
                 if elements == SIZE:
                     assert more[1] - more[0] == brought[number]
-            assert island.turn(number) == ((), False), "once"
+            assert island.next_batches(number) == ((), False), "once"
     given_.sort()
     assert given_[0][0] == ISLANDS * STEPS
     assert all(one[1] == other[0] for one, other in itertools.pairwise(given_))
@@ -170,7 +170,7 @@ def test_who_has_had_nothing_merged_begins_by_its_place() -> None:
     # of what has to be made first more is known
     streams = Allotment(manifest, chain.replicas[0], ahead=True)
     assert streams.begin(None, 1) == (5 + 2 * STEPS, 5 + 4 * STEPS)
-    assert streams.turn(1) == ((2 * ISLANDS * STEPS, 2 * ISLANDS * STEPS + 5), False)
+    assert streams.next_batches(1) == ((2 * ISLANDS * STEPS, 2 * ISLANDS * STEPS + 5), False)
 
 
 def test_ranks_that_are_started_again_go_on_where_the_others_were() -> None:
@@ -179,7 +179,7 @@ def test_ranks_that_are_started_again_go_on_where_the_others_were() -> None:
     island.begin(None, 0)
     island.heard(stepped(STEPS + 3, STEPS))  # it has read on
     chain.commit({0: STEPS * BATCH})
-    more, _ = island.turn(0)
+    more, _ = island.next_batches(0)
     assert island.begin(None, 0) == more == (ISLANDS * STEPS, ISLANDS * STEPS + STEPS)
     island.heard(stepped(more[0] + 1, more[1]))
     assert island.begin(None, 0) == (more[0] + 1, more[1])
@@ -252,7 +252,7 @@ def test_ranks_that_are_killed_between_steps_leave_no_batch_out_and_read_none_tw
                 continue  # the daemon has yet to hear that the last round is applied
             chain.commit({0: 5 * BATCH} | others)
             chain.replicas[0].relived = what == "relived"
-            more, anew = island.turn(0)
+            more, anew = island.next_batches(0)
             ranks.commands.append((more, anew))
             if anew:
                 given_.clear()
@@ -273,12 +273,12 @@ def test_a_checkpoints_numbers_are_preferred_and_an_earlier_lifes_left_out(tmp_p
     assert island.begin(tmp_path, 0) == standing.batches
     chain.commit({0: STEPS * BATCH})
     replica.relived = True
-    more, anew = island.turn(0)
+    more, anew = island.next_batches(0)
     assert anew
     assert island.begin(None, 0) == more
     # what was merged of it since is not known: it begins as a newcomer would
     replica.relived = True
-    assert island.turn(1) == ((2 * STEPS, 3 * STEPS), True)
+    assert island.next_batches(1) == ((2 * STEPS, 3 * STEPS), True)
     assert island.begin(None, 0) == (2 * STEPS, 3 * STEPS)
 
 
@@ -288,7 +288,7 @@ def test_a_run_whose_rounds_have_windows_of_their_own_numbers_nothing(tmp_path: 
     assert island.begin(None, 0) == ()
     chain.commit({0: BATCH})
     chain.replicas[0].relived = True
-    assert island.turn(0) == ((), False)
+    assert island.next_batches(0) == ((), False)
     island.heard(stepped())
     assert island.begin(None, 0) == ()
 
