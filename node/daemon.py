@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from bootstrap.manifest import Manifest
-from node import open_files, places
+from node import directories, open_files
 from node.closing import newest_round
 from node.config import NodeConfig
 from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
@@ -65,7 +65,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self.stop_reason = loop.create_future()
         self.home.lock()
-        places.note(self.home.root)
+        directories.note(self.home.root)
         async with AsyncExitStack() as stack:
             stack.callback(self.home.unlock)
             stack.enter_context(self.home.logging())

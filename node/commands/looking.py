@@ -85,10 +85,10 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """Nodes on this machine, and their state directories."""
-    from node.places import all_places, as_document, as_text
+    from node.directories import all_directories, as_document, as_text
 
-    places = all_places(resolve(flags, os.environ).dir)
-    typer.echo(as_document(places) if as_json else as_text(places, everything=everything))
+    found = all_directories(resolve(flags, os.environ).dir)
+    typer.echo(as_document(found) if as_json else as_text(found, everything=everything))
 
 
 @with_settings("dir")
@@ -103,7 +103,7 @@ def stop(
 
     It leaves as after Ctrl-C; this waits until it has ended.
     """
-    from node.places import stop as stop_node
+    from node.directories import stop as stop_node
 
     pid = stop_node(
         resolve(flags, os.environ).dir,

@@ -21,7 +21,7 @@ STEPS = 64  # inner steps looked ahead, in this round and in the next one
 
 
 @dataclass(frozen=True)
-class Place:
+class ReadPosition:
     """Where an island reads: see :meth:`Sampler.starts`."""
 
     round: int
@@ -39,13 +39,13 @@ class Ahead:
 
     def __init__(self, tokens: FolderTokens, sampler: Sampler, steps: int = STEPS) -> None:
         self._tokens, self._sampler, self._steps = tokens, sampler, steps
-        self._place: Place | None = None
+        self._place: ReadPosition | None = None
         self._stretches: tuple[int, ...] | None = None  # None: what follows is the next round
         self._changed = threading.Condition()
         self._idle = False
         self._thread: threading.Thread | None = None
 
-    def reading(self, place: Place) -> None:
+    def reading(self, place: ReadPosition) -> None:
         """The trainer reads here now; returns at once.
 
         The thread is woken once for as many steps as are computed together: it would take the
@@ -90,7 +90,7 @@ class Ahead:
                     self._idle = True
                     self._changed.notify_all()
 
-    def _coming(self, place: Place) -> Iterator[int]:
+    def _coming(self, place: ReadPosition) -> Iterator[int]:
         """Files by number, each once, in the order in which they will be read."""
         seen: set[int] = set()
         room = self._tokens.cache_bytes // 2
@@ -107,7 +107,7 @@ class Ahead:
                     return
                 yield file
 
-    def _steps_from(self, place: Place) -> Iterator[tuple[Place, int]]:
+    def _steps_from(self, place: ReadPosition) -> Iterator[tuple[ReadPosition, int]]:
         """Steps to come, a few at once: where they begin, and the first step beyond.
 
         The trainer is in the first of them.

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
-from node.places import kept_manifest, newest_checkpoint
+from node.directories import kept_manifest, newest_checkpoint
 from node.statedir import StateDir
 from node.status import fetch
 from protocols.errors import OperatorError

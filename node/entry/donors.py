@@ -20,7 +20,7 @@ from node.checkpoints.trainer_files import Taken
 from node.conductor import Conductor
 from node.trainer.channel import ChannelClosedError
 from node.trainer.layout import Layout
-from node.trainer.moments import FLOAT_BYTES, Places, faults, mapped, moments_last
+from node.trainer.moments import FLOAT_BYTES, MomentLayout, faults, mapped, moments_last
 from protocols.errors import (
     Malformed,
     OperatorError,
@@ -59,13 +59,13 @@ class Giving:
     """Copies of this island's moments; ``copy`` is for :class:`bootstrap.state.MomentsServer`."""
 
     conductor: Conductor
-    places: Places
+    moment_layout: MomentLayout
     directory: Path
     offload: Offload
 
     async def copy(self) -> Moments:
         """The trainer's moments, in a file without a name; raises :class:`RemoteRefused`."""
-        path, size = self.directory / GIVEN, FLOAT_BYTES * self.places.size
+        path, size = self.directory / GIVEN, FLOAT_BYTES * self.moment_layout.size
         limit_s = COPY_S + STEPS * self.conductor.pace.step_s + size / SLOW_DISK
         if not self.conductor.training:
             raise RemoteRefused("none", "no trainer is at work here")
@@ -75,7 +75,7 @@ class Giving:
             if not donated.steps or donated.problem:
                 why = "its disk" if donated.problem else "its moments are cold themselves"
                 raise RemoteRefused("none", why)
-            vector = await self.offload(lambda: mapped(path, self.places.size))
+            vector = await self.offload(lambda: mapped(path, self.moment_layout.size))
         except (ChannelClosedError, TimeoutError, OSError) as error:
             raise RemoteRefused("none", "its trainer gave none") from error
         finally:
@@ -106,12 +106,12 @@ class Taking:
         if not moments_last(self.manifest):
             raise RemoteRefused("none", "this run's islands have none that another could use")
         layout = await self.offload(lambda: Layout.of_manifest(self.manifest))
-        places = Places.of(layout, self.manifest.inner)
+        moment_layout = MomentLayout.of(layout, self.manifest.inner)
         path = self.directory / TAKEN
         failure: Exception = Unreachable("any donor", Why.NO_ADDRESS, "no island is active")
         began, steps_s = time.monotonic(), STEPS * min(step_s, LONGEST_STEP_S)
         if state_s is None:
-            state_s = FLOAT_BYTES * places.size / SLOW_LINK
+            state_s = FLOAT_BYTES * moment_layout.size / SLOW_LINK
         limit_s = LEAST_S + TIMES * state_s + MAX_DONORS * steps_s
         answer_s = limit_s / MAX_DONORS
         try:
@@ -119,11 +119,11 @@ class Taking:
                 told = _Extending(limit, limit_s, self.progress)
                 for peer in random.sample(list(donors), min(len(donors), MAX_DONORS)):
                     try:
-                        steps = await self._take(peer, places, path, answer_s, told)
+                        steps = await self._take(peer, moment_layout, path, answer_s, told)
                     except (TransportError, RemoteProtocolError) as error:
                         failure = error
                         continue
-                    took, size = time.monotonic() - began, FLOAT_BYTES * places.size
+                    took, size = time.monotonic() - began, FLOAT_BYTES * moment_layout.size
                     said = f"of {steps:,} steps, {size / 1e6:.1f} MB from {peer} in {took:.1f} s"
                     return Taken(path, steps), said
                 raise failure
@@ -132,19 +132,24 @@ class Taking:
             raise
 
     async def _take(
-        self, peer: PeerId, places: Places, path: Path, answer_s: float, progress: Progress
+        self,
+        peer: PeerId,
+        moment_layout: MomentLayout,
+        path: Path,
+        answer_s: float,
+        progress: Progress,
     ) -> int:
         """Fill the file; the steps that the moments have seen."""
         with contextlib.suppress(TransportError, OperatorError):  # the request below then says why
             await self.greet(peer)
         run, inner = self.manifest.run_id, self.manifest.inner
-        size = FLOAT_BYTES * places.size
+        size = FLOAT_BYTES * moment_layout.size
         offer = await offered_moments(self.transport, peer, run, size, timeout=answer_s)
-        vector = await self.offload(lambda: mapped(path, places.size, create=True))
+        vector = await self.offload(lambda: mapped(path, moment_layout.size, create=True))
         await download_moments(
             self.transport, peer, run, offer, [vector], offload=self.offload, progress=progress
         )
-        if wrong := await self.offload(lambda: faults(vector, places, inner)):
+        if wrong := await self.offload(lambda: faults(vector, moment_layout, inner)):
             raise Malformed(f"{peer} offers moments of which {wrong}")
         return offer.steps
 

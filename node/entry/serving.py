@@ -19,7 +19,7 @@ from node.member import state_server
 from node.monitor.memory import available
 from node.replicas.replica import OuterReplica
 from node.trainer.layout import Layout, Outline
-from node.trainer.moments import Places, moments_last
+from node.trainer.moments import MomentLayout, moments_last
 
 if TYPE_CHECKING:
     from node.runtime import Node
@@ -62,8 +62,8 @@ def serve_moments(
     """Serve the optimizer's moments until ``stack`` is unwound, where another could use them."""
     if not (moments_last(run.manifest) and isinstance(layout, Layout)):
         return
-    places, root = Places.of(layout, run.manifest.inner), node.home.root
-    giving = Giving(conductor, places, root, node.offload_files)
+    moment_layout, root = MomentLayout.of(layout, run.manifest.inner), node.home.root
+    giving = Giving(conductor, moment_layout, root, node.offload_files)
     moments = MomentsServer(
         node.transport, run.signed.run_id, giving.copy, offload=node.offload_files
     )

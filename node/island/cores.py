@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from node.directories import noted
 from node.headway import counted
-from node.places import noted
 from node.statedir import StateDir
 
 CORES = os.cpu_count() or 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bootstrap.manifest import Manifest
-from node.data.ahead import Ahead, Place
+from node.data.ahead import Ahead, ReadPosition
 from node.data.folder import is_folder
 from node.data.remote import Folder, FolderTokens
 from node.data.tokenizer import BYTES_VOCABULARY
@@ -166,7 +166,7 @@ class TrainingData:
         nothing before it says what it is.
         """
         if self.ahead is not None:
-            self.ahead.reading(Place(round, slot, slots, step))
+            self.ahead.reading(ReadPosition(round, slot, slots, step))
         starts = self.sampler.starts(round, slot, slots, step, rows)
         window = gather(self.tokens, starts, self.sampler.seq_len + 1)
         return window[:, :-1], targets(window, self.document_end)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from node.data.ahead import Place
+from node.data.ahead import ReadPosition
 from node.data.live import StreamData
 from node.errors import operator_error
 from node.headway import counted
@@ -52,7 +52,7 @@ class Early:
         self._data, self._look_s = data, look_s
         self._reading: _Reading | None = None
 
-    def here(self, place: Place, rows: Sequence[range]) -> bool:
+    def here(self, place: ReadPosition, rows: Sequence[range]) -> bool:
         """Whether the rows are here; waits a moment for them, and raises what reading has met.
 
         That at once: the other ranks may have to wait for theirs for long.
@@ -76,7 +76,7 @@ class Early:
         """Another number whenever reading has got on."""
         return self._data.headway
 
-    def batch(self, place: Place, rows: range) -> tuple[Tensor, Tensor]:
+    def batch(self, place: ReadPosition, rows: range) -> tuple[Tensor, Tensor]:
         """Inputs and targets."""
         reading = self._reading
         read = reading is not None and reading.wanted[0] == place and reading.done.is_set()
@@ -133,7 +133,7 @@ def named(ranks: Sequence[int]) -> str:
 class _Reading:
     """A thread that reads some rows."""
 
-    def __init__(self, data: Batches, wanted: tuple[Place, tuple[range, ...]]) -> None:
+    def __init__(self, data: Batches, wanted: tuple[ReadPosition, tuple[range, ...]]) -> None:
         self.wanted, self._data = wanted, data
         self.found: dict[range, tuple[Tensor, Tensor]] = {}
         self.error: Exception | None = None

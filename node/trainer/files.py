@@ -9,7 +9,7 @@ import torch
 
 from node.checkpoints.checkpoint import FULL_DISK
 from node.trainer.channel import Donated, Report, Saved, Staged
-from node.trainer.moments import Donation, Places, donate
+from node.trainer.moments import Donation, MomentLayout, donate
 from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.resume import Standing, Writing, save
@@ -32,7 +32,7 @@ class Files:
     ) -> None:
         self.weights, self.optimizer, self.report = weights, optimizer, report
         self.one_disk = True  # every rank sees the same files
-        self.places: Places | None = None  # of moments; None: what is kept is not for others
+        self.moment_layout: MomentLayout | None = None  # None: what is kept is not for others
         self._writing: Writing | None = None
         self._written_to = ""
         self._donation: Donation | None = None  # on rank 0
@@ -79,12 +79,12 @@ class Files:
         """
         self._end_donation()
         steps = optimizer_steps(self.optimizer)
-        worth = self.places is not None and steps >= REENTRY_STEPS and warm
+        worth = self.moment_layout is not None and steps >= REENTRY_STEPS and warm
         if self.weights.ranks.broadcast(b"1" if worth else b"0") != b"1":
             self.report(Donated(path, 0, ""))
             return
-        assert self.places is not None
-        self._donation = donate(Path(path), steps, self.places, self.weights, self.optimizer)
+        assert self.moment_layout is not None
+        self._donation = donate(Path(path), steps, self.moment_layout, self.weights, self.optimizer)
 
     def _end_writing(self) -> None:
         """Wait for the checkpoint; a disk that is full or broken is told of."""

@@ -25,7 +25,7 @@ import time
 import torch
 from torch import Tensor
 
-from node.data.ahead import Place
+from node.data.ahead import ReadPosition
 from node.data.cached_file import cache_folder
 from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error, reason
@@ -37,7 +37,7 @@ from node.trainer.early import HERE, Early, Wait, may_take_long
 from node.trainer.engine import Batch, Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
-from node.trainer.moments import Places, moments_last
+from node.trainer.moments import MomentLayout, moments_last
 from node.trainer.optim import (
     clip_gradients,
     make_optimizer,
@@ -97,7 +97,7 @@ class Trainer(Progress):
         )
         self.files.one_disk = settings.hosts == 1
         if moments_last(manifest):
-            self.files.places = Places.of(self.layout, manifest.inner)
+            self.files.moment_layout = MomentLayout.of(self.layout, manifest.inner)
         self.speed = Speed.of(manifest, self.layout.dense, ranks)
         if settings.compile:  # takes a minute or two: before the swarm counts on this island
             self._gradients(self._any_rows)
@@ -136,7 +136,7 @@ class Trainer(Progress):
         if self.early is None:
             return True
         began = time.monotonic()
-        here = self.early.here(self._place, self.engine.rows(self.micro_batch))
+        here = self.early.here(self._read_position, self.engine.rows(self.micro_batch))
         everywhere = self.ranks.all_true(here)
         signs = [] if everywhere else self.ranks.each(HERE if here else self.early.sign)
         self._data_s += time.monotonic() - began
@@ -145,10 +145,10 @@ class Trainer(Progress):
         return everywhere
 
     @property
-    def _place(self) -> Place:
+    def _read_position(self) -> ReadPosition:
         if self.numbers is not None and self.data.numbered:
-            return Place(0, 0, 1, self.numbers.next)
-        return Place(self.round, self.slot, self.slots, self.round_step)
+            return ReadPosition(0, 0, 1, self.numbers.next)
+        return ReadPosition(self.round, self.slot, self.slots, self.round_step)
 
     def carry_out(self, action: Action) -> bool:
         """Do it, and have the numbered batches that come next made or fetched meanwhile."""
@@ -230,7 +230,7 @@ class Trainer(Progress):
 
     def _rows(self, rows: range) -> tuple[Tensor, Tensor]:
         began = time.monotonic()
-        place = self._place
+        place = self._read_position
         if self.early is not None:
             batch = self.early.batch(place, rows)
         else:

@@ -43,13 +43,13 @@ def moments_last(manifest: Manifest) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class MomentRange:
     """Where one moment of a parameter lies: elements ``[start, start + entry.size)``."""
 
     moment: str
     entry: Entry
     start: int
-    second: Place | None = None  # of a first moment that has one beside it
+    second: MomentRange | None = None  # of a first moment that has one beside it
 
     def view(self, vector: Tensor) -> Tensor:
         """Its part [shape] of the vector of all moments."""
@@ -57,22 +57,22 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class MomentLayout:
     """All of them, in order; ``size`` elements together."""
 
-    places: tuple[Place, ...]
+    ranges: tuple[MomentRange, ...]
     size: int
 
     @classmethod
-    def of(cls, layout: Layout, inner: Inner) -> Places:
+    def of(cls, layout: Layout, inner: Inner) -> MomentLayout:
         """Of a run's model and inner optimizer."""
-        seconds: dict[str, Place] = {}
+        seconds: dict[str, MomentRange] = {}
         at = layout.size
         for entry in layout.entries:
             if not by_muon(inner, entry.name, len(entry.shape)):
-                seconds[entry.name] = Place(SECOND, entry, at)
+                seconds[entry.name] = MomentRange(SECOND, entry, at)
                 at += entry.size
-        firsts = [Place(FIRST, e, e.offset, seconds.get(e.name)) for e in layout.entries]
+        firsts = [MomentRange(FIRST, e, e.offset, seconds.get(e.name)) for e in layout.entries]
         return cls((*firsts, *seconds.values()), at)
 
 
@@ -155,7 +155,7 @@ class Donation:
 
 @torch.no_grad()
 def donate(
-    path: Path, steps: int, places: Places, weights: Weights, optimizer: torch.optim.Optimizer
+    path: Path, steps: int, layout: MomentLayout, weights: Weights, optimizer: torch.optim.Optimizer
 ) -> Donation | None:
     """Gather copies of the moments on rank 0, zeros where there are none yet; None on other ranks.
 
@@ -165,16 +165,16 @@ def donate(
     donation = None
     if weights.ranks.leads:
         left = available()
-        reserved = FLOAT_BYTES * (weights.layout.size + places.size)
+        reserved = FLOAT_BYTES * (weights.layout.size + layout.size)
         donation = Donation(path, steps, math.inf if left is None else left / SPARE - reserved)
     states = optimizer.state
-    for place in places.places:
+    for part in layout.ranges:
 
-        def pick(parameter: Tensor, moment: str = place.moment) -> Tensor:
+        def pick(parameter: Tensor, moment: str = part.moment) -> Tensor:
             kept: dict[str, Tensor] = states.get(parameter, {})
             return kept[moment] if moment in kept else torch.zeros_like(parameter)
 
-        whole = weights.gather(place.entry.name, pick)  # after a failure, too: it is collective
+        whole = weights.gather(part.entry.name, pick)  # after a failure, too: it is collective
         if donation is not None:
             assert whole is not None
             donation.add(whole)
@@ -187,27 +187,27 @@ def _said(error: OSError) -> str:
 
 @torch.no_grad()
 def read(
-    path: Path, steps: int, places: Places, weights: Weights, optimizer: torch.optim.Optimizer
+    path: Path, steps: int, layout: MomentLayout, weights: Weights, optimizer: torch.optim.Optimizer
 ) -> None:
     """Put a file's moments, which have seen ``steps`` steps, into the optimizer of all ranks.
 
     Every rank must call it. Raises OSError on rank 0 where the file is not there.
     """
-    vector = mapped(path, places.size) if weights.ranks.leads else None
+    vector = mapped(path, layout.size) if weights.ranks.leads else None
     kept: dict[str, dict[str, torch.dtype | None]] = {}
-    for place in places.places:
-        kept.setdefault(place.entry.name, {})[place.moment] = None
+    for part in layout.ranges:
+        kept.setdefault(part.entry.name, {})[part.moment] = None
     counted, states = counted_beside(optimizer), optimizer.state
     for name, moments in kept.items():
         for parameter in weights.parts.get(name, ()):
             beside = parameter in counted
             states[parameter] = new_moments(parameter, moments, steps, beside=beside)
-    for place in places.places:
-        whole = None if vector is None else place.view(vector)
-        weights.set(place.entry.name, whole, moment_of(states, place.moment))
+    for part in layout.ranges:
+        whole = None if vector is None else part.view(vector)
+        weights.set(part.entry.name, whole, moment_of(states, part.moment))
 
 
-def faults(vector: Tensor, places: Places, inner: Inner) -> str:
+def faults(vector: Tensor, layout: MomentLayout, inner: Inner) -> str:
     """Why moments [size] from elsewhere are of no use; empty where nothing speaks against them.
 
     They must be finite, second moments not negative, and where β₁² < β₂ first moments no larger
@@ -218,14 +218,14 @@ def faults(vector: Tensor, places: Places, inner: Inner) -> str:
     limit = math.inf
     if beta1**2 < beta2:
         limit = SLACK * (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
-    for place in reversed(places.places):  # second moments first: the others are held against them
-        name, view = place.entry.name, place.view(vector)
+    for part in reversed(layout.ranges):  # second moments first: the others are held against them
+        name, view = part.entry.name, part.view(vector)
         if not bool(torch.isfinite(view).all()):
-            return f"{place.moment} of {name} is not finite"
-        if place.moment == SECOND and bool((view < 0).any()):
-            return f"{place.moment} of {name} is negative"
-        if place.second is not None and math.isfinite(limit):
-            bound = place.second.view(vector).sqrt().mul_(limit).add_(UNSEEN)
+            return f"{part.moment} of {name} is not finite"
+        if part.moment == SECOND and bool((view < 0).any()):
+            return f"{part.moment} of {name} is negative"
+        if part.second is not None and math.isfinite(limit):
+            bound = part.second.view(vector).sqrt().mul_(limit).add_(UNSEEN)
             if bool((view.abs() > bound).any()):
-                return f"{place.moment} of {name} is larger than its second moments allow"
+                return f"{part.moment} of {name} is larger than its second moments allow"
     return ""

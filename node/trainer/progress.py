@@ -252,8 +252,8 @@ class Progress:
 
     def _take_moments(self, path: Path, steps: int) -> str:
         """Take a donor's moments, or an earlier checkpoint's; why some of them are lost."""
-        if steps and self.files.places is not None:
-            read(path, steps, self.files.places, self.weights, self.optimizer)
+        if steps and self.files.moment_layout is not None:
+            read(path, steps, self.files.moment_layout, self.weights, self.optimizer)
         if steps:
             return ""
         one_disk = self.files.one_disk

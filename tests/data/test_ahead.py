@@ -11,7 +11,7 @@ import pytest
 import torch
 from data_kit import Server, folder, serving
 
-from node.data.ahead import Ahead, Place
+from node.data.ahead import Ahead, ReadPosition
 from node.data.cached_file import DRAFT, new_draft
 from node.data.remote import Folder, FolderTokens
 from node.trainer.data import TrainingData
@@ -78,7 +78,7 @@ def test_no_more_than_half_of_the_cache_is_filled_ahead(served: Served, tmp_path
     largest = max(shard.tokens for shard in Folder(url).index.shards)
     data = far(url, tmp_path / "cache", 4 * largest, steps=1000)
     assert data.ahead is not None
-    data.ahead.reading(Place(0, 0, 1, 0))
+    data.ahead.reading(ReadPosition(0, 0, 1, 0))
     caught_up(data)
     assert 1 <= sum(name.endswith(".bin") for name in server.asked) <= 2 * largest // 20_000 + 1
     files = [file for file in (tmp_path / "cache").iterdir() if file.name[0] != "."]
@@ -91,7 +91,7 @@ def test_what_fails_ahead_is_told_by_the_read(served: Served, tmp_path: Path) ->
     for shard in Folder(url).index.shards:
         server.spoil[shard.name] = 99
     assert data.ahead is not None
-    data.ahead.reading(Place(0, 0, 1, 0))
+    data.ahead.reading(ReadPosition(0, 0, 1, 0))
     caught_up(data)
     with pytest.raises(OperatorError, match="another hash"):
         data.batch(0, 0, 1, 1)

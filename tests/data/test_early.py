@@ -16,7 +16,7 @@ from places import KITS
 from torch import Tensor
 from trainer_kit import Bench, begin, tiny_settings
 
-from node.data.ahead import Place
+from node.data.ahead import ReadPosition
 from node.island.rank_ends import TrainerDied
 from node.trainer.channel import Awaited, Checkpoint, Ready, Saved, StepDone, Stop, Stopped
 from node.trainer.early import (
@@ -34,7 +34,7 @@ from protocols.errors import OperatorError
 
 PROGRAM = KITS / "slow_rank.py"
 COLLECTIVE_S = 4.0
-FIRST, SECOND = Place(0, 0, 1, 0), Place(0, 0, 1, 1)
+FIRST, SECOND = ReadPosition(0, 0, 1, 0), ReadPosition(0, 0, 1, 1)
 
 
 class Held:
@@ -59,7 +59,7 @@ class Held:
         return torch.tensor([step]), torch.tensor([0])
 
 
-def at_last(early: Early, place: Place, rows: list[range]) -> None:
+def at_last(early: Early, place: ReadPosition, rows: list[range]) -> None:
     end = time.monotonic() + WAIT_S
     while not early.here(place, rows):
         assert time.monotonic() < end
@@ -94,7 +94,7 @@ def test_one_thread_reads_at_a_time() -> None:
 
 def test_what_reading_has_met_is_raised_at_once_and_to_who_takes_the_rows() -> None:
     """At once, since the other ranks may have to wait for theirs for long."""
-    early, place = Early(Held(), 0.01), Place(0, 0, 1, -1)
+    early, place = Early(Held(), 0.01), ReadPosition(0, 0, 1, -1)
     with pytest.raises(OSError, match="the disk is gone"):
         at_last(early, place, [range(2)])
     with pytest.raises(OSError, match="the disk is gone"):

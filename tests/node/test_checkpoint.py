@@ -26,7 +26,7 @@ from node.checkpoints.checkpoint import (
     room_beside,
 )
 from node.checkpoints.tensor_files import read_tensors, write_tensors
-from node.places import newest_checkpoint
+from node.directories import newest_checkpoint
 
 
 def names(store: CheckpointStore) -> list[str]:

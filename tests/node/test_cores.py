@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node import places
+from node import directories
 from node.island import cores
 from node.statedir import StateDir
 
@@ -46,7 +46,7 @@ def node_in(directory: Path) -> StateDir:
     """One that runs there, as far as others see."""
     home = StateDir(directory)
     home.lock()
-    places.note(directory)
+    directories.note(directory)
     return home
 
 

@@ -19,7 +19,7 @@ from node.entry.fetching import Came
 from node.island.pace import Pace
 from node.trainer.channel import ChannelClosedError, Donate, Donated
 from node.trainer.layout import Layout
-from node.trainer.moments import Places, mapped
+from node.trainer.moments import MomentLayout, mapped
 from protocols.errors import Malformed, RemoteRefused, Unreachable
 from protocols.identity import PeerId
 from protocols.memory import virtual_time
@@ -35,10 +35,11 @@ def tried(
 ) -> None:
     """``seconds``: what all bytes take by the link of one donor."""
     manifest = tiny_manifest()
-    places = Places.of(Layout.of_manifest(manifest), manifest.inner)
+    moment_layout = MomentLayout.of(Layout.of_manifest(manifest), manifest.inner)
 
     async def main() -> None:
-        bench = Bench(2, manifest.run_id, places.size, upload=4 * places.size / seconds)
+        size = moment_layout.size
+        bench = Bench(2, manifest.run_id, size, upload=4 * size / seconds)
         await scenario(bench, taking(bench, tmp_path, manifest))
 
     virtual_time.run(main())
@@ -199,19 +200,19 @@ class Trainer:
 
 def giving(trainer: Any, directory: Path) -> Giving:
     manifest = tiny_manifest()
-    places = Places.of(Layout.of_manifest(manifest), manifest.inner)
-    return Giving(trainer, places, directory, inline)
+    moment_layout = MomentLayout.of(Layout.of_manifest(manifest), manifest.inner)
+    return Giving(trainer, moment_layout, directory, inline)
 
 
 async def test_the_file_is_gone_while_its_copy_is_served(tmp_path: Path) -> None:
     def write(path: Path) -> Donated:
-        path.write_bytes(honest(one.places.size, 0).numpy().tobytes())
+        path.write_bytes(honest(one.moment_layout.size, 0).numpy().tobytes())
         return Donated(str(path), 77, "")
 
     one = giving(Trainer(write), tmp_path)
     moments = await one.copy()
     assert moments.steps == 77
-    assert torch.equal(moments.vector, honest(one.places.size, 0))
+    assert torch.equal(moments.vector, honest(one.moment_layout.size, 0))
     assert not list(tmp_path.iterdir())  # noqa: ASYNC240 - nothing else runs in this loop
 
 

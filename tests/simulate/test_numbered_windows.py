@@ -17,7 +17,7 @@ from replica_kit import ME, OTHER
 from trainer_kit import Bench, apply, begin, tiny_manifest
 
 from bootstrap.manifest import Data, Manifest
-from node.data.ahead import Ahead, Place
+from node.data.ahead import Ahead, ReadPosition
 from node.data.remote import FolderTokens
 from node.island.allotment import Allotment
 from node.simulate import swarm
@@ -160,7 +160,7 @@ def test_files_of_the_numbers_to_come_are_fetched_and_no_others() -> None:
         """The numbers whose windows come, in their order."""
         ahead.expect(stretches)
         number = number // TOGETHER * TOGETHER  # as the trainer says it
-        files = list(ahead._coming(Place(0, 0, 1, number)))
+        files = list(ahead._coming(ReadPosition(0, 0, 1, number)))
         return [by_window[file] for file in files[:: sampler.batch_size]]
 
     by_window = {start: n for n in range(500) for start in sampler.starts(0, 0, 1, n).tolist()}

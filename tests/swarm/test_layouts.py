@@ -14,7 +14,7 @@ from benchmarks.layout_cases import CASES, REFUSED, STEPS, Case, manifest_of, re
 from benchmarks.layouts import Alone, compare, run
 from node.trainer.dims import ParallelDims
 from node.trainer.layout import Layout
-from node.trainer.moments import Places
+from node.trainer.moments import MomentLayout
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -88,8 +88,8 @@ def test_moments_pass_through_a_layout_as_they_are(
     """Taken from a donor's file by all ranks and given to the next newcomer: the same bytes."""
     case = Case(str(dims), dims, inner={"optimizer": optimizer})
     manifest = manifest_of(case)
-    places = Places.of(Layout.of_manifest(manifest), manifest.inner)
-    moments = torch.rand(places.size, generator=torch.Generator().manual_seed(0))
+    moment_layout = MomentLayout.of(Layout.of_manifest(manifest), manifest.inner)
+    moments = torch.rand(moment_layout.size, generator=torch.Generator().manual_seed(0))
     taken, given = tmp_path / "taken", tmp_path / "given"
     taken.write_bytes(moments.numpy().tobytes())
     outcome, _ = run(case, tmp_path / "run", moments=(str(taken), str(given)))

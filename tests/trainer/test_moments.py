@@ -15,7 +15,7 @@ from trainer_kit import Bench, begin, committing, tiny_manifest
 from bootstrap.manifest import Manifest
 from node.trainer.channel import Checkpoint, Command, Donate, Donated, Report, StepDone, Stop
 from node.trainer.layout import Layout
-from node.trainer.moments import SECOND, Donation, Places, faults, mapped, moments_last
+from node.trainer.moments import SECOND, Donation, MomentLayout, faults, mapped, moments_last
 from node.trainer.optim import REENTRY_STEPS
 
 STEPS = REENTRY_STEPS + 4
@@ -27,8 +27,8 @@ def manifest_of(**inner: object) -> Manifest:
     return manifest.model_copy(update={"inner": manifest.inner.model_copy(update=inner)})
 
 
-def places_of(manifest: Manifest) -> Places:
-    return Places.of(Layout.of_manifest(manifest), manifest.inner)
+def moment_layout_of(manifest: Manifest) -> MomentLayout:
+    return MomentLayout.of(Layout.of_manifest(manifest), manifest.inner)
 
 
 def donor(
@@ -70,7 +70,7 @@ def test_a_newcomer_has_its_donors_moments(tmp_path: Path, optimizer: str) -> No
     path, manifest = tmp_path / "moments", manifest_of(optimizer=optimizer)
     _, donated, theirs = donor(tmp_path / "one", path, manifest=manifest)
     assert (donated.steps, donated.problem) == (STEPS, "")
-    assert path.stat().st_size == 4 * places_of(manifest).size
+    assert path.stat().st_size == 4 * moment_layout_of(manifest).size
     other = Bench(tmp_path / "other", committing(1), manifest=manifest)
     other.run(begin(moments=str(path), moments_steps=STEPS), Stop())
     mine = kept(other)
@@ -119,7 +119,7 @@ def test_without_memory_for_copies_no_more_than_one_tensor_waits_for_the_disk(
     monkeypatch.setattr(Donation, "add", counted)
     donor(tmp_path / "one", path)
     assert set(waiting) == {1}
-    assert path.stat().st_size == 4 * places_of(manifest_of()).size
+    assert path.stat().st_size == 4 * moment_layout_of(manifest_of()).size
 
 
 @pytest.mark.parametrize("then", ["stop", "again"])
@@ -155,14 +155,14 @@ def test_moments_that_nobody_waits_for_are_written_no_further(
 
 
 def test_muons_matrices_have_no_second_moment_on_the_way() -> None:
-    adam, muon = (places_of(manifest_of(optimizer=name)) for name in ("adamw", "muon"))
+    adam, muon = (moment_layout_of(manifest_of(optimizer=name)) for name in ("adamw", "muon"))
     size = Layout.of_manifest(tiny_manifest()).size
     assert adam.size == 2 * size
     assert size < muon.size < 1.6 * size
-    ends = [p.start + p.entry.size for p in muon.places]
-    assert [p.start for p in muon.places[1:]] == ends[:-1]
+    ends = [p.start + p.entry.size for p in muon.ranges]
+    assert [p.start for p in muon.ranges[1:]] == ends[:-1]
     assert ends[-1] == muon.size
-    assert all("layers." not in p.entry.name for p in muon.places if p.moment == SECOND
+    assert all("layers." not in p.entry.name for p in muon.ranges if p.moment == SECOND
                and len(p.entry.shape) > 1)  # fmt: skip
 
 
@@ -234,24 +234,24 @@ def test_moments_that_no_training_makes_are_refused(
 ) -> None:
     manifest, path = manifest_of(), tmp_path / "moments"
     donor(tmp_path / "one", path, manifest=manifest)
-    places = places_of(manifest)
-    vector = mapped(path, places.size)
-    assert faults(vector, places, manifest.inner) == ""
+    layout = moment_layout_of(manifest)
+    vector = mapped(path, layout.size)
+    assert faults(vector, layout, manifest.inner) == ""
     vector[where] = value
-    assert why in faults(vector, places, manifest.inner)
+    assert why in faults(vector, layout, manifest.inner)
 
 
 def test_gradients_of_any_kind_make_moments_that_pass() -> None:
     """The worst case of the bound: gradients that grow as a power of the betas' quotient."""
     manifest = manifest_of()
-    places, (beta1, beta2) = places_of(manifest), manifest.inner.betas
+    layout, (beta1, beta2) = moment_layout_of(manifest), manifest.inner.betas
     generator = torch.Generator().manual_seed(0)
-    half = places.size // 2
+    half = layout.size // 2
     for growth in (1.0, beta2 / beta1, beta1 / beta2, 0.5, 2.0):
-        vector = torch.zeros(places.size)
+        vector = torch.zeros(layout.size)
         first, second = vector[:half], vector[half:]
         for step in range(60):
             gradient = growth**step * (1 + 0.01 * torch.randn(half, generator=generator))
             first.lerp_(gradient, 1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        assert faults(vector, places, manifest.inner) == "", growth
+        assert faults(vector, layout, manifest.inner) == "", growth

@@ -12,8 +12,8 @@ from identity_kit import identity
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node import outermost, places
-from node.places import Place, all_places, as_text, look, note, noted, stop
+from node import directories, outermost
+from node.directories import NodeDirectory, all_directories, as_text, look, note, noted, stop
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -69,10 +69,10 @@ def test_directories_are_noted_and_forgotten_when_gone(tmp_path, monkeypatch):
         note(tmp_path / name)
     note(tmp_path / "never was")
     assert set(noted()) == {tmp_path / "a", tmp_path / "b"}
-    assert len(list(places.notes().iterdir())) == 2
-    monkeypatch.setattr(places, "MAX_NOTES", 1)
+    assert len(list(directories.notes().iterdir())) == 2
+    monkeypatch.setattr(directories, "MAX_NOTES", 1)
     note(tmp_path / "a")
-    assert len(list(places.notes().iterdir())) == 1
+    assert len(list(directories.notes().iterdir())) == 1
 
 
 def test_a_note_that_cannot_be_written_harms_nobody(tmp_path, monkeypatch):
@@ -91,10 +91,12 @@ def test_what_is_told_of_a_directory(tmp_path, daemon):
     folder = home.checkpoints / "ckpt-00000007"
     folder.mkdir()
     (folder / "checkpoint.json").write_text(json.dumps({"run": "ab" * 32, "round": 7}))
-    found = all_places(stopped)
+    found = all_directories(stopped)
     assert found == [
-        Place(str(tmp_path / "runs"), "no answer", process.pid, "", None, "", "127.0.0.1:1", None),
-        Place(str(stopped), "stopped", None, "abababab", 7, "", "", None),
+        NodeDirectory(
+            str(tmp_path / "runs"), "no answer", process.pid, "", None, "", "127.0.0.1:1", None
+        ),
+        NodeDirectory(str(stopped), "stopped", None, "abababab", 7, "", "", None),
     ]
     lines = as_text(found).splitlines()
     assert len(lines) == 3
@@ -180,8 +182,8 @@ def test_one_note_that_cannot_be_read_hides_no_other(tmp_path):
     home.lock()
     home.unlock()
     note(tmp_path / "z")
-    (places.notes() / "00 no text").write_bytes(b"\xff\xfe\0")
-    (places.notes() / "00 a directory").mkdir()
+    (directories.notes() / "00 no text").write_bytes(b"\xff\xfe\0")
+    (directories.notes() / "00 a directory").mkdir()
     assert noted() == [tmp_path / "z"]
     assert noted() == [tmp_path / "z"]
 
@@ -192,7 +194,7 @@ def test_a_directory_whose_name_is_no_utf_8_is_found_again(tmp_path):
     home.unlock()
     note(home.root)
     assert noted() == [home.root]
-    assert json.loads(places.as_document([look(home.root)]))[0]["status"] == "stopped"
+    assert json.loads(directories.as_document([look(home.root)]))[0]["status"] == "stopped"
     assert "caf" in as_text([look(home.root)]).encode().decode()  # can be written to a terminal
 
 
@@ -227,7 +229,7 @@ def test_a_note_is_whole_or_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", between)
     note(home.root)
     assert seen == [[home.root]]
-    assert len(list(places.notes().iterdir())) == 1
+    assert len(list(directories.notes().iterdir())) == 1
 
 
 @pytest.mark.parametrize("elsewhere", ["another boot/pid:[1]", ""], ids=["named", "no such number"])
@@ -244,7 +246,7 @@ def test_a_process_of_another_container_is_not_asked_by_its_number(
         pid = gone.pid
     (tmp_path / "x" / "daemon.lock").write_text(f"{pid} {elsewhere}".strip() + "\n")
     asked = []
-    monkeypatch.setattr(places, "_signal", asked.append)
+    monkeypatch.setattr(directories, "_signal", asked.append)
     began = time.monotonic()
     with pytest.raises(OperatorError, match="another container or machine") as error:
         stop(tmp_path / "x", timeout_s=20, now=False)

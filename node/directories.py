@@ -67,7 +67,7 @@ def noted() -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeDirectory:
     """One state directory. What nobody could tell is empty or None."""
 
     dir: str
@@ -80,7 +80,7 @@ class Place:
     uptime_s: float | None
 
 
-def look(directory: Path) -> Place:
+def look(directory: Path) -> NodeDirectory:
     """How things stand in one directory."""
     home = StateDir(directory)
     pid = home.holder()
@@ -89,14 +89,14 @@ def look(directory: Path) -> Place:
         facts = _facts(newest) if newest else {}
         manifest = kept_manifest(newest) if newest else None
         run = manifest.label if manifest else str(facts.get("run", ""))[:8]
-        return Place(str(directory), "stopped", None, run, facts.get("round"), "", "", None)
+        return NodeDirectory(str(directory), "stopped", None, run, facts.get("round"), "", "", None)
     from node.status import fetch
 
     found = home.find_api()
     address = found.address if found else ""
     try:
         state = fetch(directory)
-        return Place(
+        return NodeDirectory(
             str(directory),
             str(state["status"]),
             pid,
@@ -110,7 +110,7 @@ def look(directory: Path) -> Place:
         status = "no answer"
     except (KeyError, TypeError, ValueError):
         status = "other version"
-    return Place(str(directory), status, pid, "", None, "", address, None)
+    return NodeDirectory(str(directory), status, pid, "", None, "", address, None)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -148,44 +148,44 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
     return {}
 
 
-def all_places(usual: Path) -> list[Place]:
+def all_directories(usual: Path) -> list[NodeDirectory]:
     """All that are known, those with a node that runs first; ``usual`` if it was ever used."""
     known = dict.fromkeys([*noted(), *([usual] if (usual / "daemon.lock").exists() else [])])
-    return sorted(map(look, known), key=lambda place: (place.pid is None, place.dir))
+    return sorted(map(look, known), key=lambda directory: (directory.pid is None, directory.dir))
 
 
-def of_use(place: Place) -> bool:
+def of_use(directory: NodeDirectory) -> bool:
     """Whether a node runs there, or could go on there: no failed start, no demo that is over."""
-    a_demo = any(part.startswith("atoll-demo-") for part in Path(place.dir).parts)
-    return place.pid is not None or (place.round is not None and not a_demo)
+    a_demo = any(part.startswith("atoll-demo-") for part in Path(directory.dir).parts)
+    return directory.pid is not None or (directory.round is not None and not a_demo)
 
 
-def as_text(places: Sequence[Place], *, everything: bool = True) -> str:
+def as_text(directories: Sequence[NodeDirectory], *, everything: bool = True) -> str:
     """A line a directory; without ``everything`` those :func:`of_use`, and how many others."""
-    if not places:
+    if not directories:
         return "no node has run on this machine as this user"
-    shown = [place for place in places if everything or of_use(place)]
-    left = len(places) - len(shown)
+    shown = [directory for directory in directories if everything or of_use(directory)]
+    left = len(directories) - len(shown)
     lines = [_table(shown)] if shown else []
     if left:
         lines.append(f"{left} without a checkpoint, or of a demo that is over: node runs --all")
     return "\n".join(lines)
 
 
-def _table(places: Sequence[Place]) -> str:
+def _table(directories: Sequence[NodeDirectory]) -> str:
     rows = [("STATUS", "PID", "RUN", "ROUND", "ROLE", "UP", "API", "DIRECTORY")]
     rows += [
         (
-            place.status,
-            str(place.pid or "-"),
-            place.run or "-",
-            "-" if place.round is None else str(place.round),
-            place.role or "-",
-            "-" if place.uptime_s is None else duration(place.uptime_s),
-            place.api or "-",
-            place.dir,
+            directory.status,
+            str(directory.pid or "-"),
+            directory.run or "-",
+            "-" if directory.round is None else str(directory.round),
+            directory.role or "-",
+            "-" if directory.uptime_s is None else duration(directory.uptime_s),
+            directory.api or "-",
+            directory.dir,
         )
-        for place in places
+        for directory in directories
     ]
     shown = [[clean(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
@@ -195,9 +195,9 @@ def _table(places: Sequence[Place]) -> str:
     )
 
 
-def as_document(places: Sequence[Place]) -> str:
+def as_document(directories: Sequence[NodeDirectory]) -> str:
     """JSON: a list of them."""
-    return json.dumps([asdict(place) for place in places], indent=2)
+    return json.dumps([asdict(directory) for directory in directories], indent=2)
 
 
 def stop(
