@@ -13,7 +13,7 @@ from pathlib import Path
 
 from node.checkpoints.checkpoint import Facts, files_in, verify
 from node.checkpoints.trainer_files import Taken
-from node.trainer.resume import FOLDER, MOMENTS, STATE, Standing
+from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, TrainerState
 
 
 def has_trained(checkpoint: Path, folder: str = FOLDER) -> bool:
@@ -43,10 +43,10 @@ def take_over(newest: Path | None, facts: Facts, rounds: tuple[int, ...], draft:
         if not (found := _folder_in(newest)):
             return
         was = verify(newest, found)  # as above
-        standing = Standing.model_validate_json((newest / found / STATE).read_bytes())
+        state = TrainerState.model_validate_json((newest / found / STATE).read_bytes())
     except (OSError, ValueError):
         return
-    at = tuple(share.round for share in standing.fragments)
+    at = tuple(share.round for share in state.fragments)
     same = facts.state and (was.head, was.state, at) == (facts.head, facts.state, rounds)
     folder = FOLDER if same and found == FOLDER else MOMENTS
     for file in files_in(newest / found):  # shutil.copytree loses an error's number

@@ -24,7 +24,7 @@ from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem
 from node.replicas.replica import ChainStanding
-from node.trainer.resume import FOLDER, MOMENTS, STATE, Standing
+from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, TrainerState
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
@@ -112,18 +112,18 @@ def steps_in(checkpoint: Path | None, *, at_will: bool) -> int:
 
     ``at_will``: since its last contribution. 0 where it does not tell, which the trainer says.
     """
-    if (standing := standing_in(checkpoint)) is None:
+    if (state := trainer_state_in(checkpoint)) is None:
         return 0
-    first = standing.fragments[0]
-    return (first.carried + first.unsent).steps if at_will else standing.round_step
+    first = state.fragments[0]
+    return (first.carried + first.unsent).steps if at_will else state.round_step
 
 
-def standing_in(checkpoint: Path | None) -> Standing | None:
+def trainer_state_in(checkpoint: Path | None) -> TrainerState | None:
     """What a trainer that resumes from it finds; None where it does not tell."""
     if checkpoint is None:
         return None
     try:
-        return Standing.model_validate_json((checkpoint / FOLDER / STATE).read_bytes())
+        return TrainerState.model_validate_json((checkpoint / FOLDER / STATE).read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from gossip.plans.certificate import merged_tokens
-from node.checkpoints.restoring import standing_in
+from node.checkpoints.restoring import trainer_state_in
 from node.replicas.replica import OuterReplica
 from node.trainer.channel import Applied, StepDone
 from node.trainer.numbers import MOST, Numbers
@@ -40,9 +40,9 @@ class Allotment:
         """What a trainer begins with, from its ``checkpoint`` if there is one."""
         if not self._numbered:
             return ()
-        standing = standing_in(checkpoint)
-        if standing is not None and standing.batches:
-            self._left = standing.batches
+        state = trainer_state_in(checkpoint)
+        if state is not None and state.batches:
+            self._left = state.batches
         else:
             self._left = Numbers(self._left + self._given or self._newcomers(slot)).stretches
         self._given, self._anew = (), False

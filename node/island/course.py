@@ -22,7 +22,7 @@ from node.monitor.event_log import EventLog
 from node.multiples import Multiples
 from node.replicas.replica import OuterReplica
 from node.trainer.channel import Applied, Apply, Begin, StepDone
-from node.trainer.pieces import offset
+from node.trainer.fragment_progress import offset
 from protocols.identity import PeerId
 
 

@@ -26,7 +26,7 @@ from node.script.progress import ScriptProgress, counted, elsewhere
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.rank import rank_lost
-from node.trainer.resume import Work
+from node.trainer.trainer_state import StepTotals
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
@@ -137,7 +137,7 @@ class Joined:
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         finite = value is None or math.isfinite(value)
         now = time.monotonic()
-        done = Work(
+        done = StepTotals(
             steps=1,
             tokens=tokens,
             finite_steps=int(finite and value is not None),

@@ -25,9 +25,9 @@ from node.trainer.leader import LONGEST_WAIT_S, Action, Leader, Step
 from node.trainer.optim import reentry_factor
 from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
-from node.trainer.resume import Work
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
+from node.trainer.trainer_state import StepTotals
 
 
 class Line:
@@ -93,7 +93,7 @@ class Trainer(Progress):
             left = self.leader.left_s(self)
             action = self.leader.choose(self, await self.line.next(left), left)
             # what is taken after the last round goes nowhere
-            out = any(p.outstanding is not None and p.round < self._rounds for p in self.pieces)
+            out = any(p.outstanding is not None and p.round < self._rounds for p in self.fragments)
             over = self.over()
             self.at_rest = over and not out and (self.resting or isinstance(action, Step))
             if not isinstance(action, Step):
@@ -138,7 +138,7 @@ class Trainer(Progress):
         await node.rest()
         self.in_hand = self.gradients
         batch = node.world.scenario.batch
-        self.count(Work(1, batch, 1, node.loss, node.step_s), finite=True)
+        self.count(StepTotals(1, batch, 1, node.loss, node.step_s), finite=True)
         self.report(
             StepDone(
                 self.round,

@@ -12,7 +12,8 @@ from node.trainer.channel import Donated, Report, Saved, Staged
 from node.trainer.moments import Donation, MomentLayout, donate
 from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import optimizer_steps
-from node.trainer.resume import Standing, Writing, save
+from node.trainer.resume import Writing, save
+from node.trainer.trainer_state import TrainerState
 from node.trainer.weights import Weights
 
 
@@ -42,13 +43,13 @@ class Files:
         """Whether something is on its way to the disk."""
         return self._writing is not None or self._donation is not None
 
-    def save(self, directory: str, standing: Standing) -> None:
+    def save(self, directory: str, state: TrainerState) -> None:
         """Copy θ and moments, and begin to write them: training goes on meanwhile."""
         self._end_writing()
         failure: OSError | None = None
         try:
             self._writing = save(
-                Path(directory), self.weights, self.optimizer, standing, one_disk=self.one_disk
+                Path(directory), self.weights, self.optimizer, state, one_disk=self.one_disk
             )
         except OSError as error:
             failure = error

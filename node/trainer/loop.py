@@ -46,9 +46,9 @@ from node.trainer.optim import (
 )
 from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
-from node.trainer.resume import Work
 from node.trainer.settings import TrainerSettings
 from node.trainer.speed import Speed
+from node.trainer.trainer_state import StepTotals
 from protocols.wire import decode_any
 
 
@@ -182,7 +182,7 @@ class Trainer(Progress):
         self.in_hand = finite and self.gradients  # the outer optimizer takes the step
         if not self.in_hand:
             self.optimizer.zero_grad()
-        done = Work(
+        done = StepTotals(
             steps=1,
             tokens=self.batch * self.settings.manifest.data.seq_len,
             loss_sum=loss if finite else 0.0,

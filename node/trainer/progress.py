@@ -32,6 +32,7 @@ from node.trainer.channel import (
     Terms,
 )
 from node.trainer.files import Files
+from node.trainer.fragment_progress import FragmentProgress, due, due_at_will
 from node.trainer.layout import Layout
 from node.trainer.leader import Action, Leader, TakeSnapshot
 from node.trainer.moments import read
@@ -39,8 +40,8 @@ from node.trainer.numbers import Numbers
 from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise, stateless
 from node.trainer.parallel import Ranks
-from node.trainer.pieces import Piece, due, due_at_will
-from node.trainer.resume import Share, Standing, Work, load
+from node.trainer.resume import load
+from node.trainer.trainer_state import FragmentState, StepTotals, TrainerState
 from node.trainer.weights import Weights, gradient, itself
 from protocols.errors import OperatorError
 
@@ -73,7 +74,8 @@ class Progress:
         # False: what was decided is being carried out, or an exception has broken it off: θ may be
         # half written, and the daemon may wait for an answer that never comes
         self.whole = True
-        self.pieces = [Piece(layout.names(fragment)) for fragment in range(len(layout.cuts))]
+        fragments = range(len(layout.cuts))
+        self.fragments = [FragmentProgress(layout.names(fragment)) for fragment in fragments]
         self.slot = 0
         self.slots = 1
         self.target_steps = 0  # 0: at rest, once it has begun
@@ -91,7 +93,7 @@ class Progress:
     @property
     def round(self) -> int:
         """Rounds applied so far; of fragment 0, with which cycles end."""
-        return self.pieces[0].round
+        return self.fragments[0].round
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -109,12 +111,12 @@ class Progress:
         if not self.begun or self.resting:
             return []
         if self.bad_steps >= BAD_STEPS:
-            return [p for p, piece in enumerate(self.pieces) if piece.outstanding is None]
+            return [f for f, one in enumerate(self.fragments) if one.outstanding is None]
         if self.gradients:
             return [0] if self.in_hand else []
         if self.at_will:
-            return due_at_will(self.pieces, self.target_steps)
-        return due(self.pieces, self.round_step, self.target_steps)
+            return due_at_will(self.fragments, self.target_steps)
+        return due(self.fragments, self.round_step, self.target_steps)
 
     @property
     def resting(self) -> bool:
@@ -123,15 +125,15 @@ class Progress:
         The next rounds do without this island; or its gradient is on its way, and the next one is
         to be taken where the merge leads.
         """
-        out = self.gradients and self.pieces[0].outstanding is not None
+        out = self.gradients and self.fragments[0].outstanding is not None
         return self.begun and (out or not self.target_steps)
 
     @property
     def waiting(self) -> bool:
         """Whether a snapshot is unanswered after the steps that may overlap its round."""
         return any(
-            piece.outstanding is not None and piece.unsent.steps >= self.overlap
-            for piece in self.pieces
+            progress.outstanding is not None and progress.unsent.steps >= self.overlap
+            for progress in self.fragments
         )
 
     def evaluate(self) -> float | None:
@@ -172,11 +174,11 @@ class Progress:
                 return True
         return False
 
-    def count(self, done: Work, *, finite: bool) -> None:
+    def count(self, done: StepTotals, *, finite: bool) -> None:
         """An inner step was taken; ``finite``: its loss and gradient were."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
-        for piece in self.pieces:
-            piece.unsent += done
+        for progress in self.fragments:
+            progress.unsent += done
         self.round_step += 1
         if self.numbers is not None:
             self.numbers.take()
@@ -208,41 +210,39 @@ class Progress:
         self.step, self.tokens = command.step, command.tokens
         self.position = command.step
         self.round_step, self.bad_steps = command.round_step, 0
-        shares = tuple(Share(round=round_) for round_ in rounds)
+        states = tuple(FragmentState(round=round_) for round_ in rounds)
         self.rewarm_from = command.step if cold or (command.rewarm and not warm) else None
         if command.resume:
-            standing, cold = load(
+            kept, cold = load(
                 Path(command.resume), self.weights, self.optimizer, one_disk=self.files.one_disk
             )
-            shares = standing.fragments
-            if (made := tuple(share.round for share in shares)) != rounds:
+            states = kept.fragments
+            if (made := tuple(state.round for state in states)) != rounds:
                 raise OperatorError(
                     "E404",
                     f"cannot resume from {command.resume}",
                     f"it was made at round {_listed(made)}, not {_listed(rounds)}",
                     "begin at the checkpoint's round, then apply the later ones",
                 )
-            self.round_step, self.step = standing.round_step, standing.step
-            self.position = max(standing.position, standing.step)
-            self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
+            self.round_step, self.step = kept.round_step, kept.step
+            self.position = max(kept.position, kept.step)
+            self.tokens, self.rewarm_from = kept.tokens, kept.rewarm_from
             if self.gradients:  # no checkpoint has the one that was in hand: its step comes again
-                lost = shares[0].carried + shares[0].unsent
-                shares, self.round_step = (Share(round=command.round),), 0
+                lost = states[0].carried + states[0].unsent
+                states, self.round_step = (FragmentState(round=command.round),), 0
                 self.step, self.tokens = self.step - lost.steps, self.tokens - lost.tokens
                 self.position -= lost.steps
             if self.forgets or self.gradients:
                 cold = ""  # there are none to lose
-            elif standing.step and not (
-                cold or standing.optimizer_steps or stateless(self.optimizer)
-            ):
+            elif kept.step and not (cold or kept.optimizer_steps or stateless(self.optimizer)):
                 cold = "the checkpoint holds none"
             if cold:
                 self.rewarm_from = self.step  # its moments are as cold as a joiner's
         elif command.moments and not (self.forgets or self.gradients):
             cold = self._take_moments(Path(command.moments), command.moments_steps)
         self._set_pace(command)
-        for piece, share in zip(self.pieces, shares, strict=True):
-            piece.begin(share)
+        for progress, state in zip(self.fragments, states, strict=True):
+            progress.begin(state)
         self.begun = True
         if cold:
             self.report(Cold(self.step, cold[:2000]))
@@ -270,8 +270,8 @@ class Progress:
     def take_snapshot(self, fragment: int = 0) -> None:
         """A fragment of θ, or of its gradient, into ``sent``, open on rank 0; closes it."""
         _, sent = self._vectors()
-        piece, finite = self.pieces[fragment], True
-        for name in self._of(piece):
+        progress, finite = self.fragments[fragment], True
+        for name in self._of(progress):
             whole = self.weights.gather(name, gradient if self.gradients else itself)
             if sent:
                 assert whole is not None
@@ -279,13 +279,13 @@ class Progress:
                 # on its device, where it takes no time; a script's may have another type
                 same = whole if whole.dtype == torch.float32 else sent[name]
                 finite = finite and is_finite(same.reshape(-1))
-        work = piece.send()
+        work = progress.send()
         if self.leader is None:
             return
-        self.leader.vectors.end_snapshot(piece.round, fragment)
+        self.leader.vectors.end_snapshot(progress.round, fragment)
         self.report(
             Snapshot(
-                round=piece.round,
+                round=progress.round,
                 steps=work.steps,
                 tokens=work.tokens,
                 loss=work.loss,
@@ -303,9 +303,9 @@ class Progress:
         The round is applied and told of also where the evaluation raises, which the caller sees.
         """
         base, sent = self._vectors()
-        piece = self.pieces[command.fragment]
+        progress = self.fragments[command.fragment]
         since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
-        for name in self._of(piece):
+        for name in self._of(progress):
             mine = self.weights.local(name)
             if command.reset or self.gradients:
                 self.weights.set(name, base.get(name))
@@ -324,15 +324,15 @@ class Progress:
         loss = None
         try:
             if command.evaluate:
-                loss = self._evaluate_base(base, piece)
+                loss = self._evaluate_base(base, progress)
         finally:  # a script's own evaluation may raise whatever it likes
             for name, rests in since.items():
                 for part, rest in zip(self.weights.local(name), rests, strict=True):
                     part.add_(rest)
-            self._answer(command, piece, loss)
+            self._answer(command, progress, loss)
             self.whole = True
 
-    def _answer(self, command: Apply, piece: Piece, loss: float | None) -> None:
+    def _answer(self, command: Apply, progress: FragmentProgress, loss: float | None) -> None:
         """Do all else that follows once θ has taken a round in."""
         if command.reset:
             sanitise(self.optimizer)
@@ -345,7 +345,7 @@ class Progress:
             self.optimizer.zero_grad()
             self.in_hand = False
         dropped = command.reset or self.gradients
-        piece.answer(command.round, contributed=command.contributed, reset=dropped)
+        progress.answer(command.round, contributed=command.contributed, reset=dropped)
         if command.fragment == 0:
             self.round_step = command.round_step
         if self.numbers is not None and command.batches:
@@ -358,14 +358,14 @@ class Progress:
     def shift(self, command: Shift) -> None:
         """θ ← θ + ``sent``, of one fragment; the snapshot that is out stays so."""
         _, sent = self._vectors()
-        for name in self._of(self.pieces[command.fragment]):
+        for name in self._of(self.fragments[command.fragment]):
             by = self.weights.scatter(name, sent.get(name))
             for part in self.weights.local(name):
                 assert by is not None
                 part.add_(by)
         self.report(Shifted(command.fragment))
 
-    def _evaluate_base(self, base: dict[str, Tensor], done: Piece) -> float | None:
+    def _evaluate_base(self, base: dict[str, Tensor], done: FragmentProgress) -> float | None:
         """The loss of all of ``base``, where θ is ``base`` already in the fragment ``done``."""
         others = [name for name in self.weights.names if name not in done.names]
         aside = {name: [part.clone() for part in self.weights.local(name)] for name in others}
@@ -378,8 +378,8 @@ class Progress:
                 for part, mine in zip(self.weights.local(name), parts, strict=True):
                     part.copy_(mine)
 
-    def _of(self, piece: Piece) -> list[str]:
-        return [name for name in self.weights.names if name in piece.names]
+    def _of(self, progress: FragmentProgress) -> list[str]:
+        return [name for name in self.weights.names if name in progress.names]
 
     def _set_pace(self, command: Begin | Apply) -> None:
         self.target_steps = command.target_steps
@@ -389,8 +389,8 @@ class Progress:
 
     def checkpoint(self, command: Checkpoint) -> None:
         """Begin to write θ, moments and where the island stands."""
-        standing = Standing(
-            fragments=tuple(piece.share() for piece in self.pieces),
+        state = TrainerState(
+            fragments=tuple(progress.state() for progress in self.fragments),
             round_step=self.round_step,
             step=self.step,
             tokens=self.tokens,
@@ -399,14 +399,14 @@ class Progress:
             optimizer_steps=optimizer_steps(self.optimizer),
             batches=self.batches,
         )
-        self.files.save(command.directory, standing)
+        self.files.save(command.directory, state)
 
     def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
         """Tell the daemon that the fragment of the vectors (None: all) is read and free again."""
         if self.leader is None:
             return
         self.leader.vectors.clear(fragment)
-        round_ = self.pieces[fragment or 0].round
+        round_ = self.fragments[fragment or 0].round
         self.report(
             Applied(
                 round_,

@@ -10,7 +10,6 @@ rate and the windows to read follow from counters; there is no other state, and 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,9 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
-from node.trainer.numbers import MOST
 from node.trainer.optimizer_state import (
-    Number,
     beside_moments,
     changed,
     counted_beside,
@@ -47,81 +43,24 @@ from node.trainer.optimizer_state import (
     unkept,
 )
 from node.trainer.shard_writer import ShardWriter
+from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, TrainerState
 from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
 
 # said for every checkpoint of a single rank, in a thread where no narrower filter reaches
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
-FOLDER = "trainer"
-MOMENTS = "moments"  # an earlier checkpoint's, in one that was made while no trainer was up
-STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
 WIDE = (torch.float64, torch.int32, torch.int64)  # types with values that fp32 has not
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """Inner steps and what they came to."""
-
-    steps: int = 0
-    tokens: int = 0
-    finite_steps: int = 0
-    loss_sum: float = 0.0  # over the finite steps
-    seconds: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Work(*(a + b for a, b in zip(mine, theirs, strict=True)))
-
-    @property
-    def loss(self) -> float | None:
-        """Mean loss of the finite steps, None if there are none."""
-        return self.loss_sum / self.finite_steps if self.finite_steps else None
-
-
-class Share(BaseModel):
-    """Where the island stands with one fragment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    round: int = Field(ge=0)
-    carried: Work = Work()  # was in a snapshot, but is not merged
-    unsent: Work = Work()
-
-
-class Standing(BaseModel):
-    """``trainer.json``: where the island stands besides its tensors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    fragments: tuple[Share, ...] = Field(min_length=1)
-    round_step: int = Field(ge=0)
-    step: int = Field(ge=0)
-    tokens: int = Field(ge=0)
-    # in the learning rate's schedule, the step or beyond; 0: by a version that did not say
-    position: int = Field(default=0, ge=0)
-    rewarm_from: int | None
-    optimizer_steps: int = Field(ge=0)  # 0: there are no moments
-    without: tuple[str, ...] = ()  # parameters that have none, where the others have
-    # the optimizer of each parameter with moments; empty: by a version that did not say
-    kinds: dict[str, str] = {}
-    # steps that a parameter's moments have seen, if fewer: its optimizer moves less often
-    fewer: dict[str, int] = {}
-    # what the optimizer keeps of a parameter beside moments and the count of steps
-    numbers: dict[str, dict[str, Number]] = {}
-    unkept: str = ""  # what of the optimizer's state is not here, in words
-    # those to come, where batches are numbered (node/trainer/numbers.py)
-    batches: tuple[NonNegativeInt, ...] = Field(default=(), max_length=2 * MOST)
-
-
 class Writing:
     """A checkpoint on its way to the disk, while training goes on; of one rank."""
 
-    def __init__(self, future: Future[object], state: Path | None, standing: Standing) -> None:
-        """``state``: where rank 0 notes the standing at the end."""
-        self._future, self._state, self._standing = future, state, standing
+    def __init__(self, future: Future[object], file: Path | None, state: TrainerState) -> None:
+        """``file``: where rank 0 writes ``state`` at the end."""
+        self._future, self._file, self._state = future, file, state
 
     @property
     def done(self) -> bool:
@@ -135,8 +74,8 @@ class Writing:
         except CheckpointException as error:
             return _cause(error)
         try:
-            if self._state is not None:
-                self._state.write_text(self._standing.model_dump_json(indent=1), encoding="utf-8")
+            if self._file is not None:
+                self._file.write_text(self._state.model_dump_json(indent=1), encoding="utf-8")
         except OSError as error:
             return error
         return None
@@ -147,11 +86,11 @@ def save(
     directory: Path,
     weights: Weights,
     optimizer: torch.optim.Optimizer,
-    standing: Standing,
+    state: TrainerState,
     *,
     one_disk: bool = True,
 ) -> Writing:
-    """Copy tensors and standing, and begin to write them; every rank must call it.
+    """Copy tensors and state, and begin to write them; every rank must call it.
 
     Returns when the copies are made: what happens to the tensors from then on does not matter.
     Each rank writes what it holds, by torch.distributed.checkpoint; or rank 0 everything, where
@@ -165,18 +104,18 @@ def save(
         failure = error
     if not weights.ranks.all_true(failure is None):  # else the others would wait for this one
         raise failure or OSError(f"not every rank can write to {directory}")
-    state = folder / STATE if weights.ranks.leads else None
+    file = folder / STATE if weights.ranks.leads else None
     states = optimizer.state  # several optimizers make it anew whenever it is asked for
-    standing = standing.model_copy(update={"unkept": unkept(weights, states)})
-    if standing.optimizer_steps:
-        update = beside_moments(weights, optimizer, states, standing.optimizer_steps)
-        standing = standing.model_copy(update=update)
+    state = state.model_copy(update={"unkept": unkept(weights, states)})
+    if state.optimizer_steps:
+        update = beside_moments(weights, optimizer, states, state.optimizer_steps)
+        state = state.model_copy(update=update)
     if not one_disk:
-        return Writing(_write_whole(directory, weights, states, standing), state, standing)
+        return Writing(_write_whole(directory, weights, states, state), file, state)
     tensors: dict[str, Tensor] = {}
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
-        if standing.optimizer_steps:
+        if state.optimizer_steps:
             kept = moments(parts[0], states)
             tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
     future = async_save(
@@ -185,15 +124,15 @@ def save(
         process_group=weights.ranks.background(),
         no_dist=weights.ranks.size == 1,
     )
-    return Writing(cast("Future[object]", future), state, standing)
+    return Writing(cast("Future[object]", future), file, state)
 
 
 def _write_whole(
-    directory: Path, weights: Weights, states: Mapping[Tensor, Any], standing: Standing
+    directory: Path, weights: Weights, states: Mapping[Tensor, Any], state: TrainerState
 ) -> Future[object]:
     """Gather all tensors on rank 0 and begin to write them there; every rank must call it."""
     mine: dict[str, tuple[str, ...]] = {}
-    for name, parts in weights.parts.items() if standing.optimizer_steps else ():
+    for name, parts in weights.parts.items() if state.optimizer_steps else ():
         mine[name] = moments(parts[0], states)
     kept = {name: found for part in weights.everywhere(mine) for name, found in part.items()}
     whole: dict[str, Tensor] = {}
@@ -224,12 +163,12 @@ def load(
     *,
     one_disk: bool = True,
     earlier: bool = False,
-) -> tuple[Standing, str]:
+) -> tuple[TrainerState, str]:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
 
     ``earlier``: the moments alone, also those of :data:`MOMENTS`; parameters stay as they are.
     Moments of another kind of optimizer than the parameter has now are left out; beside the
-    standing it returns which these are, in words for people, empty where all fit.
+    state it returns which these are, in words for people, empty where all fit.
 
     It may have been written by another number of ranks in another layout: each rank reads the
     elements that it holds now, or rank 0 all of them where not all see ``one_disk``. Raises E404
@@ -243,7 +182,7 @@ def load(
         try:
             raw = (folder / STATE).read_bytes()
             found = _contents(folder)
-            _check(Standing.model_validate_json(raw), found, weights)
+            _check(TrainerState.model_validate_json(raw), found, weights)
         except (OSError, ValueError) as error:  # pydantic's are ValueErrors
             problem = str(error) or type(error).__name__
     types = {key: str(dtype).removeprefix("torch.") for key, (_, dtype) in found.items()}
@@ -251,14 +190,14 @@ def load(
     problem, text, types = json.loads(weights.ranks.broadcast(told.encode()))
     if problem:
         raise _unreadable(directory, problem)
-    standing = Standing.model_validate_json(text)
+    state = TrainerState.model_validate_json(text)
     now = kinds(optimizer, weights)
     there = {
         name: {moment: getattr(torch, dtype) for moment, dtype in kept.items()}
         for name, kept in _by_parameter(types).items()
-        if standing.optimizer_steps and standing.kinds.get(name, now.get(name)) == now.get(name)
+        if state.optimizer_steps and state.kinds.get(name, now.get(name)) == now.get(name)
     }
-    left_out = "; ".join(filter(None, (changed(standing.kinds, now), standing.unkept)))
+    left_out = "; ".join(filter(None, (changed(state.kinds, now), state.unkept)))
     tensors: dict[str, Tensor] = {}
     counted, states = counted_beside(optimizer), optimizer.state
     for name, parts in weights.parts.items():
@@ -266,11 +205,11 @@ def load(
             tensors[PARAMETER + name] = parts[0].detach()
         kept = there.get(name, {})
         for parameter in parts if kept else ():
-            steps = standing.fewer.get(name, standing.optimizer_steps)
+            steps = state.fewer.get(name, state.optimizer_steps)
             beside = parameter in counted
-            state = new_moments(parameter, kept, steps, beside=beside)
-            numbers = standing.numbers.get(name, {})
-            states[parameter] = state | {k: n.restored(parameter) for k, n in numbers.items()}
+            made = new_moments(parameter, kept, steps, beside=beside)
+            numbers = state.numbers.get(name, {})
+            states[parameter] = made | {k: n.restored(parameter) for k, n in numbers.items()}
         tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
     if one_disk:
         problem = _read(tensors, folder, weights.ranks.background())
@@ -280,13 +219,13 @@ def load(
         states.clear()  # some of it may have been read
         raise _unreadable(directory, problem)
     if not one_disk:
-        return standing, left_out
+        return state, left_out
     for name, parts in weights.parts.items():  # tied ones that are two tensors here
         for twin in parts[1:]:
             local(twin).copy_(local(parts[0]))  # no change if parameters were not read
             for moment in there.get(name, ()):
                 local(states[twin][moment]).copy_(local(states[parts[0]][moment]))
-    return standing, left_out
+    return state, left_out
 
 
 def _read_whole(
@@ -387,12 +326,12 @@ def _contents(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def _check(
-    standing: Standing, found: Mapping[str, tuple[torch.Size, torch.dtype]], weights: Weights
+    state: TrainerState, found: Mapping[str, tuple[torch.Size, torch.dtype]], weights: Weights
 ) -> None:
     there = _by_parameter(found)
     for name, shape in weights.shapes.items():
         kept = there.get(name, ())
-        if standing.optimizer_steps and not kept and name not in standing.without:
+        if state.optimizer_steps and not kept and name not in state.without:
             raise ValueError(f"the optimizer's moments of {name} are missing")
         for key in (PARAMETER + name, *(f"{moment}/{name}" for moment in kept)):
             if key not in found or found[key][0] != shape:

@@ -39,9 +39,9 @@ from node.trainer.layout import Layout
 from node.trainer.leader import Leader, Step
 from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
-from node.trainer.resume import Share, Work
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
+from node.trainer.trainer_state import FragmentState, StepTotals
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
@@ -73,7 +73,7 @@ class Saved:
     vectors: dict[str, torch.Tensor]
     state: ChainStanding
     theta: torch.Tensor
-    share: Share
+    progress: FragmentState
     round_step: int
     step: int
     tokens: int
@@ -106,7 +106,9 @@ class Working(OuterReplica):
             {name: vector.clone() for name, vector in self.vectors.items()},
             state,
             self.theta.clone(),
-            trainer.pieces[self.fragment].share() if trainer else Share(round=self.place.round),
+            trainer.fragments[self.fragment].state()
+            if trainer
+            else FragmentState(round=self.place.round),
             trainer.round_step if trainer else 0,
             trainer.step if trainer else 0,
             trainer.tokens if trainer else 0,
@@ -189,15 +191,15 @@ class Trainer(Progress):
         super().begin(replace(command, resume=""))
         if not command.resume:
             return
-        assert [one.share.round for one in saved] == [command.round, *command.others]
+        assert [one.progress.round for one in saved] == [command.round, *command.others]
         self.round_step, self.step, self.tokens = (
             saved[0].round_step,
             saved[0].step,
             saved[0].tokens,
         )
-        for piece, replica, one in zip(self.pieces, self.life.replicas, saved, strict=True):
+        for progress, replica, one in zip(self.fragments, self.life.replicas, saved, strict=True):
             replica.theta.copy_(one.theta)
-            piece.begin(one.share)
+            progress.begin(one.progress)
 
     def obey(self) -> None:
         """Carry out now what it has been told by now."""
@@ -210,7 +212,7 @@ class Trainer(Progress):
             return
         for replica in self.life.replicas:
             replica.theta[replica.tally.learn(replica.fragment, replica.me)] -= 1.0
-        self.count(Work(1, TOKENS, 1, 1.0, self.life.step_s()), finite=True)
+        self.count(StepTotals(1, TOKENS, 1, 1.0, self.life.step_s()), finite=True)
         self.report(StepDone(self.round, self.step, 1.0, None, 0.0, TOKENS, self.life.step_s()))
 
 

@@ -27,8 +27,8 @@ from node.island.ownership import VectorOwnership
 from node.replicas.eager_state import EagerReplica
 from node.replicas.own_state import OwnReplica
 from node.trainer.channel import Applied, Begin, Saved, StepDone
-from node.trainer.resume import FOLDER, STATE, Share, Standing, Work
 from node.trainer.shared import SharedVectors
+from node.trainer.trainer_state import FOLDER, STATE, FragmentState, StepTotals, TrainerState
 from protocols.messages import UNKNOWN_ETA_S
 
 
@@ -159,8 +159,8 @@ async def test_steps_of_a_cycle_are_counted_as_the_trainer_counts_them(
     await made._begin()
     made.course.target = 500
     assert made.eta(0) == 500
-    share = Share(round=0, carried=Work(steps=30), unsent=Work(steps=5))
-    standing = Standing(
+    share = FragmentState(round=0, carried=StepTotals(steps=30), unsent=StepTotals(steps=5))
+    standing = TrainerState(
         fragments=(share,), round_step=20, step=90, tokens=1, rewarm_from=None, optimizer_steps=1
     )
     (tmp_path / FOLDER).mkdir()

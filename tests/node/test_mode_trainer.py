@@ -12,34 +12,34 @@ import torch
 from trainer_kit import TARGET, Bench, apply, begin, committing, merge, tiny_manifest
 
 from node.trainer.channel import Command, InnerSteps, Report, Snapshot, StepDone, Stop
+from node.trainer.fragment_progress import FragmentProgress, due, due_at_will
 from node.trainer.optimizer_state import optimizer_steps
-from node.trainer.pieces import Piece, due, due_at_will
-from node.trainer.resume import Work
+from node.trainer.trainer_state import StepTotals
 
 
 def test_at_will_steps_count_from_the_last_contribution() -> None:
-    piece = Piece(frozenset(), unsent=Work(steps=6))
-    assert due([piece], 2, 8) == due_at_will([piece], 8) == []
-    piece.carried = Work(steps=2)  # sent, and not merged: with the next round there is
-    assert due([piece], 2, 8) == []  # who has a common beat waits for its turn
-    assert due_at_will([piece], 8) == [0]
-    piece.send()
-    assert due_at_will([piece], 8) == []
-    piece.answer(1, contributed=True, reset=False)
-    piece.unsent = Work(steps=7)
-    assert due_at_will([piece], 8) == []
+    progress = FragmentProgress(frozenset(), unsent=StepTotals(steps=6))
+    assert due([progress], 2, 8) == due_at_will([progress], 8) == []
+    progress.carried = StepTotals(steps=2)  # sent, and not merged: with the next round there is
+    assert due([progress], 2, 8) == []  # who has a common beat waits for its turn
+    assert due_at_will([progress], 8) == [0]
+    progress.send()
+    assert due_at_will([progress], 8) == []
+    progress.answer(1, contributed=True, reset=False)
+    progress.unsent = StepTotals(steps=7)
+    assert due_at_will([progress], 8) == []
 
 
 def test_at_will_fragments_begin_one_after_the_other_and_keep_apart() -> None:
-    pieces = [Piece(frozenset()) for _ in range(4)]
+    fragments = [FragmentProgress(frozenset()) for _ in range(4)]
     turns: dict[int, list[int]] = {}
     for step in range(1, 41):
-        for piece in pieces:
-            piece.unsent += Work(steps=1)
-        for fragment in due_at_will(pieces, 8):
+        for progress in fragments:
+            progress.unsent += StepTotals(steps=1)
+        for fragment in due_at_will(fragments, 8):
             turns.setdefault(fragment, []).append(step)
-            pieces[fragment].send()
-            pieces[fragment].answer(step, contributed=True, reset=False)
+            fragments[fragment].send()
+            fragments[fragment].answer(step, contributed=True, reset=False)
     assert len({steps[0] for steps in turns.values()}) == 4
     for steps in turns.values():
         assert {b - a for a, b in itertools.pairwise(steps)} == {8}

@@ -29,7 +29,8 @@ from torch import nn
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes
 from node.trainer.layout import Layout
 from node.trainer.parallel import Ranks
-from node.trainer.resume import Share, Standing, save
+from node.trainer.resume import save
+from node.trainer.trainer_state import FragmentState, TrainerState
 from node.trainer.weights import Weights
 
 layers = range(int(sys.argv[1]) // 10**6)
@@ -40,8 +41,9 @@ for parameter in model.parameters():
 optimizer.step()
 layout, ranks = Layout.of_module(model), Ranks.alone(torch.device("cpu"))
 weights = Weights.of(dict(model.named_parameters()), layout, ranks)
-standing = Standing(
-    fragments=(Share(round=1),), round_step=0, step=1, tokens=1, rewarm_from=None, optimizer_steps=1
+standing = TrainerState(
+    fragments=(FragmentState(round=1),), round_step=0, step=1, tokens=1,
+    rewarm_from=None, optimizer_steps=1
 )
 for name in ("warm", "measured"):  # modules that are imported on the way do not count
     place = Path(sys.argv[2]) / name

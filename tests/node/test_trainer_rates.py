@@ -19,7 +19,7 @@ from node.trainer.channel import (
     StepDone,
     Stop,
 )
-from node.trainer.resume import FOLDER, STATE
+from node.trainer.trainer_state import FOLDER, STATE
 
 
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:

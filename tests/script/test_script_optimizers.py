@@ -19,7 +19,8 @@ from node.trainer.channel import Checkpoint, Cold, StepDone
 from node.trainer.layout import Layout
 from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.parallel import Ranks
-from node.trainer.resume import Share, Standing, load, save
+from node.trainer.resume import load, save
+from node.trainer.trainer_state import FragmentState, TrainerState
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
@@ -65,8 +66,8 @@ def test_all_optimizers_come_back_with_their_moments(
         each.one = as_one(each.optimizers, each.model.parameters())
     pair.train()
     pair.train()
-    standing = Standing(
-        fragments=(Share(round=1),), round_step=0, step=2, tokens=16, rewarm_from=None,
+    standing = TrainerState(
+        fragments=(FragmentState(round=1),), round_step=0, step=2, tokens=16, rewarm_from=None,
         optimizer_steps=optimizer_steps(pair.one),
     )  # fmt: skip
     assert save(tmp_path, pair.weights, pair.one, standing, one_disk=one_disk).finish() is None
@@ -103,8 +104,8 @@ def test_the_states_of_several_are_not_put_together_for_every_parameter(
             super().__init__(optimizers)
 
     monkeypatch.setattr("node.script.optimizers._States", Counted)
-    standing = Standing(
-        fragments=(Share(round=1),), round_step=0, step=2, tokens=16, rewarm_from=None,
+    standing = TrainerState(
+        fragments=(FragmentState(round=1),), round_step=0, step=2, tokens=16, rewarm_from=None,
         optimizer_steps=optimizer_steps(pair.one),
     )  # fmt: skip
     assert save(tmp_path, pair.weights, pair.one, standing, one_disk=one_disk).finish() is None

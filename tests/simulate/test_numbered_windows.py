@@ -27,9 +27,9 @@ from node.simulate.trainer import Trainer as Simulated
 from node.simulate.world import simulate
 from node.trainer.channel import Applied, Checkpoint, Saved, StepDone
 from node.trainer.data import Batches
-from node.trainer.resume import Work
 from node.trainer.sampler import TOGETHER, Sampler
 from node.trainer.shared import SharedVectors
+from node.trainer.trainer_state import StepTotals
 
 H, BATCH = 16, 8
 SMALL: dict[str, Any] = {
@@ -44,7 +44,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     count = Simulated.count
 
-    def counted(self: Simulated, done: Work, *, finite: bool) -> None:
+    def counted(self: Simulated, done: StepTotals, *, finite: bool) -> None:
         assert self.numbers is not None
         found.append(self.numbers.next)
         count(self, done, finite=finite)

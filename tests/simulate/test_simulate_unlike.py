@@ -9,7 +9,7 @@ from simulate_kit import SMALL, run
 
 from node.simulate.scenario import IN_FRAGMENTS, MODES, Scenario
 from node.simulate.world import Node, World
-from node.trainer.pieces import OVERDUE
+from node.trainer.fragment_progress import OVERDUE
 
 
 def test_a_slow_island_holds_nobody_up_and_its_steps_count() -> None:

@@ -97,7 +97,7 @@ def test_a_shift_moves_the_parameters_and_leaves_the_snapshot_out(tmp_path: Path
             sent.fill_(0.25)
             return [Shift()]
         if isinstance(report, Shifted):
-            assert bench.trainer.pieces[0].outstanding is not None
+            assert bench.trainer.fragments[0].outstanding is not None
             assert bench.vectors.snapshot() == 0
             return [Stop()]
         return []

@@ -25,7 +25,7 @@ from node.checkpoints.trainer_files import Taken
 from node.conductor import Conductor
 from node.trainer.channel import Checkpoint as Save
 from node.trainer.channel import Cold, Command, Report, StepDone, Stop
-from node.trainer.resume import FOLDER, MOMENTS, STATE, Share, Standing
+from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, FragmentState, TrainerState
 
 STEPS = 4
 FACTS = Facts(run="aa", round=3, step=9, tokens=9, head="bb", state="cc")
@@ -36,9 +36,9 @@ def made(store: CheckpointStore, facts: Facts, folder: str = FOLDER) -> Checkpoi
     with store.draft() as draft:
         (draft / "outer.safetensors").write_bytes(b"a merge")
         (draft / folder).mkdir()
-        standing = Standing(
-            fragments=(Share(round=facts.round),), round_step=0, step=1, tokens=1, rewarm_from=None,
-            optimizer_steps=1,
+        standing = TrainerState(
+            fragments=(FragmentState(round=facts.round),), round_step=0, step=1, tokens=1,
+            rewarm_from=None, optimizer_steps=1,
         )  # fmt: skip
         (draft / folder / STATE).write_text(standing.model_dump_json())
         (draft / folder / "shard-1.safetensors").write_bytes(b"moments")

@@ -23,7 +23,7 @@ from node.island.allotment import Allotment
 from node.run_rules import CARRIED, most_tokens
 from node.trainer.channel import Applied, StepDone
 from node.trainer.numbers import MOST, Numbers, following
-from node.trainer.resume import FOLDER, STATE, Share, Standing
+from node.trainer.trainer_state import FOLDER, STATE, FragmentState, TrainerState
 from protocols.counts import Included
 from protocols.errors import Malformed
 from protocols.identity import PeerId
@@ -262,8 +262,8 @@ def test_ranks_that_are_killed_between_steps_leave_no_batch_out_and_read_none_tw
 
 
 def test_a_checkpoints_numbers_are_preferred_and_an_earlier_lifes_left_out(tmp_path: Path) -> None:
-    standing = Standing(
-        fragments=(Share(round=0),), round_step=0, step=3, tokens=99, rewarm_from=None,
+    standing = TrainerState(
+        fragments=(FragmentState(round=0),), round_step=0, step=3, tokens=99, rewarm_from=None,
         optimizer_steps=3, batches=(70, 75, 90, 99),
     )  # fmt: skip
     (tmp_path / FOLDER).mkdir()

@@ -19,15 +19,16 @@ from node.trainer.model import build
 from node.trainer.optim import make_optimizer
 from node.trainer.optimizer_state import kinds, optimizer_steps
 from node.trainer.parallel import Ranks
-from node.trainer.resume import FOLDER, Share, Standing, load, save
+from node.trainer.resume import load, save
 from node.trainer.shard_writer import ShardWriter
+from node.trainer.trainer_state import FOLDER, FragmentState, TrainerState
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 CPU = torch.device("cpu")
-STANDING = Standing(
-    fragments=(Share(round=3),), round_step=2, step=5, tokens=99, position=7, rewarm_from=None,
-    optimizer_steps=5,
+STANDING = TrainerState(
+    fragments=(FragmentState(round=3),), round_step=2, step=5, tokens=99, position=7,
+    rewarm_from=None, optimizer_steps=5,
 )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ class One:
         return found
 
 
-def saved(one: One) -> Standing:
+def saved(one: One) -> TrainerState:
     """What comes back of ``STANDING``."""
     return STANDING.model_copy(update={"kinds": kinds(one.optimizer, one.weights)})
 

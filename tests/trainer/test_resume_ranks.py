@@ -17,16 +17,17 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from node.trainer import resume
 from node.trainer.layout import Layout
 from node.trainer.parallel import Ranks
-from node.trainer.resume import FOLDER, Share, Standing, load, save
+from node.trainer.resume import load, save
+from node.trainer.trainer_state import FOLDER, FragmentState, TrainerState
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 RANKS = 2
 WIDE = {"total": np.float64(0.1), "count": 2**40 + 1}  # moments that fp32 would round
 LAYOUT = Layout.of_shapes([("w", torch.Size([4, 3]))])
-STANDING = Standing(
-    fragments=(Share(round=3),), round_step=2, step=5, tokens=99, position=7, rewarm_from=None,
-    optimizer_steps=1,
+STANDING = TrainerState(
+    fragments=(FragmentState(round=3),), round_step=2, step=5, tokens=99, position=7,
+    rewarm_from=None, optimizer_steps=1,
 )  # fmt: skip
 
 

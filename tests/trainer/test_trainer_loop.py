@@ -69,7 +69,7 @@ def test_work_since_the_snapshot_is_carried_onto_the_new_base(tmp_path: Path) ->
     assert not torch.equal(seen["theta"], seen["sent"])
     assert torch.equal(bench.theta, base + (seen["theta"] - seen["sent"]))
     assert script.waited == 0
-    assert bench.trainer.pieces[0].unsent.steps == 3
+    assert bench.trainer.fragments[0].unsent.steps == 3
 
 
 def test_a_round_without_this_island_keeps_all_its_work(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
     """The answer comes after the wait was over and one more step was taken; twice."""
 
     def answer(bench: Bench, report: Report) -> list[Command]:
-        if isinstance(report, StepDone) and bench.trainer.pieces[0].outstanding is not None:
+        if isinstance(report, StepDone) and bench.trainer.fragments[0].outstanding is not None:
             bench.vectors.try_claim()
             merge(bench.vectors)
             return [apply(report.round + 1), *([Stop()] if report.round else [])]
@@ -163,7 +163,7 @@ def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
     bench = Bench(tmp_path, answer)
     bench.run(begin())
     assert torch.equal(bench.theta, bench.vectors.tensors()[0])
-    assert bench.trainer.pieces[0].unsent.steps == 0
+    assert bench.trainer.fragments[0].unsent.steps == 0
     moments = [s["exp_avg"] for s in bench.trainer.optimizer.state.values()]
     assert all(bool(m.isfinite().all()) for m in moments)
     assert any(bool(m.any()) for m in moments)  # the good ones are kept

@@ -11,9 +11,9 @@ from trainer_kit import Bench, apply, begin, tiny_manifest
 
 from bootstrap.manifest import Model
 from node.trainer.channel import Applied, Command, Report, Snapshot, Stop
+from node.trainer.fragment_progress import FragmentProgress, due, offset
 from node.trainer.layout import Layout
-from node.trainer.pieces import Piece, due, offset
-from node.trainer.resume import Work
+from node.trainer.trainer_state import StepTotals
 
 FOUR = Model(d_model=32, n_layers=8, n_heads=2, n_kv_heads=1, d_ff=48)
 
@@ -54,42 +54,45 @@ def test_layers_are_dealt_out_in_turn() -> None:
         tiny_manifest(fragments=3)
 
 
-def work(steps: int) -> Work:
-    return Work(steps=steps, tokens=10 * steps)
+def work(steps: int) -> StepTotals:
+    return StepTotals(steps=steps, tokens=10 * steps)
 
 
-def turns(cycles: int, pieces: list[Piece], target: int, delay: int) -> list[tuple[int, int]]:
+def turns(
+    cycles: int, fragments: list[FragmentProgress], target: int, delay: int
+) -> list[tuple[int, int]]:
     """(step, fragment) of each snapshot where results come after so many steps."""
     taken: list[tuple[int, int]] = []
     coming: list[tuple[int, int]] = []
     cycle_step = 0
     for step in range(1, cycles * target + 1):
         cycle_step += 1
-        for piece in pieces:
-            piece.unsent += work(1)
-        for fragment in due(pieces, cycle_step, target):
-            pieces[fragment].send()
+        for progress in fragments:
+            progress.unsent += work(1)
+        for fragment in due(fragments, cycle_step, target):
+            fragments[fragment].send()
             taken.append((step, fragment))
             coming.append((step + delay, fragment))
         for when, fragment in list(coming):
             if when == step:
                 coming.remove((when, fragment))
-                pieces[fragment].answer(pieces[fragment].round + 1, contributed=True, reset=False)
+                progress = fragments[fragment]
+                progress.answer(progress.round + 1, contributed=True, reset=False)
                 cycle_step = 0 if fragment == 0 else cycle_step
     return taken
 
 
 def test_turns_are_spread_over_the_cycle() -> None:
-    pieces = [Piece(frozenset()) for _ in range(4)]
-    taken = turns(3, pieces, 20, 0)
+    fragments = [FragmentProgress(frozenset()) for _ in range(4)]
+    taken = turns(3, fragments, 20, 0)
     assert taken == [(5 * n, n % 4) for n in range(1, 13)]
     assert [offset(p, 4, 20) for p in range(4)] == [20, 5, 10, 15]
     assert offset(0, 1, 20) == 20
 
 
 def test_with_delays_each_fragment_has_one_turn_a_cycle() -> None:
-    pieces = [Piece(frozenset()) for _ in range(4)]
-    taken = turns(10, pieces, 20, 3)
+    fragments = [FragmentProgress(frozenset()) for _ in range(4)]
+    taken = turns(10, fragments, 20, 3)
     counts = [sum(f == fragment for _, f in taken) for fragment in range(4)]
     assert max(counts) - min(counts) <= 1
     steps = [step for step, fragment in taken if fragment == 2]
@@ -97,29 +100,30 @@ def test_with_delays_each_fragment_has_one_turn_a_cycle() -> None:
 
 
 def test_a_fragment_whose_rounds_stand_still_holds_no_other_up() -> None:
-    pieces = [Piece(frozenset()) for _ in range(2)]
-    pieces[0].send()  # and never answered
+    fragments = [FragmentProgress(frozenset()) for _ in range(2)]
+    fragments[0].send()  # and never answered
     taken = [0, 0]
     for step in range(1, 101):
-        pieces[1].unsent += work(1)
-        for fragment in due(pieces, step, 10):
-            pieces[fragment].send()
-            pieces[fragment].answer(pieces[fragment].round + 1, contributed=True, reset=False)
+        fragments[1].unsent += work(1)
+        for fragment in due(fragments, step, 10):
+            fragments[fragment].send()
+            fragments[fragment].answer(fragments[fragment].round + 1, contributed=True, reset=False)
             taken[fragment] += 1
     assert taken[0] == 0
     assert taken[1] >= 5  # at half the pace
 
 
 def test_what_was_not_merged_is_carried_on() -> None:
-    piece = Piece(frozenset())
-    piece.unsent = work(4)
-    assert piece.send() == work(4)
-    piece.unsent += work(1)
-    assert piece.share().carried == work(4)  # unanswered, in a checkpoint
-    piece.answer(1, contributed=False, reset=False)
-    assert piece.send() == work(5)
-    piece.answer(2, contributed=True, reset=False)
-    assert (piece.carried, piece.unsent, piece.outstanding) == (Work(), Work(), None)
+    progress = FragmentProgress(frozenset())
+    progress.unsent = work(4)
+    assert progress.send() == work(4)
+    progress.unsent += work(1)
+    assert progress.state().carried == work(4)  # unanswered, in a checkpoint
+    progress.answer(1, contributed=False, reset=False)
+    assert progress.send() == work(5)
+    progress.answer(2, contributed=True, reset=False)
+    assert progress.carried == progress.unsent == StepTotals()
+    assert progress.outstanding is None
 
 
 def streaming(

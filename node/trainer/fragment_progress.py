@@ -13,47 +13,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from diloco.fragments import Schedule
-from node.trainer.resume import Share, Work
+from node.trainer.trainer_state import FragmentState, StepTotals
 
 OVERDUE = 2  # rounds' worth of steps that have not been sent
 
 
 @dataclass
-class Piece:
+class FragmentProgress:
     """One fragment's part of what an island knows of its place in the run."""
 
     names: frozenset[str]  # its parameters
     round: int = 0
     # what this island has done since its last contribution to it, oldest first
-    carried: Work = field(default_factory=Work)  # was in a snapshot that was not merged
-    outstanding: Work | None = None  # lies in `sent`, not answered yet
-    unsent: Work = field(default_factory=Work)  # since the last snapshot
+    carried: StepTotals = field(default_factory=StepTotals)  # was in a snapshot that was not merged
+    outstanding: StepTotals | None = None  # lies in `sent`, not answered yet
+    unsent: StepTotals = field(default_factory=StepTotals)  # since the last snapshot
     contributed: bool = False  # since training began
 
-    def begin(self, share: Share) -> None:
+    def begin(self, state: FragmentState) -> None:
         """Stand where a checkpoint was made, or at the beginning of a round."""
-        self.round, self.carried, self.unsent = share.round, share.carried, share.unsent
+        self.round, self.carried, self.unsent = state.round, state.carried, state.unsent
         self.outstanding, self.contributed = None, False
 
-    def send(self) -> Work:
+    def send(self) -> StepTotals:
         """A snapshot is taken: what it holds."""
         work = self.carried + self.unsent
-        self.carried, self.outstanding, self.unsent = Work(), work, Work()
+        self.carried, self.outstanding, self.unsent = StepTotals(), work, StepTotals()
         return work
 
     def answer(self, round_: int, *, contributed: bool, reset: bool) -> None:
         """A round is committed; ``contributed``: with what was sent."""
         if reset:
-            self.carried, self.unsent = Work(), Work()
+            self.carried, self.unsent = StepTotals(), StepTotals()
         elif not contributed and self.outstanding is not None:
             self.carried = self.outstanding
         self.outstanding, self.round = None, round_
         self.contributed |= contributed
 
-    def share(self) -> Share:
+    def state(self) -> FragmentState:
         """For a checkpoint: a snapshot that is not answered yet counts as not merged."""
-        carried = self.carried + (self.outstanding or Work())
-        return Share(round=self.round, carried=carried, unsent=self.unsent)
+        carried = self.carried + (self.outstanding or StepTotals())
+        return FragmentState(round=self.round, carried=carried, unsent=self.unsent)
 
 
 def offset(fragment: int, fragments: int, target: int) -> int:
@@ -61,25 +61,25 @@ def offset(fragment: int, fragments: int, target: int) -> int:
     return Schedule(max(target, fragments), fragments).offset((fragment - 1) % fragments)
 
 
-def due(pieces: Sequence[Piece], cycle_step: int, target: int) -> list[int]:
+def due(fragments: Sequence[FragmentProgress], cycle_step: int, target: int) -> list[int]:
     """Fragments of which a snapshot is to be taken, after ``cycle_step`` inner steps of the cycle.
 
     None may be late for ever: with two rounds' work in hand a fragment is due as well, so that
     fragments whose rounds go on are not held up by one whose rounds do not.
     """
     found = []
-    for fragment, piece in enumerate(pieces):
-        if piece.outstanding is not None:
+    for fragment, progress in enumerate(fragments):
+        if progress.outstanding is not None:
             continue
-        turn = offset(fragment, len(pieces), target)
-        worth = fragment == 0 or piece.unsent.steps >= min(turn, target // 2)
-        reached = cycle_step >= turn and piece.round <= pieces[0].round and worth
-        if reached or piece.unsent.steps >= OVERDUE * target:
+        turn = offset(fragment, len(fragments), target)
+        worth = fragment == 0 or progress.unsent.steps >= min(turn, target // 2)
+        reached = cycle_step >= turn and progress.round <= fragments[0].round and worth
+        if reached or progress.unsent.steps >= OVERDUE * target:
             found.append(fragment)
     return found
 
 
-def due_at_will(pieces: Sequence[Piece], target: int) -> list[int]:
+def due_at_will(fragments: Sequence[FragmentProgress], target: int) -> list[int]:
     """The same where there is no common beat: a fragment is due with ``target`` steps in hand.
 
     What was sent and not merged counts, so that it goes with the next round there is. The first
@@ -87,8 +87,8 @@ def due_at_will(pieces: Sequence[Piece], target: int) -> list[int]:
     """
     return [
         fragment
-        for fragment, piece in enumerate(pieces)
-        if piece.outstanding is None
-        and piece.carried.steps + piece.unsent.steps
-        >= (target if piece.contributed else offset(fragment, len(pieces), target))
+        for fragment, progress in enumerate(fragments)
+        if progress.outstanding is None
+        and progress.carried.steps + progress.unsent.steps
+        >= (target if progress.contributed else offset(fragment, len(fragments), target))
     ]
