@@ -14,8 +14,9 @@ from node.config import NodeConfig
 from node.data.folder import is_folder
 from node.data.live import is_recipe, read_recipe
 from node.errors import operator_error
-from node.hosts.hub import Host, Hub, RemoteRank
+from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
+from node.hosts.remote import Host, RemoteRank
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Job
 from node.island.fitting import Fitting

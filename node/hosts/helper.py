@@ -29,10 +29,10 @@ from node.hosts.wire import (
     Farewell,
     Halt,
     Hello,
+    HostConnection,
+    HostLostError,
     Job,
     Launch,
-    Link,
-    LinkLostError,
     Prepared,
     RankEnded,
     Welcome,
@@ -112,20 +112,20 @@ class Helper:
         """Follow host 0, and look for it again when it is lost."""
         why = ""
         while True:
-            link = await self._find(why)
+            connection = await self._find(why)
             try:
-                if await self._follow(link):
+                if await self._follow(connection):
                     return
-            except LinkLostError as error:
+            except HostLostError as error:
                 why = str(error)
                 self.say(f"host 0 of this island is lost: {why}; this host's ranks are stopped")
             finally:
-                link.close()
+                connection.close()
             await asyncio.sleep(RETRY_S)
 
     # --- coming to host 0 ---------------------------------------------------------------------
 
-    async def _find(self, why: str) -> Link:
+    async def _find(self, why: str) -> HostConnection:
         """A greeted connection to host 0; raises E409 when none comes about in time."""
         loop = asyncio.get_running_loop()
         meeting = self.meeting
@@ -134,7 +134,7 @@ class Helper:
         while True:
             try:
                 return await self._dial()
-            except (OSError, TimeoutError, LinkLostError) as error:
+            except (OSError, TimeoutError, HostLostError) as error:
                 why = why or str(error) or "no answer in time"
             left = end - loop.time()
             if left <= 0:
@@ -150,26 +150,26 @@ class Helper:
             why = ""
             await asyncio.sleep(min(RETRY_S, left))
 
-    async def _dial(self) -> Link:
+    async def _dial(self) -> HostConnection:
         meeting = self.meeting
         async with asyncio.timeout(DIAL_S):
             reader, writer = await asyncio.open_connection(meeting.address, meeting.port)
-        link = Link(reader, writer)
+        connection = HostConnection(reader, writer)
         try:
             async with asyncio.timeout(GREETING_S):
-                await self._greet(link)
+                await self._greet(connection)
         except BaseException:  # also cancellation: no connection is left half-open
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
-    async def _greet(self, link: Link) -> None:
+    async def _greet(self, connection: HostConnection) -> None:
         meeting, mine = self.meeting, nonce()
-        challenge = await link.receive()
+        challenge = await connection.receive()
         if not isinstance(challenge, Challenge):
-            raise LinkLostError("what answers there is no host of an island")
+            raise HostLostError("what answers there is no host of an island")
         whole = signed(challenge.nonce, mine, meeting.host)
-        link.send(
+        connection.send(
             Hello(
                 __version__,
                 meeting.host,
@@ -180,19 +180,19 @@ class Helper:
                 proof(meeting.key, b"hello", *whole),
             )
         )
-        answer = await link.receive()
+        answer = await connection.receive()
         if isinstance(answer, Farewell):
             raise OperatorError(answer.code or "E410", answer.what, answer.why, answer.fix)
         if not isinstance(answer, Welcome) or not proven(
             meeting.key, answer.proof, b"welcome", *whole
         ):
             raise operator_error("E410", "host 0 does not know the rendezvous id")
-        link.admit()
+        connection.admit()
 
     # --- following it -------------------------------------------------------------------------
 
-    async def _follow(self, link: Link) -> bool:
-        """Do what host 0 says; true at its farewell. Raises LinkLostError, OperatorError."""
+    async def _follow(self, connection: HostConnection) -> bool:
+        """Do what host 0 says; true at its farewell. Raises HostLostError, OperatorError."""
         self.say(f"host {self.meeting.host} of an island: {self.ranks} ranks, host 0 is there")
         over: bool | None = False
         failed: Exception | None = None
@@ -202,7 +202,9 @@ class Helper:
                 words: asyncio.Queue[Word] = asyncio.Queue(MAX_WORDS)
                 try:
                     over = await first(
-                        self._listen(link, words), self._obey(words, link), link.watch()
+                        self._listen(connection, words),
+                        self._obey(words, connection),
+                        connection.watch(),
                     )
                 except Exception as error:  # noqa: BLE001 - raised below: a group would wrap it
                     failed = error
@@ -211,24 +213,24 @@ class Helper:
             if failed is not None:
                 raise failed
             return bool(over)
-        except LinkLostError:
+        except HostLostError:
             raise
         except Exception as error:  # host 0 is told, whatever ends this host
             last = farewell(first_known(error, (f"--dir={self.config.dir}",)))
             raise
         finally:
             self._kill()
-            if not link.lost:
-                link.send(last)
-                await link.flush(RETRY_S)
+            if not connection.lost:
+                connection.send(last)
+                await connection.flush(RETRY_S)
 
-    async def _listen(self, link: Link, words: asyncio.Queue[Word]) -> bool:
+    async def _listen(self, connection: HostConnection, words: asyncio.Queue[Word]) -> bool:
         """Take in what host 0 says, also while tokens are made: or it would count as silent."""
         while True:
-            word = await link.receive()
+            word = await connection.receive()
             if not isinstance(word, Farewell):
                 if words.full():
-                    raise LinkLostError("it says more than can be done")
+                    raise HostLostError("it says more than can be done")
                 words.put_nowait(word)
                 continue
             if word.code:
@@ -236,19 +238,19 @@ class Helper:
             self.say(word.what)
             return True
 
-    async def _obey(self, words: asyncio.Queue[Word], link: Link) -> bool:
+    async def _obey(self, words: asyncio.Queue[Word], connection: HostConnection) -> bool:
         while True:
             match await words.get():
                 case Job() as job:
                     await self._prepare(job)
-                    link.send(Prepared())
+                    connection.send(Prepared())
                 case Launch() as launch:
-                    await self._launch(launch, link)
+                    await self._launch(launch, connection)
                 case Halt() as halt:
                     if halt.life == self._life:
                         self._kill()
                 case word:
-                    raise LinkLostError(f"it sent a {type(word).__name__}")
+                    raise HostLostError(f"it sent a {type(word).__name__}")
 
     async def _prepare(self, job: Job) -> None:
         """Make or open this host's tokens, the same as host 0's."""
@@ -299,7 +301,7 @@ class Helper:
     def _cache(self) -> Path:
         return self.home.root / "data-cache"
 
-    async def _launch(self, launch: Launch, link: Link) -> None:
+    async def _launch(self, launch: Launch, connection: HostConnection) -> None:
         """Start this host's ranks; their ends are told to host 0."""
         self._kill()
         self._life, self._running = launch.life, []
@@ -315,7 +317,7 @@ class Helper:
         )
         file = self.home.logs / "trainer.json"
         file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
-        environment = rank_environment(threads) | told(link.own_address, os.environ)
+        environment = rank_environment(threads) | told(connection.own_address, os.environ)
         kills = oom_kills()
         for place in range(launch.count):
             arguments = ["--settings", str(file), "--store", launch.store]
@@ -324,18 +326,22 @@ class Helper:
                 launch.first + place, self.home.logs, arguments, environment
             )
             self._running.append(rank)
-            self._waiting.create_task(self._tell_end(rank, launch.life, kills, link))
+            self._waiting.create_task(self._tell_end(rank, launch.life, kills, connection))
         if launch.count:
             self.say(f"{launch.count} of {settings.ranks} ranks are started here")
         else:
             self.say("the layout needs none of this host's ranks")
 
-    async def _tell_end(self, rank: RankProcess, life: int, kills: int, link: Link) -> None:
+    async def _tell_end(
+        self, rank: RankProcess, life: int, kills: int, connection: HostConnection
+    ) -> None:
         status = await rank.wait()
         if status == -signal.SIGKILL and oom_kills() > kills:
             status = EXIT_OUT_OF_MEMORY
         number, status = (-status, 0) if status < 0 else (0, status)
-        link.send(RankEnded(life, rank.number, status, number, str(rank.log), fitting(rank.tail())))
+        connection.send(
+            RankEnded(life, rank.number, status, number, str(rank.log), fitting(rank.tail()))
+        )
 
     def say(self, text: str) -> None:
         """A line for the operator."""

@@ -2,34 +2,31 @@
 
 A :class:`Hub` listens at the rendezvous endpoint for as long as the node runs. Hosts come, are told
 the run, and make their training tokens; :meth:`Hub.muster` waits for them before ranks start. The
-ranks of another host are :class:`RemoteRank`\\ s, which :mod:`node.island.island` supervises beside
-those of this host. A host that is lost ends its ranks with :data:`HOST_LOST`.
+ranks of another host (:mod:`node.hosts.remote`) are supervised by :mod:`node.island.island`, beside
+those of this host. A host that is lost ends its ranks with :data:`~node.hosts.remote.HOST_LOST`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from node.errors import operator_error
 from node.hosts.interface import is_own_name
 from node.hosts.meeting import Meeting
 from node.hosts.refusals import taken, unfit
+from node.hosts.remote import HOST_LOST, Host, RemoteRank
 from node.hosts.wire import (
     GREETING_S,
     Challenge,
     Farewell,
-    Halt,
     Hello,
+    HostConnection,
+    HostLostError,
     Job,
     Launch,
-    Link,
-    LinkLostError,
     Prepared,
     RankEnded,
     Welcome,
@@ -43,7 +40,6 @@ from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.tasks import every
 
-HOST_LOST = 1000  # "exit status" of a rank whose host is lost
 LAST_CALL_S = 30.0  # to wait for others once the minimum is there: when the island first starts,
 RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
@@ -52,53 +48,6 @@ MAX_STRANGERS = 64  # connections at a time that have not shown who they are
 # memory, disk, and the way to the data, which a host may lack for a while
 PASSING = ("E401", "E402", "E601", "E603")
 GONE_BEATS = 2  # silent beats after which another machine may take a host's number
-
-
-@dataclass
-class Host:
-    """One of the other hosts, from its greeting on."""
-
-    number: int
-    name: str
-    ranks: int
-    link: Link
-    prepared: bool = False
-    running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank
-
-    @property
-    def shown(self) -> str:
-        """As people are told of it."""
-        return f"host {self.number} ({self.name})"
-
-
-class RemoteRank:
-    """A rank on another host; the same to its supervisor as :class:`node.island.rank_process`'s."""
-
-    def __init__(self, number: int, host: Host, life: int) -> None:
-        self.number, self.host, self.life = number, host, life
-        self.where = f" on {host.shown}"
-        self.log = Path(f"trainer-rank{number}.log")  # of its host, which says where it lies
-        self._tail = ""
-        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> int:
-        """Its status as of a process of this host, or :data:`HOST_LOST`."""
-        return await asyncio.shield(self._status)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Any signal kills: the other host is asked to, and a silent one is found lost."""
-        if not self._status.done():
-            self.host.link.send(Halt(self.life))
-
-    def tail(self) -> str:
-        """The end of its log."""
-        return self._tail
-
-    def ended(self, status: int, log: str, tail: str) -> None:
-        """Note that it has ended; only the first call counts."""
-        if not self._status.done():
-            self.log, self._tail = Path(log), tail
-            self._status.set_result(status)
 
 
 class Hub:
@@ -161,9 +110,9 @@ class Hub:
         if self._server is not None:
             self._server.close()
         for host in self.hosts.values():
-            host.link.send(self._farewell)
-        links = [host.link for host in self.hosts.values()]
-        await asyncio.gather(*(link.flush(FAREWELL_S) for link in links))
+            host.connection.send(self._farewell)
+        connections = [host.connection for host in self.hosts.values()]
+        await asyncio.gather(*(connection.flush(FAREWELL_S) for connection in connections))
         for task in self._connections:
             task.cancel()
         if self._connections:
@@ -175,7 +124,7 @@ class Hub:
         """Tell all hosts, also those that come later, what they need for their tokens."""
         self._job = job
         for host in self.hosts.values():
-            host.link.send(job)
+            host.connection.send(job)
 
     @property
     def ready(self) -> list[Host]:
@@ -264,7 +213,7 @@ class Hub:
         host.running = {rank.number: rank for rank in started}
         if self.hosts.get(host.number) is not host:
             self._end_ranks(host, "it was lost before its ranks were started")
-        host.link.send(Launch(life, settings.encode(), ranks.start, len(ranks), store))
+        host.connection.send(Launch(life, settings.encode(), ranks.start, len(ranks), store))
         return started
 
     def met(self) -> None:
@@ -273,7 +222,7 @@ class Hub:
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it."""
-        return hosts[0].link.own_address
+        return hosts[0].connection.own_address
 
     def _end_ranks(self, host: Host, why: str) -> None:
         for rank in host.running.values():
@@ -283,33 +232,33 @@ class Hub:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection from its first byte to its end; owned by :meth:`aclose`."""
-        link = Link(reader, writer)
+        connection = HostConnection(reader, writer)
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         host = None
         try:
-            host = await self._greet(link)
+            host = await self._greet(connection)
             if host is not None:
                 await self._follow(host)
-        except LinkLostError as error:
+        except HostLostError as error:
             if host is not None:
                 self._lose(host, str(error))
         finally:
-            link.close()
+            connection.close()
             self._connections.discard(task)
 
-    async def _greet(self, link: Link) -> Host | None:
+    async def _greet(self, connection: HostConnection) -> Host | None:
         """Let a host in that knows the rendezvous id; None for anybody else."""
         if self._strangers >= MAX_STRANGERS:
             return None
         challenge = nonce()
-        link.send(Challenge(challenge))
+        connection.send(Challenge(challenge))
         self._strangers += 1
         try:
             async with asyncio.timeout(GREETING_S):
-                hello = await link.receive()
-        except (TimeoutError, LinkLostError):
+                hello = await connection.receive()
+        except (TimeoutError, HostLostError):
             return None
         finally:
             self._strangers -= 1
@@ -329,17 +278,17 @@ class Hub:
         elif problem := self._taken(hello):
             refusal = problem
         else:
-            link.admit()
-            link.send(Welcome(proof(self.meeting.key, b"welcome", *whole)))
-            return self._admit(Host(hello.host, hello.name, hello.ranks, link))
-        link.send(farewell(refusal))
-        await link.flush(FAREWELL_S)
+            connection.admit()
+            connection.send(Welcome(proof(self.meeting.key, b"welcome", *whole)))
+            return self._admit(Host(hello.host, hello.name, hello.ranks, connection))
+        connection.send(farewell(refusal))
+        await connection.flush(FAREWELL_S)
         self._turn_away(hello.host, refusal, lacks)
         return None
 
     def _taken(self, hello: Hello) -> OperatorError | None:
         there = self.hosts.get(hello.host)
-        if there is None or there.link.silent >= GONE_BEATS:
+        if there is None or there.connection.silent >= GONE_BEATS:
             return None
         return taken(hello, there.name)
 
@@ -359,12 +308,12 @@ class Hub:
         before = self.hosts.get(host.number)
         if before is not None:  # it has connected once more: its earlier connection is lost
             self._lose(before, "it has connected anew")
-            before.link.close()
+            before.connection.close()
         self.hosts[host.number] = host
         self._refused.pop(host.number, None)
         self._turned_away.pop(f"host {host.number}", None)
         if self._job is not None:
-            host.link.send(self._job)
+            host.connection.send(self._job)
         self._news.set()
         return host
 
@@ -379,12 +328,12 @@ class Hub:
         self._news.set()
 
     async def _follow(self, host: Host) -> None:
-        """Take in what a host says until the link is lost; raises LinkLostError."""
-        await every((host.link.watch(), self._read(host)))
+        """Take in what a host says until the connection is lost; raises HostLostError."""
+        await every((host.connection.watch(), self._read(host)))
 
     async def _read(self, host: Host) -> None:
         while True:
-            match await host.link.receive():
+            match await host.connection.receive():
                 case Prepared():
                     host.prepared = True
                     self.lost.pop(host.number, None)
@@ -403,9 +352,9 @@ class Hub:
                             why=last.why,
                             fix=last.fix,
                         )
-                    raise LinkLostError(last.what)
+                    raise HostLostError(last.what)
                 case word:
-                    raise LinkLostError(f"it sent a {type(word).__name__}")
+                    raise HostLostError(f"it sent a {type(word).__name__}")
 
     def _may_be_back(self, host: Host, last: Farewell) -> bool:
         """Whether it is worth waiting for a host that has ended with an error.

@@ -28,7 +28,7 @@ from typing import Annotated
 
 from blake3 import blake3
 
-from node.trainer.channel import READ_BYTES, Unframer, frame
+from node.trainer.framing import READ_BYTES, Unframer, frame
 from protocols.errors import AtollError, Malformed, OperatorError
 from protocols.wire import Max, Message, decode_any
 
@@ -137,11 +137,11 @@ Word = Challenge | Hello | Welcome | Job | Prepared | Launch | Halt | RankEnded 
 WORDS = (Challenge, Hello, Welcome, Job, Prepared, Launch, Halt, RankEnded, Beat, Farewell)
 
 
-class LinkLostError(AtollError):
+class HostLostError(AtollError):
     """The other side is gone, silent, or broke the rules; the text says which."""
 
 
-class Link:
+class HostConnection:
     """One connection between two hosts of an island."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,7 +167,7 @@ class Link:
             self._writer.write(frame(word))
 
     async def receive(self) -> Word:
-        """The next message that is no beat; raises :class:`LinkLostError`."""
+        """The next message that is no beat; raises :class:`HostLostError`."""
         while True:
             while self._words:
                 word = self._words.pop(0)
@@ -178,16 +178,16 @@ class Link:
                 self._words += [decode_any(raw, *WORDS) for raw in self._unframer.feed(data)]
             except OSError as error:
                 self.lost = True
-                raise LinkLostError(f"the connection broke ({error.strerror or error})") from error
+                raise HostLostError(f"the connection broke ({error.strerror or error})") from error
             except Malformed as error:
-                raise LinkLostError(f"it sent what is no message of a host: {error}") from error
+                raise HostLostError(f"it sent what is no message of a host: {error}") from error
             if not data:
                 self.lost = True
-                raise LinkLostError("it closed the connection")
+                raise HostLostError("it closed the connection")
             self.heard += len(data)
 
     async def watch(self) -> None:
-        """Send signs of life; raises :class:`LinkLostError` when none come back.
+        """Send signs of life; raises :class:`HostLostError` when none come back.
 
         Silence is counted in beats, not by the clock: after a time in which this process itself
         stood still, what the other side sent meanwhile is read first.
@@ -197,7 +197,7 @@ class Link:
             before = self.heard
             await asyncio.sleep(BEAT_S)
             self.silent = self.silent + 1 if self.heard == before else 0
-        raise LinkLostError(f"no sign of life for {SILENT_BEATS * BEAT_S:.0f} s")
+        raise HostLostError(f"no sign of life for {SILENT_BEATS * BEAT_S:.0f} s")
 
     async def flush(self, timeout: float) -> None:
         """Wait until what was sent has left, ``timeout`` seconds at most."""

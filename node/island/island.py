@@ -27,12 +27,11 @@ from typing import Any
 
 from node.errors import operator_error
 from node.hosts.crew import Crew
-from node.hosts.hub import Host, RemoteRank
 from node.hosts.interface import told
+from node.hosts.remote import Host, RemoteRank
 from node.island.rank_ends import TrainerDied, obituary, settle
 from node.island.rank_process import RankProcess, oom_kills, rank_environment
 from node.trainer.channel import (
-    READ_BYTES,
     REPORTS,
     ChannelClosedError,
     Command,
@@ -41,9 +40,8 @@ from node.trainer.channel import (
     Report,
     StepDone,
     Stop,
-    Unframer,
-    frame,
 )
+from node.trainer.framing import READ_BYTES, Unframer, frame
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.addresses import hostport

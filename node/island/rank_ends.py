@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.errors import TABLE, operator_error
-from node.hosts.hub import HOST_LOST, RemoteRank
+from node.hosts.remote import HOST_LOST, RemoteRank
 from node.island.rank_process import RankProcess, oom_kills
 from node.trainer.channel import Failed
 from node.trainer.settings import (

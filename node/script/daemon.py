@@ -21,7 +21,7 @@ from node.interrupts import clean_up_first
 from node.script.attached import Script
 from node.script.fingerprint import Fingerprint
 from node.script.session import ended
-from node.trainer.channel import frame
+from node.trainer.framing import frame
 from node.trainer.rank import die_with
 from node.trainer.settings import EXIT_ORPHANED
 from node.trainer.shared import SharedVectors

@@ -31,7 +31,7 @@ from node.trainer.trainer_state import StepTotals
 
 
 class Line:
-    """A channel within one process (:class:`~node.trainer.channel.Link`)."""
+    """A channel within one process (:class:`~node.trainer.channel.TrainerEnd`)."""
 
     def __init__(self, report: Callable[[Report], None]) -> None:
         self.send = report

@@ -1,7 +1,7 @@
 """What daemon and trainer say to each other, and the socket they say it over.
 
-Rank 0 inherits one end of a Unix socket pair; frames are four bytes of length (big endian) and
-a message of :mod:`protocols.wire`. Tensors never travel here: they lie in shared memory
+Rank 0 inherits one end of a Unix socket pair; each frame (:mod:`node.trainer.framing`) is a message
+of :mod:`protocols.wire`. Tensors never travel here: they lie in shared memory
 (:mod:`node.trainer.shared`), and a message says when they may be read.
 
 The order of a round::
@@ -29,20 +29,17 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import time
 from contextlib import suppress
 from typing import Annotated, Protocol, get_args
 
+from node.trainer.framing import READ_BYTES, Unframer, frame
 from node.trainer.numbers import Stretches
 from protocols.bounds import MAX_FRAGMENTS
-from protocols.errors import AtollError, Malformed
+from protocols.errors import AtollError
 from protocols.wire import Max, Message, decode_any
 
-MAX_FRAME = 64 * 1024
-READ_BYTES = 64 * 1024
 MAX_AWAITED = 1024  # ranks that are named
-_LENGTH = struct.Struct(">I")
 
 Location = Annotated[str, Max(4096)]
 Text = Annotated[str, Max(8192)]
@@ -316,39 +313,7 @@ class ChannelClosedError(AtollError):
     """The other end is gone."""
 
 
-def frame(message: Message) -> bytes:
-    """A message with its length in front."""
-    data = message.encode()
-    return _LENGTH.pack(len(data)) + data
-
-
-class Unframer:
-    """Cuts a stream into frames, without any IO; holds at most one incomplete frame.
-
-    ``limit`` is the longest frame that is taken.
-    """
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.limit = limit
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Frames completed by ``data``; raises :class:`Malformed` for a length out of bounds."""
-        self._buffer += data
-        frames = []
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if not 0 < length <= self.limit:
-                raise Malformed(f"frame of {length} bytes")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[_LENGTH.size : end]))
-            del self._buffer[:end]
-        return frames
-
-
-class Link(Protocol):
+class TrainerEnd(Protocol):
     """The trainer's end of what it and the daemon say to each other."""
 
     def send(self, report: Report) -> None:

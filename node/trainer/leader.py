@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from node.trainer.channel import COMMANDS, Command, Link
+from node.trainer.channel import COMMANDS, Command, TrainerEnd
 from node.trainer.shared import SharedVectors
 from protocols.wire import Message
 
@@ -45,7 +45,7 @@ ACTIONS = (*COMMANDS, Step, TakeSnapshot, Idle)
 class Leader:
     """Rank 0's link to the daemon, and what it decides for all ranks."""
 
-    channel: Link
+    channel: TrainerEnd
     vectors: SharedVectors
     wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic

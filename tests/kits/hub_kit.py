@@ -17,8 +17,8 @@ from node.hosts.meeting import Meeting
 from node.hosts.wire import (
     Challenge,
     Hello,
+    HostConnection,
     Job,
-    Link,
     Prepared,
     Welcome,
     nonce,
@@ -52,7 +52,7 @@ async def hub(**changes: Any) -> AsyncIterator[tuple[Hub, list[str]]]:
         yield made, said
     finally:
         for other in Other.all:
-            await other.link.flush(1.0)
+            await other.connection.flush(1.0)
         Other.all.clear()
         await made.aclose()
 
@@ -69,37 +69,39 @@ class Other:
 
     all: ClassVar[list[Other]] = []  # of the present test
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, connection: HostConnection) -> None:
+        self.connection = connection
         self.all.append(self)
 
     @classmethod
     async def dial(cls, made: Hub) -> Other:
-        return cls(Link(*await asyncio.open_connection("127.0.0.1", made.port)))
+        return cls(HostConnection(*await asyncio.open_connection("127.0.0.1", made.port)))
 
     async def greet(self, number: int = 1, key: str = "k", **changes: Any) -> Any:
-        challenge = await self.link.receive()
+        challenge = await self.connection.receive()
         assert isinstance(challenge, Challenge)
         mine = nonce()
         whole = signed(challenge.nonce, mine, number)
         values = {"version": __version__, "name": "other", "ranks": 2, "device": "cpu"} | changes
-        self.link.send(Hello(host=number, nonce=mine, proof=proof(key, b"hello", *whole), **values))
-        answer = await self.link.receive()
+        self.connection.send(
+            Hello(host=number, nonce=mine, proof=proof(key, b"hello", *whole), **values)
+        )
+        answer = await self.connection.receive()
         if isinstance(answer, Welcome):
             assert proven(key, answer.proof, b"welcome", *whole)
-            self.link.admit()
+            self.connection.admit()
         return answer
 
     async def receive(self, kind: type[Any]) -> Any:
         async with asyncio.timeout(WAIT_S):
-            word = await self.link.receive()
+            word = await self.connection.receive()
         assert isinstance(word, kind), word
         return word
 
 
 @asynccontextmanager
 async def alive(other: Other) -> AsyncIterator[None]:
-    watching = asyncio.ensure_future(other.link.watch())
+    watching = asyncio.ensure_future(other.connection.watch())
     yield
     watching.cancel()
     await asyncio.wait((watching,))
@@ -109,5 +111,5 @@ async def ready(made: Hub, number: int = 1, **changes: Any) -> Other:
     other = await Other.dial(made)
     assert isinstance(await other.greet(number, **changes), Welcome)
     await other.receive(Job)
-    other.link.send(Prepared())
+    other.connection.send(Prepared())
     return other

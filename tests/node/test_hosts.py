@@ -11,14 +11,15 @@ import pytest
 from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
 
 from node.errors import operator_error
-from node.hosts.hub import GONE_BEATS, HOST_LOST, Host, Hub
+from node.hosts.hub import GONE_BEATS, Hub
+from node.hosts.remote import HOST_LOST, Host
 from node.hosts.wire import (
     Beat,
     Challenge,
     Farewell,
     Halt,
+    HostLostError,
     Launch,
-    LinkLostError,
     Prepared,
     RankEnded,
     Welcome,
@@ -43,13 +44,13 @@ async def test_a_host_comes_prepares_and_runs_ranks() -> None:
             ranks = made.launch(host, 7, "{}", range(2, 4), "127.0.0.1:5")
             launch = await other.receive(Launch)
             assert (launch.life, launch.first, launch.count) == (7, 2, 2)
-            other.link.send(RankEnded(6, 2, 0, 0, "an earlier life", ""))
-            other.link.send(RankEnded(7, 2, 0, int(signal.SIGSEGV), "/log", "last words"))
+            other.connection.send(RankEnded(6, 2, 0, 0, "an earlier life", ""))
+            other.connection.send(RankEnded(7, 2, 0, int(signal.SIGSEGV), "/log", "last words"))
             assert await ranks[0].wait() == -signal.SIGSEGV
             assert (str(ranks[0].log), ranks[0].tail()) == ("/log", "last words")
             ranks[1].signal(signal.SIGTERM)
             assert (await other.receive(Halt)).life == 7
-            other.link.send(RankEnded(7, 3, 0, int(signal.SIGKILL), "/log", ""))
+            other.connection.send(RankEnded(7, 3, 0, int(signal.SIGKILL), "/log", ""))
             assert await ranks[1].wait() == -signal.SIGKILL
         assert "host 1 (other) of this island is ready: 2 ranks" in said
 
@@ -115,7 +116,7 @@ async def test_what_a_host_lacks_ends_the_waiting() -> None:
         assert isinstance(await other.greet(), Welcome)
         waiting = asyncio.ensure_future(made.muster(again=False))
         lack = operator_error("E601", "no text here")
-        other.link.send(Farewell(lack.code, lack.what, lack.why, lack.fix))
+        other.connection.send(Farewell(lack.code, lack.what, lack.why, lack.fix))
         with pytest.raises(OperatorError, match="cannot take part: no text here"):
             await asyncio.wait_for(waiting, WAIT_S)
 
@@ -130,12 +131,12 @@ async def test_what_ends_a_host_that_has_trained_may_pass(code: str) -> None:
             await made.muster(again=False)
             made.met()
             full = operator_error(code, "the disk is full")
-            first.link.send(farewell(full))
+            first.connection.send(farewell(full))
             await until(lambda: any("lost: the disk is full" in line for line in said))
         waiting = asyncio.ensure_future(made.muster(again=False))
         again = await Other.dial(made)  # it still is, when tokens are to be made
         await again.greet()
-        again.link.send(farewell(full))
+        again.connection.send(farewell(full))
         await until(lambda: 1 not in made.hosts and len(said) > 2)
         async with alive(await ready(made)):
             assert [host.number for host in await asyncio.wait_for(waiting, WAIT_S)] == [1]
@@ -150,7 +151,7 @@ async def test_a_host_that_cannot_start_ranks_at_all_is_not_waited_for(code: str
         async with alive(other):
             (host,) = await made.muster(again=False)
             (rank,) = made.launch(host, 1, "{}", range(2, 3), "")
-            other.link.send(farewell(operator_error(code, "no log can be written")))
+            other.connection.send(farewell(operator_error(code, "no log can be written")))
             assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
         with pytest.raises(OperatorError, match="cannot take part: no log can be written"):
             await asyncio.wait_for(made.muster(again=True), WAIT_S / 4)
@@ -230,7 +231,7 @@ async def test_two_machines_of_one_number_do_not_throw_each_other_out() -> None:
             assert "other has that number and is there, and another comes with it" in refused.why
             assert made.hosts == {1: host}
         # it says nothing from here on: another machine may have come in its place
-        await until(lambda: host.link.silent >= GONE_BEATS)
+        await until(lambda: host.connection.silent >= GONE_BEATS)
         assert isinstance(await (await Other.dial(made)).greet(name="another"), Welcome)
         assert made.hosts[1].name == "another"
 
@@ -260,9 +261,9 @@ async def test_those_who_have_not_shown_who_they_are_are_bounded(
         silent = [await Other.dial(made) for _ in range(2)]
         for stranger in silent:
             await stranger.receive(Challenge)
-        with pytest.raises(LinkLostError):
-            await (await Other.dial(made)).link.receive()
-        silent[0].link.close()
+        with pytest.raises(HostLostError):
+            await (await Other.dial(made)).connection.receive()
+        silent[0].connection.close()
         await until(lambda: len(made._connections) == 1)
         async with alive(await ready(made)):
             assert len(await made.muster(again=False)) == 1
@@ -283,8 +284,8 @@ async def test_beats_are_counted_and_not_told() -> None:
     async with hub() as (made, _):
         other = await Other.dial(made)
         assert isinstance(await other.greet(), Welcome)
-        other.link.send(Beat())
-        other.link.send(Prepared())
+        other.connection.send(Beat())
+        other.connection.send(Prepared())
         assert await until(lambda: made.ready)
 
 
@@ -321,7 +322,7 @@ async def test_why_the_island_ended_is_told_to_all() -> None:
         closing = asyncio.ensure_future(made.aclose())
         last = await other.receive(Farewell)
         assert (last.code, last.what) == ("E501", "nobody there")
-        other.link.close()
+        other.connection.close()
         await closing
 
 
@@ -334,7 +335,7 @@ async def test_an_error_of_any_length_is_told() -> None:
         told = await other.receive(Farewell)
         assert told.code == "E999"
         assert told.why.startswith("frame\N{EM DASH}frame")
-        other.link.close()
+        other.connection.close()
         await closing
 
 
@@ -349,6 +350,6 @@ async def test_a_link_that_closes_is_told_by_its_reason() -> None:
     async with hub() as (made, _):
         other = await Other.dial(made)
         await other.greet(key="wrong")
-        with pytest.raises(LinkLostError, match="closed the connection"):
-            await other.link.receive()
-        assert Host(1, "n", 1, other.link).shown == "host 1 (n)"
+        with pytest.raises(HostLostError, match="closed the connection"):
+            await other.connection.receive()
+        assert Host(1, "n", 1, other.connection).shown == "host 1 (n)"

@@ -21,7 +21,7 @@ import node.hosts.wire
 from node.config import resolve
 from node.hosts.helper import Helper
 from node.hosts.tokens import fingerprint
-from node.hosts.wire import Challenge, Job, Link, LinkLostError, Welcome, nonce
+from node.hosts.wire import Challenge, HostConnection, HostLostError, Job, Welcome, nonce
 from protocols.errors import OperatorError
 
 
@@ -51,13 +51,13 @@ async def test_a_helper_with_another_id_is_turned_away(tmp_path: Path) -> None:
 
 async def test_a_host_0_that_does_not_know_the_id_is_not_followed(tmp_path: Path) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = Link(reader, writer)
-        link.send(Challenge(nonce()))
-        await link.receive()
-        link.send(Welcome(bytes(32)))
-        with pytest.raises(LinkLostError):
-            await link.receive()
-        link.close()
+        connection = HostConnection(reader, writer)
+        connection.send(Challenge(nonce()))
+        await connection.receive()
+        connection.send(Welcome(bytes(32)))
+        with pytest.raises(HostLostError):
+            await connection.receive()
+        connection.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]

@@ -12,7 +12,8 @@ import pytest
 
 from node import daemon as node_daemon
 from node.script import daemon
-from node.trainer.channel import Ended, Unframer
+from node.trainer.channel import Ended
+from node.trainer.framing import Unframer
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 

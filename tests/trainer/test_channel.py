@@ -11,7 +11,6 @@ from trainer_kit import apply, begin
 
 from node.trainer.channel import (
     COMMANDS,
-    MAX_FRAME,
     Channel,
     ChannelClosedError,
     Leaving,
@@ -19,9 +18,8 @@ from node.trainer.channel import (
     Snapshot,
     StepDone,
     Stop,
-    Unframer,
-    frame,
 )
+from node.trainer.framing import MAX_FRAME, Unframer, frame
 from protocols.errors import LocalProtocolError, Malformed
 from protocols.wire import decode_any
 

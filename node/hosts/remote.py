@@ -1,0 +1,59 @@
+"""Another host of this island and its ranks, as host 0 (:mod:`node.hosts.hub`) knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.hosts.wire import Halt, HostConnection
+
+HOST_LOST = 1000  # "exit status" of a rank whose host is lost
+
+
+@dataclass
+class Host:
+    """One of the other hosts, from its greeting on."""
+
+    number: int
+    name: str
+    ranks: int
+    connection: HostConnection
+    prepared: bool = False
+    running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank
+
+    @property
+    def shown(self) -> str:
+        """As people are told of it."""
+        return f"host {self.number} ({self.name})"
+
+
+class RemoteRank:
+    """A rank on another host; the same to its supervisor as :class:`node.island.rank_process`'s."""
+
+    def __init__(self, number: int, host: Host, life: int) -> None:
+        self.number, self.host, self.life = number, host, life
+        self.where = f" on {host.shown}"
+        self.log = Path(f"trainer-rank{number}.log")  # of its host, which says where it lies
+        self._tail = ""
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        """Its status as of a process of this host, or :data:`HOST_LOST`."""
+        return await asyncio.shield(self._status)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal kills: the other host is asked to, and a silent one is found lost."""
+        if not self._status.done():
+            self.host.connection.send(Halt(self.life))
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self._tail
+
+    def ended(self, status: int, log: str, tail: str) -> None:
+        """Note that it has ended; only the first call counts."""
+        if not self._status.done():
+            self.log, self._tail = Path(log), tail
+            self._status.set_result(status)
