@@ -15,7 +15,7 @@ from pathlib import Path
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
-from node.data.live import is_recipe
+from node.data.stream_recipe import is_recipe
 from node.island.beginning import Beginning, Todo, check_built
 from node.island.course import Course
 from node.island.events import (

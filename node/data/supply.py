@@ -13,8 +13,8 @@ from blake3 import blake3
 from bootstrap.manifest import Data, Manifest
 from node.data.folder import is_folder
 from node.data.intact import check
-from node.data.live import evaluation_shard, recipe_for
 from node.data.remote import DEFAULT_CACHE_BYTES, Folder
+from node.data.stream_recipe import evaluation_shard, recipe_for
 from node.data.streamed import is_stream
 from node.data.tokenizer import (
     BY_ID,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.data.folder import is_folder
-from node.data.live import is_recipe, read_recipe
+from node.data.stream_recipe import is_recipe, read_recipe
 from node.errors import operator_error
 from node.hosts.hub import Hub
 from node.hosts.meeting import meeting

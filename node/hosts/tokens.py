@@ -12,8 +12,8 @@ import numpy as np
 from blake3 import blake3
 
 from node.data.folder import is_folder
-from node.data.live import is_recipe, read_recipe
 from node.data.remote import Folder
+from node.data.stream_recipe import is_recipe, read_recipe
 from node.trainer.data import token_type
 
 SAMPLES = 64

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from node.data.ahead import ReadPosition
 from node.data.cached_file import cache_folder
-from node.data.live import StreamData, is_recipe, read_recipe
+from node.data.live import StreamData
+from node.data.stream_recipe import is_recipe, read_recipe
 from node.errors import operator_error, reason
 from node.schedule import learning_rate
 from node.trainer.channel import Apply, Ready, StepDone

@@ -10,8 +10,9 @@ from data_kit import TEXTS, json_lines
 from bootstrap.manifest import Data, Manifest, Model, Rounds
 from node.commands.manifest import manifest_for
 from node.config import NodeConfig
-from node.data.live import Recipe, StreamData, read_recipe
+from node.data.live import StreamData
 from node.data.prepare import prepare
+from node.data.stream_recipe import Recipe, read_recipe
 from node.data.supply import Given, _written, make, tokens_for
 from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
 from node.trainer.data import open_tokens

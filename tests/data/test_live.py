@@ -17,11 +17,12 @@ from live_kit import (
     run,
     stream,
     windows,
-    written,
 )
 
 from node.data.documents import Input, read
-from node.data.live import Parts, StreamData, deal, read_recipe, recipe_for
+from node.data.live import StreamData
+from node.data.stream_parts import Parts, deal
+from node.data.stream_recipe import read_recipe, recipe_for
 from node.data.streamed import DataSet, Mark, Reader
 from node.data.tokenizer import ByteTokenizer
 from node.hosts.tokens import fingerprint
@@ -30,18 +31,7 @@ from node.trainer.corpus import is_held_out
 
 pytest.importorskip("datasets")
 pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def texts(request, tmp_path):
-    """See :func:`written`; ``request.param`` is the kind of the files."""
-    return written(getattr(request, "param", "json"), tmp_path)
+pytestmark = pytest.mark.usefixtures("stream_home")
 
 
 @pytest.mark.parametrize("texts", ["json", "parquet", "folder"], indirect=True)

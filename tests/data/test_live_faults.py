@@ -5,10 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from live_kit import BATCH, STEPS, run, stream, windows, written
+from live_kit import BATCH, STEPS, run, stream, windows
 
 from node.data import patience
-from node.data.live import Parts, read_recipe, recipe_for
+from node.data.stream_parts import Parts
+from node.data.stream_recipe import read_recipe, recipe_for
 from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import ByteTokenizer
 from node.errors import operator_error
@@ -17,18 +18,7 @@ from protocols.errors import OperatorError
 
 pytest.importorskip("datasets")
 pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def texts(request, tmp_path):
-    """See :func:`written`; ``request.param`` is the kind of the files."""
-    return written(getattr(request, "param", "json"), tmp_path)
+pytestmark = pytest.mark.usefixtures("stream_home")
 
 
 def test_a_data_set_that_is_held_out_as_a_whole_is_told_and_not_read_for_ever(tmp_path):

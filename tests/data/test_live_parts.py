@@ -18,11 +18,12 @@ from live_kit import (
     run,
     stream,
     windows,
-    written,
 )
 
-from node.data import live
-from node.data.live import Parts, StreamData, read_recipe
+from node.data import stream_parts
+from node.data.live import StreamData
+from node.data.stream_parts import Parts
+from node.data.stream_recipe import read_recipe
 from node.data.streamed import DataSet, Mark
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import FileTokenizer
@@ -30,18 +31,7 @@ from node.trainer.corpus import is_held_out
 
 pytest.importorskip("datasets")
 pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def texts(request, tmp_path):
-    """See :func:`written`; ``request.param`` is the kind of the files."""
-    return written(getattr(request, "param", "json"), tmp_path)
+pytestmark = pytest.mark.usefixtures("stream_home")
 
 
 def numbered(data, *stretches):
@@ -98,7 +88,7 @@ def test_the_part_that_follows_is_made_as_soon_as_it_is_known(texts, tmp_path):
 
 
 def test_who_waits_for_a_part_sees_that_another_process_reads(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "SIGN_S", 0.0)
+    monkeypatch.setattr(stream_parts, "SIGN_S", 0.0)
     mine, other = (stream(run(), texts[1], tmp_path / "parts") for _ in range(2))
     seen = [other.headway]
     for round in range(2):
@@ -125,12 +115,12 @@ class Watched:
 
 
 def test_a_stream_that_passes_over_what_was_read_before_gives_signs(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "SIGN_S", 0.0)
+    monkeypatch.setattr(stream_parts, "SIGN_S", 0.0)
     data, opened, signs = stream(run(), texts[1], tmp_path / "parts"), DataSet.open, []
 
     def told():
         signs.append(data.headway != 0)
-        (data.parts._directory / live.SIGN).unlink(missing_ok=True)
+        (data.parts._directory / stream_parts.SIGN).unlink(missing_ok=True)
 
     data.parts._directory.mkdir(parents=True)
     data.parts._marks.note(7, Mark(examples=100))  # of another version of the library
@@ -188,7 +178,7 @@ def ask(parts, round, part=0):
 
 
 def test_one_of_an_islands_ranks_reads_the_stream_whoever_asks_first(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "LOOK_S", 0.01)
+    monkeypatch.setattr(stream_parts, "LOOK_S", 0.01)
     begun = begun_at(monkeypatch)
     ranks = [stream(run(), texts[1], tmp_path).parts for _ in range(3)]
     begun.clear()  # a look at the beginning
@@ -207,7 +197,7 @@ def test_one_of_an_islands_ranks_reads_the_stream_whoever_asks_first(texts, tmp_
 
 
 def test_a_part_that_nobody_makes_is_made_by_who_waits_for_it(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "IDLE_S", 0.05)
+    monkeypatch.setattr(stream_parts, "IDLE_S", 0.05)
     first, second = (stream(run(), texts[1], tmp_path).parts for _ in range(2))
     first.get(3, 0)
     second.get(1, 0)  # as an island behind this one would, with the same folder
@@ -215,7 +205,7 @@ def test_a_part_that_nobody_makes_is_made_by_who_waits_for_it(texts, tmp_path, m
 
 
 def test_an_island_with_another_slot_makes_other_parts(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "LOOK_S", 0.01)
+    monkeypatch.setattr(stream_parts, "LOOK_S", 0.01)
     first, second = (stream(run(), texts[1], tmp_path).parts for _ in range(2))
     first.get(0, 0)
     first.get(1, 2)

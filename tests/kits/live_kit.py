@@ -6,8 +6,9 @@ import random
 import pytest
 
 from bootstrap.manifest import Data, Evaluation, Manifest, Model, Rounds
-from node.data import live
-from node.data.live import StreamData, read_recipe, recipe_for
+from node.data import stream_parts
+from node.data.live import StreamData
+from node.data.stream_recipe import read_recipe, recipe_for
 from node.data.streamed import Mark, Reader
 from node.data.tokenizer import ByteTokenizer
 
@@ -93,7 +94,7 @@ def begun_at(monkeypatch):
             begun.append(at or Mark())
             super().__init__(source, at, *more)
 
-    monkeypatch.setattr(live, "Reader", Watched)
+    monkeypatch.setattr(stream_parts, "Reader", Watched)
     return begun
 
 

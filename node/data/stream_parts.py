@@ -1,0 +1,201 @@
+"""The parts of a stream, dealt out and made: each a file of tokens (see :mod:`node.data.live`)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from node.data.cached_file import intact, write
+from node.data.marks import Marks
+from node.data.patience import Patience
+from node.data.stream_recipe import Recipe, with_end
+from node.data.streamed import DataSet, Reader
+from node.errors import operator_error, reason
+from node.trainer.corpus import MORE_TEXT, is_held_out
+from protocols.errors import OperatorError
+
+AT_ONCE = 256  # documents tokenized in one call
+LOOK_S = 0.1  # between looks for a part that another process is to make
+SIGN, SIGN_S = ".reading", 1.0  # a file that is touched so often while somebody reads
+IDLE_S = 10.0  # seconds to wait for a maker before making it: ranks of an island ask at one time
+
+
+def trained_on(reader: Reader) -> Iterator[bytes]:
+    """Its texts that are not held out; raises OperatorError E601 where a whole pass has none."""
+    last = reader.passes
+    for text in reader:
+        if not is_held_out(text):
+            last = reader.passes
+            yield text
+        elif reader.passes > last + 1:
+            raise operator_error(
+                "E601",
+                "the data set has nothing to train on",
+                why="all of its texts are held out for evaluation, as one in twenty is",
+                fix=MORE_TEXT,
+            )
+
+
+def deal(texts: Iterator[bytes], parts: int, part_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """One stretch: texts with the part that each is dealt to, until all parts have enough.
+
+    An ended document counts for one byte more than its text.
+    """
+    filled = [(0, part) for part in range(parts)]
+    while filled[0][0] < part_bytes:
+        text = next(texts)
+        size, part = filled[0]
+        heapq.heapreplace(filled, (size + len(text) + 1, part))
+        yield part, text
+
+
+class Parts:
+    """The parts of a stream as files of tokens. For several threads and processes at once.
+
+    One process makes part s of every round, as long as it lives, and the others wait for it: only
+    its reader stands where the next stretch begins. Another's would have to go there from a mark,
+    which lies in the middle of a file, and the library reads a file from its beginning.
+    """
+
+    def __init__(
+        self, recipe: Recipe, kind: np.dtype[Any], directory: Path, end: int | None = None
+    ) -> None:
+        """``directory``: where files may be kept, of this stream and others; ``end``: see coder."""
+        self._recipe, self._kind = recipe, kind
+        self._coder = recipe.coder(end)
+        self._source = DataSet.parse(recipe.place)
+        self._directory = directory / f"stream-{recipe.digest[:16]}"
+        self._marks = Marks(self._directory / "marks")  # of stretches that were begun
+        self._reader: tuple[int, Reader] | None = None  # the round whose stretch it is at
+        self._making: int | None = None  # the part that this process makes in every round
+        self._give_up: weakref.finalize[..., Any] | None = None  # ends that; so does gc
+        self._lock = threading.Lock()
+        self._looked = False  # whether the parts of before are intact
+        self._signed = -math.inf  # when the last sign of reading was left
+        self.made = 0  # by this process
+
+    def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
+        """Tokens of a part, mapped; made if they are not there.
+
+        Raises OperatorError E601 for a data set that cannot be read, after minutes of retries if it
+        may pass, and E402 for a full disk.
+        """
+        patience = Patience()
+        while True:
+            try:
+                return self._got(round, part)
+            except OperatorError as error:  # no lock is held: others may try meanwhile
+                if error.code != "E601" or not patience.wait(error):
+                    raise
+
+    def _got(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
+        path = self._directory / f"part-{round}-{part}.bin"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            idle_s = 0.0
+            with self._lock:
+                while True:
+                    with self._alone():  # waits for any other that is making a part
+                        self._look_over()
+                        there = path.is_file()
+                        if not there and (self._makes(part) or idle_s >= IDLE_S):
+                            self._make(round, part, path)
+                            there = True
+                        if there:
+                            return np.memmap(path, dtype=self._kind, mode="r")
+                    time.sleep(LOOK_S)
+                    idle_s += LOOK_S
+        except OSError as error:
+            raise operator_error(
+                "E402", f"no room for training data in {self._directory}", why=reason(error)
+            ) from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self._directory / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
+            yield
+
+    def _makes(self, part: int) -> bool:
+        """Whether this process makes this part of every round: it does if no other does."""
+        if self._making == part:
+            return True
+        lock = os.open(self._directory / f".maker-{part}", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        if self._give_up is not None:  # the island has another slot by now
+            self._give_up()
+        self._making, self._give_up = part, weakref.finalize(self, os.close, lock)
+        return True
+
+    def _look_over(self) -> None:
+        """Remove parts that are not what was written, once: this machine may have lost its power.
+
+        Parts made from now on need no such look.
+        """
+        if not self._looked:
+            for path in self._directory.glob("part-*.bin"):
+                if intact(path) is None:
+                    path.unlink()
+        self._looked = True
+
+    def _make(self, round: int, part: int, path: Path) -> None:
+        at, reader = self._reader or (-1, None)
+        known, mark = self._marks.nearest(round)
+        if reader is None or at > round or at < known:
+            at, reader = known, Reader(self._source, mark, self._sign)
+        self._reader = None  # until it stands at the beginning of a stretch again
+        while at < round:
+            for _ in self._stretch(reader):
+                pass
+            at += 1
+            self._marks.note(at, reader.mark)
+        own = (text for dealt, text in self._stretch(reader) if dealt == part)
+        write(path, self._coded(own))
+        self._marks.note(at + 1, reader.mark)
+        self._reader = at + 1, reader
+        self.made += 1
+        there = [(int(old.name.split("-")[1]), old) for old in self._directory.glob("part-*")]
+        before = max((number for number, _ in there if number < round), default=0)
+        for number, old in there:  # the round before may still be read
+            if number < before:
+                old.unlink(missing_ok=True)
+
+    def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
+        return deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes)
+
+    def _sign(self) -> None:
+        if (now := time.monotonic()) >= self._signed + SIGN_S:
+            self._signed = now
+            (self._directory / SIGN).touch()
+
+    @property
+    def headway(self) -> int:
+        """Another number whenever a process of this machine has read, or passed, more examples."""
+        try:
+            return (self._directory / SIGN).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _coded(self, texts: Iterator[bytes]) -> Iterator[bytes]:
+        while batch := list(itertools.islice(texts, AT_ONCE)):
+            for ids in self._coder.encode(batch):
+                yield with_end(ids, self._coder, self._kind).tobytes()
