@@ -314,7 +314,7 @@ class Participation:
 
     # --- while it runs ---------------------------------------------------------------------------
 
-    def _on_committed(self, what: Certificate | Rounded, how: Exchange | None) -> None:
+    def _on_committed(self, ended: Certificate | Rounded, exchange: Exchange | None) -> None:
         """A round has moved a replica: a certified one with its exchange, or one in pairs."""
         stats = self.node.transport.stats
         upload, limit = stats.upload.read() or 0.0, self.config.max_upload
@@ -325,7 +325,7 @@ class Participation:
             download=stats.download.read() or 0.0,
             round_trip=stats.round_trip or 0.0,
         )
-        self.reporter.on_committed(what, how)
+        self.reporter.on_committed(ended, exchange)
         self.lookout.after_servers()
         if self.conductor is None:
             self._check_end()

@@ -1,7 +1,7 @@
 """How a trainer begins: with which base, moments and data, and what becomes of them in a restart.
 
-Pure: the ranks' reports and the daemon's moves go in, what is to be done comes out. The ranks are
-coming, then built, then told to begin; from there they are at work until they are lost.
+Sans-IO: the ranks' reports and the daemon's moves go in, what is to be done comes out. The ranks
+are coming, then built, then told to begin; from there they are at work until they are lost.
 
 =================  =============================================================================
 event              what follows

@@ -1,8 +1,8 @@
 """When to call the operator: the swarm has split, an island drifts, nothing moves.
 
-Pure: what this node knows of its peers and of its last rounds goes in, alarms come out. They are
-computed anew at every look and so end by themselves. A :class:`Watch` looks now and then, and makes
-an event of each that begins or ends: for the log, the terminal and the sinks.
+:func:`raised` is pure: what this node knows of its peers and of its last rounds goes in, alarms
+come out. They are computed anew at every look and so end by themselves. A :class:`Watch` looks now
+and then, and makes an event of each that begins or ends: for the log, the terminal and the sinks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an island of a run of gossip does with parameters: encode them, mix them, step. Pure.
+"""What an island of a run of gossip does with parameters: encode them, mix them, step. No IO.
 
 ``base`` is φ, this island's slow parameters; ``fast`` starts as θ, what its inner steps made of
 them, and is moved towards others by its exchanges; the outer step leads from φ towards it, with

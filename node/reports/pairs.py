@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from gossip.exchange.exchange import Exchange
 from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
@@ -11,7 +12,7 @@ from node.monitor.views import PeerView
 from node.reports.peers import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
 from protocols.bounds import ENDLESS_ROUNDS
-from protocols.messages import Announce
+from protocols.messages import Announce, Certificate
 
 LOST = "it could not be reached"
 
@@ -40,19 +41,20 @@ class GossipReports(PeerReports):
     def come(self) -> None:
         """See :meth:`PeerReports.come`: rounds are this island's own, and repeated by nobody."""
 
-    def on_committed(self, what: Rounded, how: None, /) -> None:
-        """The outer step of a round is taken."""
-        self.rounds_committed += what.fragment == 0
+    def on_committed(self, ended: Certificate | Rounded, exchange: Exchange | None) -> None:
+        """The outer step of a round is taken; there is no ``exchange``, but letters."""
+        assert isinstance(ended, Rounded)
+        self.rounds_committed += ended.fragment == 0
         self.state.round = self.round
         if self.state.status != "leaving" and self.swarm.status.status == "active":
             self.state.status = "active"
-        for one in what.exchanged:
+        for one in ended.exchanged:
             met = one.met
             self.events.emit(
                 Exchanged(
                     round=met.round,
                     exchange=met.exchange,
-                    fragment=what.fragment,
+                    fragment=ended.fragment,
                     partner=met.partner or "",
                     outcome=met.outcome,
                     seconds=met.seconds,
@@ -63,22 +65,22 @@ class GossipReports(PeerReports):
                     codec=one.codec,
                 )
             )
-        if what.exchanges != self._exchanges[what.fragment]:
+        if ended.exchanges != self._exchanges[ended.fragment]:
             self.events.emit(
                 ExchangesChosen(
-                    round=what.round + 1,
-                    fragment=what.fragment,
-                    exchanges=what.exchanges,
-                    before=self._exchanges[what.fragment],
-                    distance=what.spread.square / self._elements,
-                    progress=what.progress,
+                    round=ended.round + 1,
+                    fragment=ended.fragment,
+                    exchanges=ended.exchanges,
+                    before=self._exchanges[ended.fragment],
+                    distance=ended.spread.square / self._elements,
+                    progress=ended.progress,
                     bound=self.manifest.gossip.bound,
-                    lost=what.lost,
+                    lost=ended.lost,
                 )
             )
-            self._exchanges[what.fragment] = what.exchanges
-        self.codecs.look(self.swarm.chains[what.fragment])
-        self._pending[what.fragment] = what
+            self._exchanges[ended.fragment] = ended.exchanges
+        self.codecs.look(self.swarm.chains[ended.fragment])
+        self._pending[ended.fragment] = ended
 
     @property
     def _elements(self) -> int:

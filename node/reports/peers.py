@@ -7,11 +7,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
+from gossip.exchange.exchange import Exchange
 from gossip.membership.members import Liveness
+from gossip.pairs.rounded import Rounded
 from node.conductor import Conductor
 from node.errors import operator_error
 from node.island.choosing import Codecs
@@ -25,7 +27,7 @@ from node.trainer.channel import Applied
 from protocols.addresses import host_of, is_relayed
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
-from protocols.messages import Announce
+from protocols.messages import Announce, Certificate
 from protocols.p2p import RateLimit
 
 RAW_BYTES = 4  # of an element in fp32
@@ -102,8 +104,12 @@ class PeerReports(ABC):
         """This node takes part from here on, where the run stands by what others have announced."""
 
     @abstractmethod
-    def on_committed(self, what: Any, how: Any, /) -> None:
-        """A round is through at this node, and the replica has stepped."""
+    def on_committed(self, ended: Certificate | Rounded, exchange: Exchange | None) -> None:
+        """A round is through at this node, and the replica has stepped.
+
+        ``ended``: its certificate, or in pairs what the round came to. ``exchange``: how a
+        certified round's tensors travelled; None where this node had no part in that.
+        """
 
     def on_applied(self, applied: Applied) -> bool:
         """The trainer has applied the newest round, if any; returns whether there was one."""

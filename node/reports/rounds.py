@@ -10,6 +10,7 @@ from gossip.chain.swarm import Swarm
 from gossip.exchange.exchange import Exchange
 from gossip.membership.spread import Published, Spread
 from gossip.membership.standing import seen_from
+from gossip.pairs.rounded import Rounded
 from node.modes import at_will
 from node.monitor.events import (
     RoundDone,
@@ -74,9 +75,10 @@ class Reporter(PeerReports):
         rounds = [announce.round for announce in alive if announce.status == "active"]
         self._came_at = median_low(rounds) if rounds else 0  # one alone may claim anything
 
-    def on_committed(self, certificate: Certificate, exchange: Exchange | None, /) -> None:
+    def on_committed(self, ended: Certificate | Rounded, exchange: Exchange | None) -> None:
         """The swarm has committed a round and the replica has stepped."""
-        fragment = certificate.outcome.fragment
+        assert isinstance(ended, Certificate)
+        certificate, fragment = ended, ended.outcome.fragment
         self.rounds_committed += fragment == 0 and certificate.outcome.round >= self._came_at
         sent = exchange.bytes_sent if exchange else 0
         now = self.now()

@@ -1,4 +1,4 @@
-"""Where an island stands with each fragment between the rounds, and whose turn it is. Pure.
+"""Where an island stands with each fragment between the rounds, and whose turn it is. Sans-IO.
 
 A model that is merged whole is one fragment. With more of them (streaming, :mod:`diloco.fragments`)
 the turns are spread over the H inner steps of a cycle: fragments 1, 2, … and at last 0, with whose

@@ -1,4 +1,4 @@
-"""Which batches an island reads where rounds begin as soon as one island is ready. Pure.
+"""Which batches an island reads where rounds begin as soon as one island is ready. Sans-IO.
 
 There a round has no windows of its own: most bring one island's work, some that of many. So the
 run's batches are numbered, and number n has windows n B to (n + 1) B - 1 of the corpus' order, B

@@ -31,6 +31,7 @@ from protocols.errors import (
     TransferStalled,
 )
 from protocols.identity import PeerId
+from protocols.messages import Certificate
 from protocols.p2p import RateLimit
 
 
@@ -128,7 +129,7 @@ def test_rounds_that_the_others_had_before_this_node_came_are_none_of_those_to_m
     for round_ in range(11, 15):
         before = reports.rounds_committed
         outcome = SimpleNamespace(fragment=0, round=round_)
-        Reporter.on_committed(reports, MagicMock(outcome=outcome), None)
+        Reporter.on_committed(reports, MagicMock(spec=Certificate, outcome=outcome), None)
         found += [round_] * (reports.rounds_committed - before)
     assert found == counted
 
@@ -158,7 +159,8 @@ def test_what_a_round_sent_is_counted_and_not_what_the_model_has(alone: bool) ->
     reports._spread.return_value.to_mean = {}
     outcome = SimpleNamespace(fragment=0, round=1, parts=(), contributors=(), codec="int4")
     exchange: Any = MagicMock(bytes_sent=850, bytes_received=0, elements_sent=1600)
-    Reporter.on_committed(reports, MagicMock(outcome=outcome), None if alone else exchange)
+    certificate = MagicMock(spec=Certificate, outcome=outcome)
+    Reporter.on_committed(reports, certificate, None if alone else exchange)
     assert Reporter._done(reports, 0, None)
     assert (told[0].raw_bytes, told[0].sent_bytes) == ((0, 0) if alone else (6400, 850))
 
