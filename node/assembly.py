@@ -21,9 +21,9 @@ from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
 from gossip.wiring import Wiring
 from node import __version__, clock
-from node.checkpoints.checkpoint import room_beside
 from node.checkpoints.restoring import Restored
 from node.checkpoints.saving import floats_saved
+from node.checkpoints.under_way import room_beside
 from node.conductor import Conductor
 from node.entry.entrance import Run
 from node.errors import operator_error

@@ -318,46 +318,6 @@ def _made(path: Path) -> float:
     return 0.0
 
 
-@dataclass(frozen=True)
-class UnderWay:
-    """How far a checkpoint is that is being written, or copied to a second place."""
-
-    size: int  # bytes of its files so far
-    moved: float  # when the newest of its folders was changed, or said to be (:func:`touch`)
-
-
-def under_way(directory: Path) -> UnderWay | None:
-    """What is being written or copied there; None where nothing is."""
-    found = list(directory.glob(f"{DRAFT_PREFIX}*"))
-    size, moved = 0, 0.0
-    for draft in found:
-        with suppress(OSError):  # renamed or gone meanwhile
-            moved = max(moved, draft.stat().st_mtime)
-            size += bytes_in(draft)
-    return UnderWay(size, moved) if found else None
-
-
-def room_beside(directory: Path, checkpoint_bytes: int) -> int:
-    """Bytes of the disk that are left beside a checkpoint that is to be written, or just is."""
-    written = 0
-    for draft in directory.glob(f"{DRAFT_PREFIX}*"):
-        if not draft.name.startswith((OLD_PREFIX, ASIDE_PREFIX)):  # names of what was there before
-            with suppress(OSError):  # renamed or gone meanwhile
-                written += bytes_in(draft)
-    try:
-        free = shutil.disk_usage(directory).free
-    except OSError:
-        return 0
-    return free - max(0, checkpoint_bytes - written)
-
-
-def touch(aside: Path) -> None:
-    """Say of what :meth:`CheckpointStore.aside` has made that its copy has come further."""
-    if aside.parent.name.startswith(ASIDE_PREFIX):
-        with suppress(OSError):
-            os.utime(aside.parent)
-
-
 def run_of(path: Path) -> str:
     """The run a checkpoint says it is of, unverified; empty where it does not say."""
     try:

@@ -35,7 +35,6 @@ from node.checkpoints.checkpoint import (
     Facts,
     FolderGoneError,
     bytes_in,
-    room_beside,
 )
 from node.checkpoints.copying import Copying
 from node.checkpoints.earlier import moments_in, take_over
@@ -43,6 +42,7 @@ from node.checkpoints.freezing import FrozenOuter
 from node.checkpoints.outer_files import PREFIX, write_beside, write_outer
 from node.checkpoints.restoring import standing_files
 from node.checkpoints.trainer_files import Asked, Taken
+from node.checkpoints.under_way import room_beside
 from node.conductor import Conductor
 from node.doctor.machine import STAGED_VECTORS
 from node.monitor.event_log import EventLog

@@ -17,8 +17,8 @@ from types import TracebackType
 
 from torch import Tensor
 
-from node.checkpoints.checkpoint import UnderWay, under_way
 from node.checkpoints.copying import SLOWEST
+from node.checkpoints.under_way import UnderWay, under_way
 from node.errors import operator_error
 from node.hosts.wire import fitting
 from node.interrupts import held_back

@@ -1,8 +1,8 @@
-"""Where an island stands between the rounds, and how θ meets the outer state.
+"""How θ meets the outer state between the rounds.
 
 Whatever takes the inner steps, Atoll's own loop (:mod:`node.trainer.loop`) or a user's script
-(:mod:`node.script`), counts them here, asks here what is due, and carries out here what the daemon
-commands.
+(:mod:`node.script`), counts them and asks what is due (:mod:`node.trainer.cycle`), and carries out
+here what the daemon commands.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from node.trainer.channel import (
     Stopped,
     Terms,
 )
+from node.trainer.cycle import BAD_STEPS, Cycle
 from node.trainer.files import Files
-from node.trainer.fragment_progress import FragmentProgress, due, due_at_will
+from node.trainer.fragment_progress import FragmentProgress
 from node.trainer.layout import Layout
 from node.trainer.leader import Action, Leader, TakeSnapshot
 from node.trainer.moments import read
@@ -41,14 +42,12 @@ from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise, stateless
 from node.trainer.parallel import Ranks
 from node.trainer.resume import load
-from node.trainer.trainer_state import FragmentState, StepTotals, TrainerState
+from node.trainer.trainer_state import FragmentState, TrainerState
 from node.trainer.weights import Weights, gradient, itself
 from protocols.errors import OperatorError
 
-BAD_STEPS = 3  # steps without a finite gradient after which the island says that it is lost
 
-
-class Progress:
+class Progress(Cycle):
     """What one rank knows of its island's place in the run; θ are ``parameters``, by reference.
 
     Parameters given by name are such that every rank has its part of each (a plain tensor, or a
@@ -68,73 +67,15 @@ class Progress:
     ) -> None:
         if not isinstance(parameters, Weights):
             parameters = Weights.of(parameters, layout, ranks)
+        super().__init__([layout.names(fragment) for fragment in range(len(layout.cuts))], overlap)
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
-        self.ranks, self.leader, self.overlap = ranks, leader, overlap
-        self.begun = False
+        self.ranks, self.leader = ranks, leader
         # False: what was decided is being carried out, or an exception has broken it off: θ may be
         # half written, and the daemon may wait for an answer that never comes
         self.whole = True
-        fragments = range(len(layout.cuts))
-        self.fragments = [FragmentProgress(layout.names(fragment)) for fragment in fragments]
-        self.slot = 0
-        self.slots = 1
-        self.target_steps = 0  # 0: at rest, once it has begun
-        # see :class:`~node.trainer.channel.Begin`
-        self.at_will = self.forgets = self.gradients = False
-        self.in_hand = False  # whether there is a gradient to be sent
-        self.round_step = 0  # inner steps since the last Apply: the sampler's position
-        self.numbers: Numbers | None = None  # its position where rounds have no own windows
-        self.step = self.tokens = 0
-        self.position = 0  # in the learning rate's schedule: of the swarm, which may be further
+        self.forgets = False  # see :class:`~node.trainer.channel.Begin`
         self.rewarm_from: int | None = None
-        self.bad_steps = 0  # in a row
         self.files = Files(self.weights, optimizer, self.report)
-
-    @property
-    def round(self) -> int:
-        """Rounds applied so far; of fragment 0, with which cycles end."""
-        return self.fragments[0].round
-
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """Those left to read, by number; empty where each round has windows of its own."""
-        return () if self.numbers is None else self.numbers.stretches
-
-    @property
-    def due(self) -> list[int]:
-        """Fragments of which a snapshot is to be taken: it is their turn, or training is lost.
-
-        Steps are counted from the last Apply, which comes to all islands at once, so that all
-        are due at once; an island late in the last round has more to send, not a phase of its own.
-        Where islands contribute at will they are counted from the last contribution.
-        """
-        if not self.begun or self.resting:
-            return []
-        if self.bad_steps >= BAD_STEPS:
-            return [f for f, one in enumerate(self.fragments) if one.outstanding is None]
-        if self.gradients:
-            return [0] if self.in_hand else []
-        if self.at_will:
-            return due_at_will(self.fragments, self.target_steps)
-        return due(self.fragments, self.round_step, self.target_steps)
-
-    @property
-    def resting(self) -> bool:
-        """Whether there is nothing to do until the daemon says so.
-
-        The next rounds do without this island; or its gradient is on its way, and the next one is
-        to be taken where the merge leads.
-        """
-        out = self.gradients and self.fragments[0].outstanding is not None
-        return self.begun and (out or not self.target_steps)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a snapshot is unanswered after the steps that may overlap its round."""
-        return any(
-            progress.outstanding is not None and progress.unsent.steps >= self.overlap
-            for progress in self.fragments
-        )
 
     def evaluate(self) -> float | None:
         """Loss on the shared validation shard with θ as it is; None without one."""
@@ -173,18 +114,6 @@ class Progress:
                 self.report(Stopped(self.step, self.tokens))
                 return True
         return False
-
-    def count(self, done: StepTotals, *, finite: bool) -> None:
-        """An inner step was taken; ``finite``: its loss and gradient were."""
-        self.bad_steps = 0 if finite else self.bad_steps + 1
-        for progress in self.fragments:
-            progress.unsent += done
-        self.round_step += 1
-        if self.numbers is not None:
-            self.numbers.take()
-        self.step += 1
-        self.position += 1
-        self.tokens += done.tokens
 
     @torch.no_grad()
     def begin(self, command: Begin) -> None:

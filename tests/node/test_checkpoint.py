@@ -23,9 +23,9 @@ from node.checkpoints.checkpoint import (
     DiskFullError,
     Facts,
     FolderGoneError,
-    room_beside,
 )
 from node.checkpoints.tensor_files import read_tensors, write_tensors
+from node.checkpoints.under_way import room_beside
 from node.directories import newest_checkpoint
 
 
