@@ -129,8 +129,10 @@ class Conductor:
         self.readiness.answered(fragment, contributed=contributed)
         await self._go_on(fragment, contributed=contributed, reset=reset)
 
-    async def _go_on(self, fragment: int, *, contributed: bool, reset: bool, read: int = 0) -> None:
-        """Send the new base, or begin; ``read``: inner steps that are not read again."""
+    async def _go_on(
+        self, fragment: int, *, contributed: bool, reset: bool, steps_read: int = 0
+    ) -> None:
+        """Send the new base, or begin; ``steps_read``: inner steps that are not read again."""
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._ownership.written(fragment)
@@ -147,8 +149,8 @@ class Conductor:
             await self._ownership.all_to_read()
             if self.island.starts != starts:
                 return  # other ranks by now: they begin, or have begun, with what was written here
-        steps_count_from_here = contributed and self._guesses is None  # else from a snapshot
-        self.course.merged(fragment, contributed=steps_count_from_here, reset=reset, read=read)
+        counts = contributed and self._guesses is None  # steps from here, else from a snapshot
+        self.course.merged(fragment, contributed=counts, reset=reset, steps_read=steps_read)
         apply = self.course.apply(
             round_,
             fragment,
@@ -157,7 +159,7 @@ class Conductor:
             contributed=contributed,
             reset=reset,
             evaluate=evaluate,
-            read=read,
+            steps_read=steps_read,
         )
         try:
             await self.island.send(apply)
@@ -276,7 +278,7 @@ class Conductor:
         self._ownership.begin()
         for fragment in range(len(self.replicas)):
             self.readiness.keep(self.swarm, fragment)
-        begin = self.course.begin(self.beginning, self.swarm, self.readiness.read(self.swarm))
+        begin = self.course.begin(self.beginning, self.swarm, self.readiness.steps_read(self.swarm))
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
 
@@ -376,8 +378,8 @@ class Conductor:
                     await self._guesses.leave()
                 self.readiness.withdraw(self.swarm, fragment, self.eta(fragment))
                 self.readiness.keep(self.swarm, fragment)
-                read = self.readiness.read(self.swarm)
-                await self._go_on(fragment, contributed=False, reset=True, read=read)
+                steps_read = self.readiness.steps_read(self.swarm)
+                await self._go_on(fragment, contributed=False, reset=True, steps_read=steps_read)
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""

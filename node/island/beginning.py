@@ -161,14 +161,14 @@ class Beginning:
         *,
         tau: int,
         position: int,
-        read: int,
+        steps_read: int,
         batches: tuple[int, ...],
     ) -> Begin:
         """What ranks begin with.
 
         ``rounds`` are by fragment, ``slot`` is the place among the readers of a round's windows.
-        ``read`` inner steps of the cycle are not read again. ``position`` is the swarm's in the
-        learning rate's schedule, ``pace`` this island's.
+        The data of ``steps_read`` inner steps of the cycle is not read again. ``position`` is the
+        swarm's in the learning rate's schedule, ``pace`` this island's.
         """
         round_, *others = rounds
         resume = str(self.checkpoint) if self.checkpoint else ""
@@ -190,7 +190,7 @@ class Beginning:
             moments=str(moments.path) if moments else "",
             moments_steps=moments.steps if moments else 0,
             position=max(pace.position, position),
-            round_step=read,
+            round_step=steps_read,
             batches=batches,
         )
 

@@ -66,15 +66,15 @@ class Course:
 
     # --- what is told ----------------------------------------------------------------------------
 
-    def begin(self, beginning: Beginning, swarm: AnySwarm | None, read: int) -> Begin:
-        """For ranks that begin; ``read`` inner steps of the cycle are not read again."""
+    def begin(self, beginning: Beginning, swarm: AnySwarm | None, steps_read: int) -> Begin:
+        """For ranks that begin; data of ``steps_read`` inner steps of the cycle is not read again."""
         rounds, checkpoint = [r.place.round for r in self.replicas], beginning.checkpoint
         self._evaluations.pass_over(rounds[0])
         slot, slots = self.targets.slot(swarm)
         self.aim(swarm, anew=range(len(rounds)))
         self.since = steps_in(checkpoint, at_will=self._at_will)
         if not (checkpoint or self._at_will):
-            self.since = read
+            self.since = steps_read
         return beginning.command(
             rounds,
             self.target,
@@ -82,7 +82,7 @@ class Course:
             self.pace,
             tau=self.chooser.tau(),
             position=self.targets.position(swarm),
-            read=read,
+            steps_read=steps_read,
             batches=self._allotment.begin(checkpoint, slot),
         )
 
@@ -107,7 +107,7 @@ class Course:
         contributed: bool,
         reset: bool,
         evaluate: bool,
-        read: int,
+        steps_read: int,
     ) -> Apply:
         """For a trainer that takes a fragment's new base."""
         return Apply(
@@ -122,7 +122,7 @@ class Course:
             tau=self.chooser.tau(),
             position=self.targets.position(swarm),
             voids=self.replicas[fragment].voids,
-            round_step=read,
+            round_step=steps_read,
             batches=data.batches,
             anew=data.anew,
         )
@@ -144,13 +144,13 @@ class Course:
         if isinstance(report, StepDone):
             self.since += 1
 
-    def merged(self, fragment: int, *, contributed: bool, reset: bool, read: int) -> None:
+    def merged(self, fragment: int, *, contributed: bool, reset: bool, steps_read: int) -> None:
         """A round of a fragment is over, after which a new cycle may begin.
 
         ``contributed``: with this island's work, from which steps count where islands meet at will.
         """
         if fragment == 0 and (reset or contributed or not self._at_will):
-            self.since = 0 if self._at_will else read
+            self.since = 0 if self._at_will else steps_read
 
     def aim(self, swarm: AnySwarm | None, *, anew: Sequence[int] = ()) -> None:
         """Choose the inner steps that come next; fragments ``anew`` have no unmerged work left."""

@@ -84,11 +84,11 @@ class Readiness:
         kept = swarm is not None and swarm.chains[fragment].contributes
         self.island.vectors.keep(fragment, on=kept)
 
-    def read(self, swarm: AnySwarm | None) -> int:
+    def steps_read(self, swarm: AnySwarm | None) -> int:
         """Inner steps of this cycle whose data a trainer that begins anew does not read again."""
-        return self.read_steps([_has_work(swarm, f) for f in range(len(self.replicas))])
+        return self.steps_read_of([_has_work(swarm, f) for f in range(len(self.replicas))])
 
-    def read_steps(self, offered: Sequence[bool]) -> int:
+    def steps_read_of(self, offered: Sequence[bool]) -> int:
         """Inner steps of this cycle whose windows a trainer that begins anew does not read again.
 
         The base has what was learnt from them, or will have it.

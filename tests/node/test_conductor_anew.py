@@ -134,16 +134,16 @@ def test_windows_whose_steps_one_fragment_has_are_read_again_for_none() -> None:
     )
     nothing = [False] * 3
     made.snapshot_step[1] = 5
-    assert made.read_steps(nothing) == 0
-    assert made.read_steps([False, True, False]) == 5
+    assert made.steps_read_of(nothing) == 0
+    assert made.steps_read_of([False, True, False]) == 5
     made.answered(1, contributed=False)
-    assert made.read_steps(nothing) == 0
+    assert made.steps_read_of(nothing) == 0
     made.answered(1, contributed=True)
     made.snapshot_step[2] = 8
-    assert made.read_steps(nothing) == 5
-    assert made.read_steps([False, False, True]) == 8
+    assert made.steps_read_of(nothing) == 5
+    assert made.steps_read_of([False, False, True]) == 8
     made.answered(0, contributed=True)
-    assert made.read_steps([True] * 3) == 0
+    assert made.steps_read_of([True] * 3) == 0
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -66,7 +66,7 @@ def test_fragment_0_s_rounds_divide_cycles(fragment: int, contributed: bool) -> 
     course = made(2)
     begun(course)
     steps(course, 40)
-    course.merged(fragment, contributed=contributed, reset=False, read=7)
+    course.merged(fragment, contributed=contributed, reset=False, steps_read=7)
     assert course.since == (40 if fragment else 7)
 
 
@@ -79,7 +79,7 @@ def test_at_will_steps_count_from_the_last_contribution(
     course = made(mode="async")
     begun(course)
     steps(course, 40)
-    course.merged(0, contributed=contributed, reset=reset, read=7)
+    course.merged(0, contributed=contributed, reset=reset, steps_read=7)
     assert course.since == since
 
 
