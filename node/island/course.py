@@ -67,7 +67,7 @@ class Course:
     # --- what is told ----------------------------------------------------------------------------
 
     def begin(self, beginning: Beginning, swarm: AnySwarm | None, steps_read: int) -> Begin:
-        """For ranks that begin; data of ``steps_read`` inner steps of the cycle is not read again."""
+        """For ranks that begin; data of so many ``steps_read`` is not read again."""
         rounds, checkpoint = [r.place.round for r in self.replicas], beginning.checkpoint
         self._evaluations.pass_over(rounds[0])
         slot, slots = self.targets.slot(swarm)
