@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class VectorOwnership:
-    """For one trainer; ``free``: it has nothing to read."""
+    """By fragment, of one trainer's vectors; ``free``: at first, as it has nothing to read."""
 
     def __init__(self, fragments: int, *, free: bool) -> None:
         self._free = [free] * fragments
