@@ -31,7 +31,10 @@ def codecs_of(one: Scenario) -> tuple[str, ...]:
 
 
 def manifest_of(one: Scenario, rounds: int) -> Manifest:
-    """The run that a scenario describes, of ``rounds`` rounds. Raises OperatorError E204."""
+    """The run that a scenario describes, of ``rounds`` rounds; of one where all merge but once.
+
+    Raises OperatorError E204.
+    """
     whole, by_gradients = one.rounds * one.inner_steps, one.mode in GRADIENTS
     of_mode: dict[str, dict[str, Any]] = {
         "diloco": {"quorum": one.quorum},
@@ -40,7 +43,7 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "fedavg": {"clients": one.sample, "owners": "servers"},
         "streaming": {"tau": one.delay, "alpha": one.alpha},
         "sparta": {"inner_steps": 1, "share": one.share},
-        "btm": {"inner_steps": whole},
+        "btm": {"inner_steps": whole, "total_rounds": 1},  # the one merge
         # of whole steps, and as exact as the wire's defaults
         "allreduce": {"inner_steps": 1, "dynamic_steps": False},
         "powersgd": {"inner_steps": 1, "dynamic_steps": False, "feedback": 1.0},

@@ -92,7 +92,7 @@ class Members:
         self.world, self.group = world, group
         whole = one.rounds * one.inner_steps
         each_step = one.mode in GRADIENTS or one.mode == "sparta"
-        counted = 1 if one.mode == "btm" else whole if each_step else world.rounds
+        counted = whole if each_step else world.rounds
         self.manifest = manifest_of(one, MANY if one.by_steps else counted)
         self.layout = layout_of(one)
         self.founders = tuple(sorted([*world.members, *(one.me for one in world.servers)]))

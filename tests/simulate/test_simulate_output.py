@@ -74,3 +74,11 @@ def test_the_command_says_what_is_likely_to_disappoint() -> None:
     assert result.exit_code == 0, result.output
     assert "outer steps overshoot" in result.stderr
     assert "overshoot" not in result.stdout
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_every_mode_is_simulated_as_it_is_typed(mode: str) -> None:
+    given = ["simulate", "--mode", mode, "--islands", "2", "--rounds", "2", "--inner-steps", "2"]
+    done = CliRunner().invoke(app, [*given, "--set", "hidden=8", "--set", "batch=4"])
+    assert done.exit_code == 0, done.output
+    assert f"2 islands, {mode}, " in done.output
