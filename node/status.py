@@ -50,10 +50,17 @@ def find(directory: Path, *, api: str = "", key: str = "") -> tuple[str, str]:
     if api:
         return api, key
     home = StateDir(directory)
-    found = home.find_api()
+    found, pid = home.find_api(), home.holder()
     # a killed node leaves the file, and the next one on this machine may have taken the port
-    if found is None or home.holder() is None:
+    if pid is None:
         raise operator_error("E106", f"no node runs with the state directory {directory}")
+    if found is None or found.pid != pid:
+        raise operator_error(
+            "E106",
+            f"the node with the state directory {directory} does not answer yet",
+            why=f"process {pid} has just started: libraries are loaded before anything else",
+            fix="ask again in some seconds; if it repeats, see what that process prints",
+        )
     return found.address, key or found.key
 
 

@@ -20,10 +20,12 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from node.monitor.dashboard import STATE, add_dashboard, is_open
 from node.monitor.event_log import EventLog
@@ -45,6 +47,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_LOG = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LOG: web.AppKey[EventLog] = web.AppKey("log", EventLog)
@@ -82,6 +85,14 @@ def make_app(
     return app
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """No traceback of ours is in what a stranger sends that is no HTTP; it is answered by 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_LOG.addFilter(_is_ours)
+
+
 class ApiServer:
     """The listener of the API."""
 
@@ -93,7 +104,7 @@ class ApiServer:
         ``option`` is where the operator has said ``address``.
         """
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
+            app, access_log=None, logger=_LOG, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
         )
         self._listening: asyncio.Server | None = None
         self._wanted = address

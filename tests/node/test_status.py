@@ -100,6 +100,16 @@ async def test_half_a_request_is_not_waited_for(kit, monkeypatch):
         await server.aclose()
 
 
+async def test_what_is_no_http_leaves_no_traceback_of_ours(server, caplog):
+    for sent in (b"\x16\x03\x01\x00\x05hello", b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        reader, writer = await asyncio.open_connection(*server.address.split(":"))
+        writer.write(sent)
+        async with asyncio.timeout(20):
+            assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+    assert not caplog.records
+
+
 async def test_a_host_that_is_not_ours(kit):
     server = ApiServer(make_app(kit.state, kit.log, History()), "nowhere.invalid:0", may_move=False)
     with pytest.raises(OperatorError) as caught:
@@ -335,6 +345,19 @@ async def test_of_a_node_that_was_killed_nobody_else_is_taken_for_it(tmp_path, s
         await asyncio.to_thread(status.fetch, tmp_path)
     assert caught.value.code == "E106"
     assert str(tmp_path) in caught.value.what
+
+
+def test_a_node_that_has_just_started_is_not_said_to_be_none(tmp_path):
+    node = StateDir(tmp_path)
+    node.lock()
+    for left in ("", '{"address": "127.0.0.1:1", "pid": 999999999}'):  # the other: of one killed
+        if left:
+            node.api_file.write_text(left)
+        with pytest.raises(OperatorError) as caught:
+            status.fetch(tmp_path)
+        assert caught.value.code == "E106"
+        assert f"process {os.getpid()} has just started" in caught.value.why
+        assert "node start" not in caught.value.fix
 
 
 @pytest.mark.parametrize("lost", ["training", "peers", "rounds"])
