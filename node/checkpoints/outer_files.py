@@ -19,6 +19,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints.checkpoint import (
+    INDEX,
     CheckpointError,
     CheckpointStore,
     Index,
@@ -193,21 +194,26 @@ def read_newest(path: Path) -> tuple[Path, OuterFiles]:
 
 
 def _listed(place: Path) -> dict[str, int]:
-    """What lies among the checkpoints of a state directory; empty for anything else."""
-    with suppress(OSError), os.scandir(StateDir(place).checkpoints) as found:
+    """What lies among the checkpoints of a place; empty where there are none."""
+    with suppress(OSError), os.scandir(_folder(place)) as found:
         return {entry.name: entry.inode() for entry in found}
     return {}
 
 
+def _folder(place: Path) -> Path:
+    """Where checkpoints lie: the place itself, as a copy of them is, or in a state directory."""
+    return place if any(place.glob("ckpt-*")) else StateDir(place).checkpoints
+
+
 def find_checkpoint(path: Path) -> tuple[Path, Index | None]:
-    """A checkpoint directory itself, or the newest whole one of a state directory; else E404.
+    """A checkpoint itself, or the newest whole one of a state directory or a copy; else E404.
 
     With what it says where it has been verified.
     """
-    if re.fullmatch(r"ckpt-\d+", path.name):
+    if re.fullmatch(r"ckpt-\d+", path.name) or os.path.isfile(path / INDEX):
         return path, None
-    directory = StateDir(path).checkpoints
     try:
+        directory = _folder(path)
         found = CheckpointStore(directory, owns=False).latest() if directory.is_dir() else None
     except OSError as error:  # another user's, as a rule
         raise CheckpointError(path, reason(error), "let this user read it") from error
@@ -216,7 +222,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Index | None]:
             raise CheckpointError(path, f"none in it is whole ({found.why})", "give a copy of one")
         raise CheckpointError(
             path,
-            "it is no checkpoint, and there is none in it",
+            "it is no checkpoint, and there is none in it"
+            if os.path.lexists(path)
+            else "there is no such directory",
             "give a directory named ckpt-NUMBER, or a node's state directory",
         )
     return found.checkpoint.path, found.checkpoint.facts

@@ -64,7 +64,7 @@ def export(
             "--from",
             parser=given_path,
             metavar="PATH",
-            help="A checkpoint, or a state directory for its newest one.",
+            help="A checkpoint, or the newest of a state directory or of a --checkpoint-copy.",
         ),
     ],
     to: Annotated[str, typer.Option(metavar="hf", help="Format: hf (Hugging Face).")] = "hf",
@@ -86,10 +86,11 @@ def export(
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     most = _shard_size(max_shard_size)
     from node.checkpoints.outer_files import read_newest, read_tokenizer_of
-    from node.hf.export import export_hf
+    from node.hf.export import check_empty, export_hf
     from node.hf.likeness import files_like
 
     clean_up_at_any_end()  # a folder may be half written
+    check_empty(folder)  # before what takes long
     checkpoint, outer = read_newest(source)
     manifest = outer.signed.manifest
     fragments = manifest.rounds.fragments

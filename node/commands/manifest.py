@@ -26,7 +26,9 @@ def manifest_for(
     if preset or changes:
         if config.run is not None:
             raise bad_config(
-                "two runs", "--run excludes --preset, --mode and --set", "give one of them"
+                "two runs",
+                "--run excludes --preset, --mode and --set",
+                f"write what is to change into {config.run}, or leave out --run",
             )
         return _that_runs(_preset(preset or "tiny", changes, model))
     if config.run is not None:

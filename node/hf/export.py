@@ -45,8 +45,9 @@ def export_hf(
     ``tokenizer`` are the bytes of the run's tokenizer.json (empty: bytes), ``beside`` files by name
     that stand in place of ours (those of :func:`node.hf.likeness.files_like`). Weights of more than
     ``max_shard`` bytes are cut in several files with an index, and no more than one file's are in
-    memory twice. The folder appears whole or not at all. Raises OperatorError E602 when it exists
-    and is not empty or cannot be written, and ValueError when the vector does not fit the model.
+    memory twice. The folder appears whole or not at all; one that is there already, which may be a
+    disk of its own, is filled at the end. Raises OperatorError E602 when it exists and is not
+    empty or cannot be written, and ValueError when the vector does not fit the model.
     """
     from safetensors import SafetensorError
 
@@ -60,12 +61,12 @@ def export_hf(
     }
     temporary = None
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise operator_error(
-                "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
-            )
+        check_empty(folder)
+        there = folder.is_dir()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        temporary = Path(
+            tempfile.mkdtemp(dir=folder if there else folder.parent, prefix=f".{folder.name}.")
+        )
         files = _write_weights(temporary, weights, max_shard)
         files |= _descriptions(config, tokenizer)
         for name, content in files.items():
@@ -75,14 +76,30 @@ def export_hf(
         # safetensors keeps its files from other users; whoever may read the rest may read them
         for shard in temporary.glob("*.safetensors"):
             shutil.copymode(temporary / "config.json", shard)
-        temporary.chmod(0o755)
-        os.rename(temporary, folder)
+        if there:
+            for file in sorted(temporary.iterdir()):
+                os.rename(file, folder / file.name)
+        else:
+            temporary.chmod(0o755)
+            os.rename(temporary, folder)
     except (OSError, SafetensorError) as error:  # the latter where the disk is full, too
         raise operator_error("E602", f"cannot export to {folder}", why=reason(error)) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
     return folder
+
+
+def check_empty(folder: Path) -> None:
+    """Raise E602 where a folder to write exists and is not empty, or cannot be looked into."""
+    try:
+        empty = folder.is_dir() and not any(folder.iterdir())
+    except OSError as error:
+        raise operator_error("E602", f"cannot export to {folder}", why=reason(error)) from error
+    if os.path.lexists(folder) and not empty:
+        raise operator_error(
+            "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
+        )
 
 
 def _write_weights(

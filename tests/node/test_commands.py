@@ -1,6 +1,8 @@
 """What the commands do: start, keygen, status, config, export."""
 
 import json
+import os
+import shutil
 import sys
 import types
 
@@ -60,6 +62,7 @@ def test_start_with_a_preset(command, runtime, tmp_path):
         (("--set", "inner.lr"), "'inner.lr' is no KEY=VALUE"),
         (("--set", "=1"), "'=1' is no KEY=VALUE"),
         (("--preset", "tiny", "--run", tmp_path / "x.toml"), "excludes"),
+        (("--set", "seed=2", "--run", tmp_path / "x.toml"), f"into {tmp_path / 'x.toml'}"),
     ):
         status, _, err = command("start", *wrong)
         assert status == 2, wrong
@@ -210,6 +213,46 @@ def test_export(command, checkpoint, tmp_path):
     assert command("export", tmp_path / "model", "--from", checkpoint[1])[2].startswith(
         "error E602"
     )
+
+
+def test_a_checkpoint_is_exported_wherever_it_lies(command, checkpoint, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint[1], copy / checkpoint[1].name)
+    kept = tmp_path / "state" / "checkpoints" / f"before-{checkpoint[1].name}"
+    shutil.copytree(checkpoint[1], kept)
+    for number, source in enumerate((copy, tmp_path / "state" / "checkpoints", kept)):
+        status, _, told = command("export", tmp_path / f"model{number}", "--from", source)
+        assert (status, told) == (0, "")
+    missing = command("export", tmp_path / "other", "--from", tmp_path / "nowhere")[2]
+    assert "why: there is no such directory\n" in missing
+
+
+def test_an_export_fills_the_folder_that_is_there(command, checkpoint, tmp_path, monkeypatch):
+    """As that of a mounted disk, which nothing can be renamed to, or the current one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    before = folder.stat().st_ino
+    status, _, told = command("export", tmp_path / "link", "--from", tmp_path / "state")
+    assert (status, told) == (0, "")
+    assert (folder / "config.json").exists()
+    assert folder.stat().st_ino == before
+    assert not any(file.is_dir() for file in folder.iterdir())
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    status, _, _ = command("export", ".", "--from", tmp_path / "state")
+    assert (status, len(os.listdir("."))) == (0, 5)
+
+
+def test_what_is_in_the_way_of_an_export_is_told_before_anything_is_read(
+    command, checkpoint, tmp_path
+):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for place in ("full", "full/file"):
+        told = command("export", tmp_path / place, "--from", tmp_path / "nowhere")[2]
+        assert told.startswith("error E602")
 
 
 def test_export_leaves_alone_what_a_node_is_writing(command, checkpoint, tmp_path):
