@@ -154,8 +154,10 @@ def look_into(
                 others.append(f"{path} (a link to a folder, which is not followed)")
             elif not os.access(path, os.R_OK | os.X_OK):
                 others.append(f"{path} (a folder that this user may not read)")
+        elif not os.path.exists(path):
+            others.append(f"{path} (a link to what is not there)")
         elif not os.path.isfile(path):
-            continue
+            others.append(f"{path} ({text_problem(path)})")
         elif path.name.lower().endswith(taken) or not (problem := text_problem(path)):
             files.append(path)
         elif problem != EMPTY:

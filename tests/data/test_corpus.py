@@ -106,7 +106,10 @@ def test_the_same_passage_is_cut_the_same_wherever_it_stands(tmp_path: Path):
     assert len(a & b) >= len(a) - 2
 
 
-def test_folders_are_read_in_order_without_what_is_no_text(tmp_path: Path):
+def test_folders_are_read_in_order_without_what_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(plain_text, "TOLD", 9)
     root = tmp_path / "root"
     (root / "deep").mkdir(parents=True)
     (root / "deep" / "one.md").write_text("First file. " * 9)
@@ -115,6 +118,8 @@ def test_folders_are_read_in_order_without_what_is_no_text(tmp_path: Path):
     (root / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (root / ".hidden").write_text("Hidden file.")
     (root / "empty.txt").touch()
+    (root / "gone.txt").symlink_to("/a/disk/that/is/not/mounted.txt")
+    os.mkfifo(root / "pipe")
     (root / ".ssh").mkdir()
     (root / ".ssh" / "id_ed25519").write_text("A private key. " * 9)
     seen, told = [], []
@@ -126,6 +131,8 @@ def test_folders_are_read_in_order_without_what_is_no_text(tmp_path: Path):
     (left_out,) = told
     assert "picture.png" in left_out
     assert "latin.txt (it is not UTF-8" in left_out
+    assert "gone.txt (a link to what is not there)" in left_out
+    assert "pipe (it is a pipe" in left_out
     assert "empty" not in left_out
 
 
