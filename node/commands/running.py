@@ -141,6 +141,13 @@ def template(
             f"there are {TEMPLATE_NAMES}",
             "give one",
         ) from error
+    if int(hosts) > 1 and not TEMPLATES[name].of_hosts:
+        those = " or ".join(other for other, one in TEMPLATES.items() if one.of_hosts)
+        raise bad_config(
+            f"--nnodes {config.nnodes} with {name}",
+            "that file runs no island of several hosts",
+            f"leave it out, or take {those}",
+        )
     typer.echo(text, nl=False)
 
 

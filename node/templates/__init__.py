@@ -38,6 +38,15 @@ class Template:
     trains: bool = False
     hosts: int = 1
 
+    @property
+    def of_hosts(self) -> bool:
+        """Whether it is of an island of as many hosts as are asked for."""
+        return "@NNODES@" in self.text()
+
+    def text(self) -> str:
+        """The file as it lies there, with its ``@WORDS@``."""
+        return files("node.templates").joinpath("files", self.file).read_text(encoding="utf-8")
+
 
 TEMPLATES: Mapping[str, Template] = {
     "systemd": Template("atoll.service"),  # for /etc/systemd/system
@@ -110,7 +119,7 @@ def render(
         words = ["start"]
     if public_addr:
         words += ["--public-addr", public_addr]
-    text = files("node.templates").joinpath("files", template.file).read_text(encoding="utf-8")
+    text = template.text()
     filled = {
         "VERSION": __version__,
         "PYTHON": sys.executable,

@@ -55,6 +55,16 @@ def test_a_large_model_s_node_is_given_the_time_of_two_checkpoints(name):
     assert stop_s(checkpoint_s(1e6)) == STOP_S
 
 
+def test_hosts_that_a_file_has_no_place_for_are_refused():
+    for name in ("systemd", "skypilot", "grafana"):
+        done = CliRunner().invoke(app, ["bootstrap", "template", name, "--nnodes", "2:4"])
+        assert done.exception.what == f"--nnodes 2:4 with {name}"
+        assert done.exception.fix == "leave it out, or take kubernetes-hosts or slurm"
+    for name in ("slurm", "kubernetes-hosts"):
+        several = ["bootstrap", "template", name, "--peers", "a:1", "--nnodes", "2"]
+        assert CliRunner().invoke(app, several).exit_code == 0
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
 @pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
 def test_systemd(tmp_path, kind):
