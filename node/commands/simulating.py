@@ -118,6 +118,9 @@ def _scenario(path: Path | None, flags: dict[str, Any], changes: list[str]) -> S
         key, equals, value = change.partition("=")
         if not equals:
             raise bad_config("bad --set", f"{change!r} is no KEY=VALUE", "as in --set alpha=0.5")
+        if key in flags:
+            flag = "--" + key.replace("_", "-")
+            raise bad_config(f"two values of {key}", f"{flag} and --set {change}", "give one")
         values[key] = value
     return load(path, values)
 
@@ -174,11 +177,13 @@ def _chosen(one: Scenario) -> str:
     """Settings that are not the defaults, which tell two results apart."""
     said = {"mode", "islands", "codec", "codecs"}
     given = one.model_dump(exclude_defaults=True, exclude=said)
-    return "".join(f", {name}={_setting(value)}" for name, value in given.items())
+    return "".join(f", {name}={_setting(name, value)}" for name, value in given.items())
 
 
-def _setting(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _setting(name: str, value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value / 125e3:g}Mbit" if name == "bandwidth" else f"{value:g}"
 
 
 def _noted(key: str, value: float) -> str:

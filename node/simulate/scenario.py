@@ -148,7 +148,7 @@ class Scenario(BaseModel):
     # inner steps taken before the run began, each on as much text as one step of all islands
     start_steps: int = Field(default=0, ge=0)
     start_islands: int = Field(default=0, ge=0, le=256)  # whose text that is; 0: as many as it has
-    batch: int = Field(default=64, ge=1)  # predicted bytes, or sequences of "llama"
+    batch: int = Field(default=64, ge=1, le=65_536)  # predicted bytes, or sequences of "llama"
     eval_every: int = Field(default=1, ge=1)  # rounds
 
     @property

@@ -59,6 +59,7 @@ from protocols.errors import OperatorError
         ({"neighbours": 2}, "neighbours 2 .* or use mode gossip or push-sum"),
         ({"seed": 10**15}, "seed"),
         ({"step_s": 1e-12}, "step_s"),
+        ({"batch": 10**9}, "batch"),
     ],
 )
 def test_scenarios_that_cannot_work_are_refused_with_the_reason(
@@ -148,6 +149,12 @@ def test_a_bandwidth_that_is_none_is_told_what_is_wrong_with_it(rate: str, said:
     result = CliRunner().invoke(app, ["simulate", "--bandwidth", rate])
     assert isinstance(result.exception, OperatorError)
     assert said in result.exception.why
+
+
+def test_a_setting_that_is_given_twice_is_refused() -> None:
+    result = CliRunner().invoke(app, ["simulate", "--islands", "2", "--set", "islands=3"])
+    assert isinstance(result.exception, OperatorError)
+    assert result.exception.what == "two values of islands"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_two_results_can_be_told_apart_by_their_last_lines() -> None:
     said = _summary(Result(one, 1234, [Point(0, 0, 0, 0)], {}, 0.0)).splitlines()[-1]
     assert said.startswith("5 islands, diloco, int4, 1,234 parameters, attackers=1, attack=2.5, ")
     assert "rule=geometric-median: 0 s simulated" in said
+    narrow = _summary(Result(Scenario(bandwidth=12500), 1234, [Point(0, 0, 0, 0)], {}, 0.0))
+    assert "bandwidth=0.1Mbit: " in narrow
     plain = _summary(Result(Scenario(), 1234, [Point(0, 0, 0, 0)], {}, 0.0))
     assert plain.splitlines()[-1].startswith("4 islands, diloco, int4, 1,234 parameters: ")
 
