@@ -266,9 +266,10 @@ _ROWS = (
     ),
     Kind(
         "E605",
-        "an optional library is missing",
-        "what was asked for needs a library that is not installed with Atoll itself",
-        "install the extra that the message names",
+        "a library is missing",
+        "what was asked for needs a library that is not installed with Atoll itself, or Atoll's "
+        "installation is not complete",
+        "install the extra that the message names, or Atoll again",
     ),
     Kind(
         "E606",

@@ -88,9 +88,20 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _known(error: BaseException, home: Path) -> BaseException:
-    """An error of a full disk, met anywhere, as E402, and another error of the disk in the state
-    directory as E105; any other error as it is.
+    """An error of a full disk, met anywhere, as E402, another error of the disk in the state
+    directory as E105, and a library that is not there as E605; any other error as it is.
     """
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        from node.doctor.software import OURS
+
+        library = error.name.partition(".")[0]
+        if library not in OURS:
+            return operator_error(
+                "E605",
+                f"the library {library} is not installed",
+                why="Atoll needs it: its installation is not complete",
+                fix="pip install --upgrade atoll (in a clone: make clean, then make .venv)",
+            )
     if not isinstance(error, OSError):
         return error
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""

@@ -39,6 +39,15 @@ def test_a_defect_is_e999_with_a_log(command, runtime, tmp_path):
     assert "Traceback" in log.read_text()
 
 
+def test_a_library_that_is_not_there_is_no_defect(command, runtime):
+    _raising(ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"))
+    status, _, err = command("start")
+    assert status == 1
+    assert err.startswith("error E605: the library torch is not installed")
+    _raising(ModuleNotFoundError("No module named 'node.lost'", name="node.lost"))
+    assert command("start")[2].startswith("error E999")
+
+
 @pytest.mark.parametrize("named", ["option", "variable", "usual"])
 def test_a_log_goes_to_the_directory_that_a_settings_file_names(
     command, runtime, tmp_path, monkeypatch, named
