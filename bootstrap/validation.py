@@ -108,8 +108,8 @@ def allowed(field: FieldInfo) -> str:
     if "le" in limits and "ge" in limits:
         return f"{low} to {limits['le']}"
     high = _worded("at most", limits.get("le")) or _worded("less than", limits.get("lt"))
-    if "ge" in limits and not high:
-        return f"{low} or more"
+    if "ge" in limits:
+        low += " or more"
     return " and ".join(part for part in (low, high) if part)
 
 

@@ -37,6 +37,7 @@ from node.setting_values import (
     fast_enough,
     host_port,
     is_loopback,
+    large_enough,
     read_peers,
     read_sinks,
     size,
@@ -124,8 +125,8 @@ class NodeConfig(IslandSettings):
         description="This island's training data: a file or folder of text, or several with : "
         "between; a token folder (`node data prepare`) or its URL; datasets:NAME@SPLIT to stream.",
     )
-    data_cache: Annotated[float, BeforeValidator(size)] = Field(
-        default=20e9, ge=1e6, description="Keep at most this much of a URL's files, as in 20GB."
+    data_cache: Annotated[float, BeforeValidator(size), AfterValidator(large_enough)] = Field(
+        default=20e9, description="Keep at most this much of a URL's files, as in 20GB."
     )
     tokenizer: LocalPath | None = Field(
         default=None, description="tokenizer.json of a run to create; by default bytes."

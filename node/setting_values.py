@@ -111,6 +111,7 @@ def fast_enough(bytes_s: float) -> float:
     return bytes_s
 
 
+MIN_CACHE = 1e6  # bytes
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.IGNORECASE)
 
 
@@ -122,6 +123,13 @@ def size(value: object) -> object:
     if found is None:
         raise ValueError("must be a size, as in 20GB or 500MB")
     return float(found[1]) * _THOUSANDS[found[2].lower()]
+
+
+def large_enough(bytes_: float) -> float:
+    """A cache in which hardly a file has room is refused."""
+    if bytes_ < MIN_CACHE:
+        raise ValueError("must be at least 1MB")
+    return bytes_
 
 
 def place(text: str) -> str:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,7 +107,7 @@ class Entrance:
                     raise
                 pause = min(pause, left)
                 self.events.emit(
-                    Problem.of(error, fix=f"trying again in {pause:.0f} s; {error.fix}")
+                    Problem.of(error, fix=f"trying again in {ceil(pause)} s; {error.fix}")
                 )
             await asyncio.sleep(pause)
         raise AssertionError("backoff never ends")

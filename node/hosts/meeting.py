@@ -127,7 +127,10 @@ def _check_rank(host: int, hosts: int) -> None:
     if host >= hosts:
         raise _bad(
             f"--node-rank {host} is too large",
-            f"of {hosts} hosts the last one has {hosts - 1}" if hosts > 1 else "there is one host",
+            f"hosts are numbered from 0, so the last of {hosts} is {hosts - 1}"
+            if hosts > 1
+            else "there is one host",
+            f"give 0 to {hosts - 1}, or a larger --nnodes" if hosts > 1 else "give --nnodes",
         )
 
 

@@ -255,6 +255,7 @@ def _mistake(tmp_path, text):
         ("[inner]\nlr = 'fast'", "inner.lr = 'fast': must be a valid number"),
         ("[inner]\nlr = nan", "inner.lr = nan: must be"),
         ("[inner]\nbetas = [0.9, 1.0]", "inner.betas.1 = 1.0: must be less than 1"),
+        ("[outer]\nmomentum = 1.0", "outer.momentum = 1.0: must be 0 or more and less than 1"),
         ("name = 'A B'", "name = 'A B': must match pattern"),
         ("[model]\nn_heads = 5", "model.d_model 64 is no multiple of n_heads 5"),
         ("[data]\nseq_len = 256", "data.seq_len 256 exceeds model.max_seq_len 128"),

@@ -114,6 +114,7 @@ def test_bad_peers_are_e102(env):
         ({}, {"ATOLL_INVITATION": " "}, "invitation: is empty (from ATOLL_INVITATION)"),
         ({"api": "0.0.0.0:80"}, {}, "set api_key"),
         ({"seconds": "nan"}, {}, "seconds"),
+        ({"data_cache": "20"}, {}, "data_cache: must be at least 1MB (from --data-cache)"),
         ({"name": "a\x1b[2J"}, {}, "name"),
         ({"name": "x" * 65}, {}, "name"),
     ],

@@ -168,6 +168,10 @@ def test_what_is_missing_is_named() -> None:
     assert "--rdzv-endpoint is missing" in refused({}, nnodes="2", node_rank=0)
     assert "--node-rank 2 is too large" in refused({}, nnodes="2", node_rank=2, rdzv_endpoint="h:1")
     assert "--nnodes auto" in refused({}, nnodes="auto")
+    with pytest.raises(OperatorError) as caught:
+        of({}, nnodes="2", node_rank=5, rdzv_endpoint="h:1")
+    assert caught.value.why == "hosts are numbered from 0, so the last of 2 is 1"
+    assert caught.value.fix == "give 0 to 1, or a larger --nnodes"
     for bad in ("0", "2:1", "x", "1:2:3", "-1", "1025"):
         with pytest.raises(ValueError, match="number of hosts"):
             IslandSettings(nnodes=bad)
