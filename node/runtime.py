@@ -287,6 +287,7 @@ class Node:
                 join_address=join_address,
                 invitation_needed=bool(self.config.invitation),
                 scripts=run is not None and bool(run.manifest["script"]["layout"]),
+                own_text=run is not None and run.manifest["data"]["recipe"] == "text",
                 total_rounds=run.total_rounds if run is not None else 0,
             )
         )

@@ -22,6 +22,7 @@ from node.monitor.wording import (
     join_line,
     megabytes,
     number,
+    of_own_text,
     of_scripts,
     short,
 )
@@ -212,8 +213,10 @@ def _screen(state: dict[str, Any]) -> str:
     lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
     lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]
     if node["join_address"]:
-        invited, scripts = node["invitation_needed"], of_scripts(state["run"])
-        line = join_line(node["join_address"], invited=invited, scripts=scripts)
+        invited, scripts = node["invitation_needed"], of_scripts(run)
+        line = join_line(
+            node["join_address"], invited=invited, scripts=scripts, own_text=of_own_text(run)
+        )
         lines.append(f"join      {line}")
     return "\n".join(lines)
 

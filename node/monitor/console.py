@@ -233,7 +233,12 @@ def _started(event: Started, key: str) -> str:
         secret = f"#key={key}" if key else ""
         lines.append(f"{_INDENT}for others http://{event.dashboard}/{secret}")
     if event.join_address:
-        line = join_line(event.join_address, invited=event.invitation_needed, scripts=event.scripts)
+        line = join_line(
+            event.join_address,
+            invited=event.invitation_needed,
+            scripts=event.scripts,
+            own_text=event.own_text,
+        )
         lines += [f"{_INDENT}Others can join with:", f"{_INDENT}  {line}"]
         if 0 < event.total_rounds < ENDLESS_ROUNDS:
             more = 'run={"rounds": {"total_rounds": N}}'

@@ -47,6 +47,7 @@ class Started(Event):
     join_address: str = ""  # HOST:PORT/ID for others; empty: not known
     invitation_needed: bool = False
     scripts: bool = False  # islands of the run train with scripts of their own
+    own_text: bool = False  # each island of the run has to bring text
     total_rounds: int = 0  # of the run; 0: not known
 
 

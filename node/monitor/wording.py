@@ -41,17 +41,28 @@ def clean(text: str, limit: int = 500, *, lines: bool = False) -> str:
     return kept if len(kept) <= limit else kept[: limit - 1] + "…"
 
 
-def join_line(address: str, *, invited: bool = False, scripts: bool = False) -> str:
-    """What others begin with to join by ``HOST:PORT/ID``; in a run of scripts, a script's line."""
+def join_line(
+    address: str, *, invited: bool = False, scripts: bool = False, own_text: bool = False
+) -> str:
+    """What others begin with to join by ``HOST:PORT/ID``; in a run of scripts, a script's line.
+
+    An invitation, and text where each island has its own, stand for what only those know.
+    """
     if scripts:
         invitation = ', invitation="…"' if invited else ""
         return f'node.join(model, optimizer, peers="{address}"{invitation}), in a script'
-    return f"node start --peers {address}" + (" --invitation …" if invited else "")
+    rest = (" --invitation …" if invited else "") + (" --data …" if own_text else "")
+    return f"node start --peers {address}{rest}"
 
 
 def of_scripts(run: Mapping[str, Any] | None) -> bool:
     """Whether islands of a run, as the API describes it, train with scripts of their own."""
     return bool(run and run["manifest"].get("script", {}).get("layout"))
+
+
+def of_own_text(run: Mapping[str, Any] | None) -> bool:
+    """Whether each island of a run, as the API describes it, has to bring text."""
+    return bool(run and run["manifest"].get("data", {}).get("recipe") == "text")
 
 
 def short(peer: str) -> str:

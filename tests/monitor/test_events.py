@@ -228,6 +228,11 @@ def test_the_start_up_block_ends_with_the_join_line_and_how_long_there_is(total:
         assert rest[0].endswith("--set rounds.total_rounds=N")
 
 
+def test_who_has_to_bring_text_is_told_so_by_the_join_line():
+    started = Started(peer="p", run="r", version="1", join_address="a:1/p", own_text=True)
+    assert "node start --peers a:1/p --data …" in render(started).splitlines()[-1]
+
+
 def test_a_run_of_scripts_is_not_joined_with_node_start():
     started = Started(peer="p", run="script-8c41", version="1", join_address="a:1/p", scripts=True)
     told = render(started).splitlines()[-1].strip()

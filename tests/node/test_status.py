@@ -233,6 +233,15 @@ def test_the_join_line_says_that_an_invitation_is_needed(kit):
     assert f"--peers a:1/{PEER} --invitation" in status.render(kit.state.snapshot())
 
 
+def test_the_join_line_says_that_text_is_to_be_brought(kit):
+    said = status.render(kit.state.snapshot())
+    assert "--data" not in said
+    run = kit.state.run
+    kit.state.run = replace(run, manifest=run.manifest | {"data": {"recipe": "text"}})
+    assert f"--peers a:1/{PEER} --data …" in status.render(kit.state.snapshot())
+    assert "--data …" in str(drawing.node(kit.state.snapshot()))
+
+
 def test_a_run_of_scripts_is_joined_by_a_script(kit):
     run = replace(kit.state.run, manifest={"script": {"layout": "ab" * 32}})
     kit.state.run = run

@@ -7,7 +7,16 @@ from typing import Any
 
 from rich.text import Text
 
-from node.monitor.wording import clean, duration, join_line, megabytes, number, of_scripts, short
+from node.monitor.wording import (
+    clean,
+    duration,
+    join_line,
+    megabytes,
+    number,
+    of_own_text,
+    of_scripts,
+    short,
+)
 from node.status import gpus_line, joining, of_total
 
 # told apart by shade as well as by colour
@@ -188,8 +197,11 @@ def node(state: Mapping[str, Any]) -> Text:
     saved = "none" if state["checkpoint"] is None else f"of round {state['checkpoint']['round']}"
     lines.append(f"\ncheckpoint {saved}  turned away: {told or 'nothing'}")
     if address := state["node"]["join_address"]:
-        invited, scripts = state["node"]["invitation_needed"], of_scripts(state["run"])
-        lines.append(f"\njoin: {join_line(address, invited=invited, scripts=scripts)}", "dim")
+        invited, run = state["node"]["invitation_needed"], state["run"]
+        line = join_line(
+            address, invited=invited, scripts=of_scripts(run), own_text=of_own_text(run)
+        )
+        lines.append(f"\njoin: {line}", "dim")
     return lines
 
 

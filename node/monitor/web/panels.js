@@ -255,10 +255,13 @@ export class Panels {
     for (const [name, value] of facts) say(this.facts.get(name), value);
     this.joining.hidden = !node.join_address;
     const manifest = state.run?.manifest; // in the first picture, and not in what comes after it
-    if (manifest) this.ofScripts = Boolean(manifest.script?.layout);
+    if (manifest) {
+      this.ofScripts = Boolean(manifest.script?.layout);
+      this.ofOwnText = manifest.data?.recipe === "text";
+    }
     say(this.join, this.ofScripts
       ? `node.join(model, optimizer, peers="${node.join_address}"${node.invitation_needed ? ', invitation="…"' : ""})`
-      : `node start --peers ${node.join_address}${node.invitation_needed ? " --invitation …" : ""}`);
+      : `node start --peers ${node.join_address}${node.invitation_needed ? " --invitation …" : ""}${this.ofOwnText ? " --data …" : ""}`);
     const meter = (name, used, total, note) => el("div", {}, el("span", {}, name), el("meter", { min: 0, max: total, high: total * 0.9, value: used, "aria-label": name }), el("span", { class: "num" }, note));
     const rows = [];
     if (known(machine.memory_total)) rows.push(meter("Memory", machine.memory_total - machine.memory_available, machine.memory_total, `${bytes(machine.memory_used)} here, ${bytes(machine.memory_available)} free`));
