@@ -71,7 +71,10 @@ class Text:
             f"{settings.size:,} elements, {encoded / 1e6:.1f} MB as {settings.codec}, "
             f"{settings.members} members, {'mutual TLS' if settings.tls else 'no encryption'}"
         )
-        self._line(f"waiting for the others; they start with: --peers {address}/{peer}")
+        self._line(
+            "waiting for the others; they start with: "
+            f"node bench --peers {address}/{peer}{settings.alike}"
+        )
 
     def took(self, taken: Taken) -> None:
         at = taken.moments

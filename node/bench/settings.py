@@ -32,6 +32,18 @@ class Settings:
     patience_s: float = 60.0  # for the others to come, at first and to each round
 
     @property
+    def alike(self) -> str:
+        """Options with which the others have to start as well, where they are not the defaults."""
+        names = ("members", "size", "codec", "rounds", "groups", "max_group")
+        given = {name: getattr(self, name) for name in names}
+        words = [
+            f" --{name.replace('_', '-')} {value}"
+            for name, value in given.items()
+            if value != getattr(Settings, name)
+        ]
+        return "".join(words) + ("" if self.tls else " --no-tls")
+
+    @property
     def run(self) -> bytes:
         """32 bytes that name what all must agree on."""
         agreed = (self.members, self.size, self.codec, self.quorum, self.groups, self.max_group)

@@ -106,6 +106,8 @@ def render(event: Event, key: str = "") -> str:
             return step_line(event)
         case RoundDone():
             return round_line(event)
+        case Validation(validation_loss=None):  # a script that has none
+            return ""
         case Validation():
             return f"round {event.round} not begun, validation loss {number(event.validation_loss)}"
         case RoundFailed():

@@ -28,6 +28,7 @@ from node.monitor.events import (
     Started,
     Step,
     Stopping,
+    Validation,
 )
 from node.monitor.wording import clean, duration, megabytes
 from protocols.bounds import ENDLESS_ROUNDS
@@ -226,6 +227,11 @@ def test_the_start_up_block_ends_with_the_join_line_and_how_long_there_is(total:
     else:
         assert "over after 60 rounds" in rest[0]
         assert rest[0].endswith("--set rounds.total_rounds=N")
+
+
+def test_a_script_without_a_validation_loss_is_told_of_none():
+    assert not render(Validation(round=0, step=0, validation_loss=None))
+    assert render(Validation(round=0, step=0, validation_loss=2.5)).endswith("loss 2.50")
 
 
 def test_who_has_to_bring_text_is_told_so_by_the_join_line():

@@ -264,7 +264,7 @@ def test_what_people_read() -> None:
     report.end()
     lines = out.getvalue().splitlines()
     assert lines[0] == "200,000 elements, 0.8 MB as fp32, 3 members, mutual TLS"
-    assert lines[1].endswith("--peers 192.0.2.7:4390/12D3KooWx")
+    assert " node bench --peers 192.0.2.7:4390/12D3KooWx --members 3 " in lines[1]
     assert "0.500 s, waited 0.250 s" in lines[2]
     assert "16 and 32 Mbit/s" in lines[2]
     assert "2 peers, 50% merged" in lines[2]
@@ -364,3 +364,13 @@ async def test_nothing_is_encoded_decoded_or_added_up_on_the_event_loop(
     assert worked["_take"] >= 6
     assert worked["_merge"] >= 3
     assert worked["check_one"] >= 6
+
+
+def test_the_others_are_told_all_that_they_have_to_type() -> None:
+    assert Settings().alike == ""
+    out = io.StringIO()
+    Text(out, replace(SETTINGS, tls=False)).opened("ID", "a:1")  # type: ignore[arg-type]
+    line = out.getvalue().splitlines()[-1].partition("node ")[2]
+    assert line == (
+        "bench --peers a:1/ID --members 3 --size 200000 --codec fp32 --rounds 2 --no-tls"
+    )
