@@ -54,7 +54,8 @@ class Identity:
             data = path.read_bytes()
             key = serialization.load_pem_private_key(data, password=None)
         except OSError as error:
-            raise _bad_key(path, str(error), "give a readable key file with --identity") from error
+            why = error.strerror or str(error)
+            raise _bad_key(path, why, "give a readable key file with --identity") from error
         except (ValueError, TypeError) as error:
             raise _bad_key(
                 path, "it is not an unencrypted PEM private key", "make one with: node keygen"

@@ -22,6 +22,10 @@ def manifest_for(
     (E201). A model of ``config`` is in it before anything is checked, since lengths and fragments
     follow from it. Raises OperatorError E204, and E605, E606 for such a model.
     """
+    if config.init_from is not None and config.hf_config is not None:
+        raise bad_config(
+            "two models", "--init-from has a config.json of its own", "leave out --hf-config"
+        )
     model = config.init_from or config.hf_config
     if preset or changes:
         if config.run is not None:

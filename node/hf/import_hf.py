@@ -54,7 +54,7 @@ def read_config(folder: Path) -> Model:
     """The model's table of a manifest; raises OperatorError E606 and E605."""
     from node.trainer.hf import model_of
 
-    path = folder if os.path.isfile(folder) else folder / CONFIG
+    path = folder / CONFIG if os.path.isdir(folder) else folder
     config = _read_json(path)
     try:
         ours = _as_ours(config)

@@ -85,3 +85,11 @@ def test_who_joins_or_goes_on_without_a_run_of_its_own_needs_none(tmp_path: Path
     with pytest.raises(OperatorError) as caught:
         manifest_for(resolve(gone, {}))
     assert caught.value.code == "E606"
+    assert caught.value.what == f"cannot start from {tmp_path / 'gone'}"
+
+
+def test_a_model_is_described_once(tmp_path: Path) -> None:
+    both = {"dir": str(tmp_path), "hf_config": str(tmp_path / "a"), "init_from": str(tmp_path)}
+    with pytest.raises(OperatorError) as caught:
+        manifest_for(resolve(both, {}))
+    assert (caught.value.code, caught.value.what) == ("E204", "two models")

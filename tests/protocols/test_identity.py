@@ -95,8 +95,9 @@ def test_a_file_that_is_no_key_is_explained(tmp_path: Path, content: bytes) -> N
 
 
 def test_a_missing_an_exposed_and_a_foreign_key_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match="No such file"):
+    with pytest.raises(OperatorError, match="No such file") as missing:
         Identity.load(tmp_path / "none")
+    assert "Errno" not in missing.value.why
     path = tmp_path / "identity.pem"
     Identity.generate().save(path)
     path.chmod(0o644)
