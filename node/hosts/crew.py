@@ -61,11 +61,16 @@ class Crew:
         if settings.dims is not None and settings.dims != dims:
             self.hub.say(f"this island goes on with {1 + len(hosts)} hosts: {dims}")
         changes = {"ranks": dims.size, "dims": dims, "hosts": 1 + len(hosts)}
-        changed, settings = dims != settings.layout, settings.model_copy(update=changes)
-        if changed and self.fitting is not None and (known := self.fitting.known(settings)):
+        before, settings = settings.layout, settings.model_copy(update=changes)
+        if dims == before or self.fitting is None:
+            return settings
+        if micro_batch := self.fitting.known(settings):
             self.hub.say(self.fitting.told)
-            settings = settings.model_copy(update={"micro_batch": known})
-        return settings
+        elif dims.size > before.size:  # what fewer ranks were short for says nothing of these
+            micro_batch = self.fitting.asked
+        else:
+            return settings
+        return settings.model_copy(update={"micro_batch": micro_batch})
 
     def shares(self, ranks: int, hosts: Sequence[Host]) -> list[range]:
         """Which ranks each host starts, host 0 first; the last ones may have none left."""

@@ -119,6 +119,34 @@ def test_an_island_with_fewer_hosts_begins_with_what_fitted_on_these(tmp_path: P
     assert crew.fit(full, [host, host]).micro_batch == 0
 
 
+@pytest.mark.parametrize("asked", [0, 3])
+def test_an_island_whose_hosts_are_back_takes_as_many_as_before(tmp_path: Path, asked: int) -> None:
+    """What was too much for fewer hosts says nothing of all of them."""
+    fewer = {"ranks": 2, "dims": ParallelDims(dp_shard=2), "hosts": 2}
+    fitting = Fitting(noted(tmp_path, 1, asked=asked, **fewer), asked, MEMORY)
+    hub: Any = SimpleNamespace(say=lambda text: None)
+    host: Any = SimpleNamespace(ranks=1)
+    crew = Crew(hub, 1, lambda ranks, hosts: ParallelDims(dp_shard=ranks), fitting)
+    dims = ParallelDims(dp_shard=3)
+    full = tiny_settings(tmp_path, ranks=3, dims=dims, hosts=3, micro_batch=asked)
+    short = crew.fit(full, [host])
+    assert short.micro_batch == 1
+    back = crew.fit(short, [host, host])
+    assert back.micro_batch == asked
+    fitting.stepped(back, back.micro_batch or 4)
+    assert fitting.known(full) == 0
+
+
+def test_an_island_that_loses_a_host_keeps_what_its_memory_was_short_for(tmp_path: Path) -> None:
+    fitting = Fitting(tmp_path / "file", 0, MEMORY)
+    hub: Any = SimpleNamespace(say=lambda text: None)
+    host: Any = SimpleNamespace(ranks=1)
+    crew = Crew(hub, 1, lambda ranks, hosts: ParallelDims(dp_shard=ranks), fitting)
+    dims = ParallelDims(dp_shard=3)
+    short = tiny_settings(tmp_path, ranks=3, dims=dims, hosts=3, micro_batch=1)
+    assert crew.fit(short, [host]).micro_batch == 1
+
+
 @pytest.mark.parametrize("change", [{"micro_batch": 0}, {"micro_batch": 4}, {"more": 1}])
 def test_a_note_that_nobody_made_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     path = noted(tmp_path)
