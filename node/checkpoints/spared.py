@@ -37,6 +37,7 @@ def forget(directory: Path, needed: int | None = None) -> None:
     """Remove what is kept; with ``needed`` only what is old, or where so many bytes lack space."""
     for path in spared(directory):
         with suppress(OSError):
-            fresh = time.time() - path.stat().st_mtime < KEPT_S
+            # far ahead where the clock has been put back since: then nobody knows how old it is
+            fresh = abs(time.time() - path.stat().st_mtime) < KEPT_S
             if needed is None or not fresh or shutil.disk_usage(directory).free < needed:
                 shutil.rmtree(path)
