@@ -39,18 +39,28 @@ class Fetching:
     whole: Whole
     hold: Callable[[PartResult, torch.Tensor], None]
     news: asyncio.Event = field(default_factory=asyncio.Event)  # each part wakes the waiting
-    _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
+    # by part, with the digest that is wanted
+    _tasks: dict[PartKey, tuple[bytes, asyncio.Task[None]]] = field(default_factory=dict)
 
     def want(self, result: PartResult, plan: Plan) -> None:
-        """Fetch a part that is merged already, if it is not held or on its way."""
+        """Fetch a part that is merged already, if it is not held or on its way.
+
+        Where an earlier plan has named other bytes of it, these are fetched no more.
+        """
         key = key_of(result)
-        running = self._tasks.get(key)
-        if result.digest and not self._has(result) and (running is None or running.done()):
-            self._tasks[key] = self.transfers.start(self._fetch(result, plan))
+        digest, running = self._tasks.get(key, (b"", None))
+        if not result.digest or self._has(result):
+            return
+        if running is not None and not running.done():
+            if digest == result.digest:
+                return
+            running.cancel()
+        self._tasks[key] = result.digest, self.transfers.start(self._fetch(result, plan))
 
     def drop(self, key: PartKey) -> None:
         """Nobody wants this part any more."""
-        if (running := self._tasks.pop(key, None)) is not None:
+        _, running = self._tasks.pop(key, (b"", None))
+        if running is not None:
             running.cancel()
 
     def __contains__(self, key: PartKey) -> bool:
@@ -64,7 +74,7 @@ class Fetching:
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Fetch no more; returns what has yet to end."""
-        ended = list(self._tasks.values())
+        ended = [task for _, task in self._tasks.values()]
         for task in ended:
             task.cancel()
         self._tasks.clear()
@@ -80,11 +90,13 @@ class Fetching:
         sources = [peer for peer in plan.roster if peer != result.owner]
         sources.insert(0 if here is None else len(sources), result.owner)
         left = deque([peer for peer in sources if peer != self.me] * 2)
+        allowed = 1.0  # times what it may take
         while left and not self._has(result):
             peer = left.popleft()
             inflow = pulled.before(peer)
             before, complete = inflow.elements, False
-            too_slow = self._judge(inflow, plan) if left else never  # else no other is left
+            # else no other is left
+            too_slow = self._judge(inflow, plan, allowed=allowed) if left else never
             try:
                 async with unless(too_slow):
                     await pulled.pull(peer, plan.patience_s)
@@ -100,6 +112,8 @@ class Fetching:
             else:
                 if not complete:
                     left.append(peer)
+                    if pulled.alone:  # the next one has to give all of it: somebody gets the time
+                        allowed *= 2
                     continue
                 data = pulled.inflow.data
                 self.transfers.bytes_received += data.numel()
@@ -139,16 +153,17 @@ class Fetching:
         return inflow
 
     def _judge(
-        self, inflow: Inflow, plan: Plan, pace: TransferPace | None = None
+        self, inflow: Inflow, plan: Plan, pace: TransferPace | None = None, *, allowed: float = 1.0
     ) -> Callable[[], bool]:
         """A check to call repeatedly: whether a transfer will end long after the plan expects.
 
-        It is False until the plan's patience is over. ``pace`` is told how much has come.
+        That is, after ``allowed`` times as long. It is False until the plan's patience is over.
+        ``pace`` is told how much has come.
         """
         now = self.transfers.wiring.now
         pace = pace or TransferPace(now(), plan.patience_s)
         first, size = inflow.moved, inflow.left
-        slowest = plan.expected_s + plan.patience_s
+        slowest = allowed * (plan.expected_s + plan.patience_s)
 
         def too_slow() -> bool:
             pace.note(now(), inflow.moved - first)

@@ -135,6 +135,7 @@ class PartPull:
         self._givers: set[PeerId | None] = set() if inflow is None else {None}
         self.inflow = self._fresh() if inflow is None else inflow
         self.inflow.newest = None
+        self._stood = self.inflow.filled  # where the pull under way began
 
     def before(self, donor: PeerId) -> Inflow:
         """What this donor goes on with: nothing of others, where each has to give all of it."""
@@ -150,6 +151,7 @@ class PartPull:
         for wrong bytes: see :meth:`spoilt_by`.
         """
         inflow, result = self.before(donor), self.result
+        self._stood = inflow.filled
         drain = PartDrain(inflow, None, 0, lambda _: None)
         at = (self._wiring.run, result.fragment, result.round, result.start, result.stop)
         header = PartRequest(*at, result.digest, len(inflow.data) - drain.length)
@@ -163,7 +165,13 @@ class PartPull:
         inflow.check_digest(result.digest)
 
     def spoilt_by(self, donor: PeerId) -> bool:
-        """The bytes are wrong: begin anew. Returns whether they all came from this donor."""
+        """The bytes are wrong: begin anew. Returns whether they all came from this donor.
+
+        Where it has given none, as of a body that has another length, there is nothing wrong with
+        those that are here.
+        """
+        if self.inflow.left and self.inflow.filled == self._stood:
+            return True
         its_own = self._givers == {donor}
         self.alone |= not its_own
         self._begin_anew()

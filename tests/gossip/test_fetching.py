@@ -20,8 +20,10 @@ from gossip.plans.validity import Shape, key_of
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK
 from protocols.errors import RemoteRefused
+from protocols.identity import PeerId
 from protocols.memory.transport import Link
 from protocols.messages import PartRequest, PartResult, Plan, TransferHeader
+from protocols.transport import Feed
 
 CHUNKS = 30  # of a part
 SHAPE = Shape(4 * CHUNKS * CHUNK, ("int8",))
@@ -202,6 +204,62 @@ def test_a_part_that_stands_still_for_less_than_the_patience_is_waited_for() -> 
             await it.held()
             assert it.pulled["part"] == 0
             await push
+
+    run(main)
+
+
+def test_who_offers_another_length_spoils_nothing_that_others_gave() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            push = await it.some_comes(1e6)
+            it.here.network.kill(it.owner.me)
+            plan = it.plan(merged=True)
+            liar = min(it.others, key=lambda peer: plan.roster.index(peer.me))  # asked first
+
+            async def too_short(sender: PeerId, header: bytes) -> Feed:
+                return BufferFeed(bytes(5))
+
+            liar.wiring.transport.on_pull("part", too_short)
+            it.newcomer.exchange.work(plan)
+            await it.held()
+            assert it.pulled["part"] <= it.size - 2 * CHUNK
+            assert {peer for peer, _ in it.newcomer.refusals} == {liar.me}
+            push.cancel()
+
+    run(main)
+
+
+def test_who_has_to_give_all_of_a_part_gets_the_time_for_it() -> None:
+    """After a lie nobody goes on with what another one gave, however slow the links are."""
+
+    async def main() -> None:
+        async with scene() as it:
+            it.spoilt = it.owner
+            push = await it.some_comes(1e6)
+            it.here.network.kill(it.owner.me)
+            for peer in it.others:
+                node = it.here.network.node(peer.me)
+                assert node is not None
+                node.upload = 2e5  # 20 s for all of it
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await it.held()
+            push.cancel()
+
+    run(main)
+
+
+def test_a_part_of_which_a_later_plan_names_other_bytes_is_fetched_as_it_says() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            wrong = dataclasses.replace(it.result, digest=b"w" * 32)
+            plan = it.plan(merged=True)
+            part = dataclasses.replace(plan.parts[0], result=wrong)
+            it.here.network.freeze(it.owner.me)  # the one that is asked first
+            it.newcomer.exchange.work(dataclasses.replace(plan, parts=(part,)))
+            await asyncio.sleep(0.5)
+            it.newcomer.exchange.work(plan)
+            await it.held()
+            assert it.newcomer.lost_ == []
 
     run(main)
 
