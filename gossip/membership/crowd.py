@@ -8,6 +8,7 @@ sketches that others have named, and for heartbeats that are overdue.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,9 @@ from protocols.messages import BEAT_BYTES, TAG_BYTES, Announce, Known, KnownRequ
 
 CALL_TIMEOUT_S = 5.0
 AT_ONCE = 2  # announcements on their way to one peer: of later ones only the newest waits
+ASKED_AT_ONCE = 8  # questions to one peer; what it names meanwhile others name as well
 RENEW_S = 25.0  # what is older is hardly passed on to newcomers any more
+CLOCK_S = 5.0  # by which the wall clock may have been put right or back before that is news
 OVERDUE = 1.3  # heartbeats: others have had the next one by then
 
 
@@ -69,12 +72,15 @@ class Said:
     envelope: bytes
     status: Announce
     at: float
+    wall: float  # Unix seconds: it expires by these
     chain: HashChain
 
-    def due(self, now: float, status: Announce) -> bool:
+    def due(self, now: float, wall: float, status: Announce) -> bool:
         """Whether it is time for another one."""
         passed = now - self.at
-        return self.chain.spent or passed >= RENEW_S or outdated(self.status, status, passed)
+        jumped = abs(wall - self.wall - passed) > CLOCK_S  # or the machine was suspended
+        old = self.chain.spent or passed >= RENEW_S or jumped
+        return old or outdated(self.status, status, passed)
 
     def beat(self) -> Beat:
         """The newest heartbeat."""
@@ -89,6 +95,7 @@ class Crowd:
     said: Said | None = None
     rumours: Rumours = field(init=False)
     _spreading: bool = False
+    _asking: Counter[PeerId] = field(default_factory=Counter)  # questions under way
 
     def __post_init__(self) -> None:
         self.rumours = Rumours(self._wiring.identity.peer_id)
@@ -231,12 +238,19 @@ class Crowd:
         self._fetch(peer, found)
 
     def _fetch(self, peer: PeerId, tags: Collection[bytes]) -> None:
-        if not tags:
+        if not tags or self._asking[peer] >= ASKED_AT_ONCE:
             return
         mine = {self.said.beat().tag} if self.said is not None else set[bytes]()
         wanted = self.rumours.wanted(islice(set(tags) - mine, MAX_PEERS), self._wiring.now())
         if wanted:
-            self._wiring.spawn(self._ask(peer, wanted))
+            self._asking[peer] += 1
+            asking = self._wiring.spawn(self._ask(peer, wanted))
+            asking.add_done_callback(lambda _: self._asked(peer))
+
+    def _asked(self, peer: PeerId) -> None:
+        self._asking[peer] -= 1
+        if not self._asking[peer]:
+            del self._asking[peer]
 
     async def _ask(self, peer: PeerId, wanted: Collection[bytes]) -> None:
         request = KnownRequest(want=packed(wanted))

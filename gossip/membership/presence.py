@@ -114,7 +114,7 @@ class Presence:
         """This node's announcement as of now, signed."""
         said = self.status = with_places(self.status, self.places())
         self._sequence += 1
-        crowded, chain = self.crowded(), self._chain()
+        crowded, chain, wall = self.crowded(), self._chain(), self.wall()
         if crowded:  # what is long is asked for
             said = replace(said, pulse=chain.pulse, sketch=name_in(said.sketch))
         envelope = seal(
@@ -122,12 +122,12 @@ class Presence:
             said,
             purpose="announce",
             run=self.wiring.run,
-            expires=self.wall() + LIFETIME_S,
+            expires=wall + LIFETIME_S,
             sequence=self._sequence,
         )
         self._crowd.said = None
         if crowded:
-            self._crowd.said = Said(envelope, self.status, self.wiring.now(), chain)
+            self._crowd.said = Said(envelope, self.status, self.wiring.now(), wall, chain)
         return envelope
 
     def _chain(self) -> HashChain:
@@ -155,7 +155,7 @@ class Presence:
         """Whether what was announced in a large swarm does not hold any more."""
         said = self._crowd.said
         status = with_places(self.status, self.places())
-        return said is None or said.due(self.wiring.now(), status)
+        return said is None or said.due(self.wiring.now(), self.wall(), status)
 
     async def _keep_telling(self, peer: PeerId) -> None:
         try:

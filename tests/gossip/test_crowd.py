@@ -13,6 +13,7 @@ import pytest
 from exchange_kit import until
 
 from gossip.membership import sketch
+from gossip.membership.crowd import ASKED_AT_ONCE
 from gossip.membership.members import Liveness, Membership, Patience
 from gossip.membership.presence import Presence
 from gossip.membership.pulse import Beat, HashChain
@@ -311,6 +312,50 @@ def test_who_names_what_there_is_not_is_asked_and_nothing_comes_of_it() -> None:
             assert len(rumours._asked) <= 4096
             await asyncio.sleep(3.0)
             assert swarm.agree()
+
+    run(main)
+
+
+def test_who_names_things_without_end_is_asked_for_a_few_at_a_time() -> None:
+    async def main() -> None:
+        async with crowd(COUNT) as swarm:
+            await until(swarm.agree, 5.0)
+            liar, honest, *_ = swarm.nodes.values()
+            transport, dice = liar.presence.wiring.transport, random.Random(1)
+            asked = most = 0
+
+            async def slow(sender: PeerId, body: bytes) -> bytes:
+                nonlocal asked, most
+                asked += sender == honest.peer
+                most = max(most, asked)
+                await asyncio.sleep(4.0)
+                asked -= sender == honest.peer
+                return Known(()).encode()
+
+            transport.on_call("known", slow)
+            for _ in range(100):
+                strange = Beat(dice.randbytes(TAG_BYTES), 1, dice.randbytes(PULSE_BYTES)).packed()
+                body = Known((), strange).encode()
+                await transport.call(honest.peer, "gossip", body, timeout=5.0)
+            assert 0 < most <= ASKED_AT_ONCE + 1  # one may be the usual question who is there
+
+    run(main)
+
+
+def test_who_puts_its_clock_right_announces_itself_at_once() -> None:
+    """What it has said before has expired, or seems to: a heartbeat of it brings nobody nearer."""
+
+    async def main() -> None:
+        async with crowd(COUNT) as swarm:
+            await until(swarm.agree, 5.0)
+            node, *_ = swarm.nodes.values()
+            right = node.presence.wall
+            node.presence.wall = lambda: right() - 1000.0
+            swarm.change(node)
+            await asyncio.sleep(2.0)
+            assert not swarm.agree()
+            node.presence.wall = right
+            await until(swarm.agree, 4.0)
 
     run(main)
 
