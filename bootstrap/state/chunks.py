@@ -35,6 +35,8 @@ Progress = Callable[[int, int, int], None]
 
 And first, of no source, with what was there before, where that is looked for.
 """
+Came = Callable[[float], object]
+"""Told after every chunk: the share that has come, of chunks under way about a half."""
 
 
 class Offer(Protocol):
@@ -101,6 +103,7 @@ class Work:
         digest: bytes,
         me: PeerId,
         progress: Progress | None = None,
+        came: Came = lambda share: None,
     ) -> None:
         self.state = state
         self.digest = digest
@@ -110,6 +113,7 @@ class Work:
         self.chunk = 0  # bytes, once an offer has been accepted
         self.hashes = b""
         self._progress = progress
+        self._tell_came = came
         self._wanted: deque[int] = deque()
         self._wanted_bits = 0  # the same chunks, a bit each: sets of ten thousand are slow
         # by chunk, in the order they were begun: its sources, and since when each is at it
@@ -228,6 +232,9 @@ class Work:
         if self._progress is not None:
             using = sum(1 for one in self.sources.values() if not one.dropped and one.bytes)
             self._progress(self._bytes, self.state.length, max(1, using))
+        # a small state has few chunks, and its last ones come at once: those in place tell little
+        under_way = self.chunk * len(self._pulling.keys() - self._placed)
+        self._tell_came(min(1.0, (self._bytes + under_way / 2) / self.state.length))
 
     # --- shared with others who download the same -------------------------------------------------
 

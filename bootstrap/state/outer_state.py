@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bootstrap.state.chunks import Progress, Work
+from bootstrap.state.chunks import Came, Progress, Work
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import (
     MAX_SOURCES,
@@ -63,6 +63,7 @@ async def download_state(
     *,
     fragment: int = 0,
     progress: Progress | None = None,
+    came: Came = lambda share: None,
     offload: Offload = asyncio.to_thread,
     offer_timeout: float = OFFER_TIMEOUT_S,
     stall_timeout: float = STALL_S,
@@ -84,7 +85,7 @@ async def download_state(
     copies that are kept already, so that nobody makes one for it.
     """
     request = StateRequest(run, round_, fragment, kept=going_on)
-    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
+    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress, came)
 
     async def offer(peer: PeerId, making: Callable[[], object], until: float) -> StateOffer:
         try:
@@ -128,7 +129,7 @@ async def download_state(
             work.had(found)
         if fellows is not None:
             stack.enter_context(fellows.sharing.open(fragment, round_, work))
-        came = await download(
+        report = await download(
             transport,
             peers,
             Words(offer, "chunk", header, in_place),
@@ -144,4 +145,4 @@ async def download_state(
         )
         if on_disk is not None:
             await on_disk.beside(on_disk.finish)
-        return came
+        return report

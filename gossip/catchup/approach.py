@@ -95,10 +95,9 @@ class Approach:
         """A download begins, while ``missing`` rounds are missing here."""
         self.downloading, self._began, self._missed, self._done = True, now, missing, 0.0
 
-    def progress(self, done: int, total: int, sources: int) -> None:
-        """``done`` of the download's ``total`` bytes are here."""
-        del sources
-        self._done = done / total if total else 0.0
+    def came(self, share: float) -> None:
+        """So much of the download under way has come: of 1, as far as that is known."""
+        self._done = share
 
     def ends(self, now: float, *, arrived: bool) -> None:
         """It has ended; if it failed, downloads are taken to be slower than was thought."""

@@ -117,7 +117,7 @@ class Following:
     def downloading(self) -> Iterator[Approach]:
         """While this is held the state is downloaded, and nothing replayed; then what is left is.
 
-        What it yields is to be told of the progress.
+        What it yields is to be told how much has come.
         """
         self.approach.begins(self.missing(), self.wiring.now())
         try:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from bootstrap.seeds import backoff
-from bootstrap.state import Fellows, PartialState, Progress, Sharing, download_state
+from bootstrap.state import Came, Fellows, PartialState, Progress, Sharing, download_state
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import AGAIN_S, is_making, making_s, offered, turn_s
 from gossip.catchup.claims import PROOF_S, given_time
@@ -86,6 +86,7 @@ class Arrival:
     making: Callable[[PeerId, int], object] = lambda peer, size: None
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     sharing: Sharing | None = None  # with others who download the same
+    came: Came = lambda share: None  # told how much of a state has come, for estimates
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # peers named in the answers of others
@@ -198,6 +199,7 @@ class Arrival:
             target.state,
             vectors,
             progress=progress,
+            came=self.came,
             fragment=fragment,
             offer_timeout=OFFER_TIMEOUT_S,
             fellows=self._fellows,

@@ -28,12 +28,8 @@ async def take_state(
     vectors = [torch.empty_like(vector) for vector in replica.state]
     arrival.wanted = beyond(lambda: replica.place, fragment)
     with chain.following.downloading() as approach:
-
-        def progress(done: int, total: int, sources: int) -> None:
-            approach.progress(done, total, sources)
-            told(done, total, sources)
-
-        state = (await arrival.fetch(vectors, progress, fragment)).state
+        arrival.came = approach.came
+        state = (await arrival.fetch(vectors, told, fragment)).state
         most = replica.manifest.rounds.max_staleness
         keep = kept_after(ending, state.place.round - before, most)
         await chain.move(

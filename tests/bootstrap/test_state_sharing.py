@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -42,14 +42,17 @@ class Newcomer:
     got: tuple[Tensor, Tensor]
     download: Download | None = None
     took: float = 0.0
+    told: list[tuple[float, float]] = field(default_factory=list)  # when, and what share had come
 
 
 class Crowd:
     """One that has the state, and many who want it, each by a link of its own."""
 
-    def __init__(self, identities: Sequence[Identity], *, shares: bool = True) -> None:
+    def __init__(
+        self, identities: Sequence[Identity], *, shares: bool = True, count: int = N
+    ) -> None:
         self.network = MemoryNetwork(link=Link(latency=0.02))
-        self.state = vectors()
+        self.state = vectors(count=count)
         self.digest, _ = state_digest(self.state)
         first, *others = identities
         self.source = self.network.join(first.peer_id, upload=RATE, download=RATE)
@@ -63,7 +66,7 @@ class Crowd:
         self.newcomers = []
         for identity in others:
             transport = self.network.join(identity.peer_id, upload=RATE, download=RATE)
-            got = torch.full((N,), float("nan")), torch.full((N,), float("nan"))
+            got = torch.full((count,), float("nan")), torch.full((count,), float("nan"))
             sharing = Sharing(transport, RUN) if shares else None
             self.newcomers.append(Newcomer(transport, sharing, got))
 
@@ -72,7 +75,8 @@ class Crowd:
             return None
 
         await asyncio.sleep(after)
-        began = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time
+        began = now()
         one.download = await download_state(
             one.transport,
             [self.source.peer_id],
@@ -82,9 +86,10 @@ class Crowd:
             one.got,
             offload=inline,
             stall_timeout=15.0,
+            came=lambda share: one.told.append((now() - began, share)),
             fellows=one.sharing and Fellows(one.sharing, introduce),
         )
-        one.took = asyncio.get_running_loop().time() - began
+        one.took = now() - began
 
     async def fetch_all(self, *, apart: float = 0.0) -> None:
         async with asyncio.TaskGroup() as group:
@@ -111,6 +116,20 @@ def test_many_have_it_hardly_later_than_one_would(identities: Identities, apart:
             sources = one.download.sources
             from_fellows += sum(n.bytes for p, n in sources.items() if p != together.source.peer_id)
         assert from_fellows > 0.6 * NEWCOMERS * BYTES
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("count", [20_000, 40_000])
+def test_what_has_come_tells_when_the_rest_will(identities: Identities, count: int) -> None:
+    """A small state is nearly all on its way when the first of its few chunks is in place."""
+
+    async def main() -> None:
+        crowd = Crowd(identities(4), count=count)
+        await crowd.fetch_all()
+        for one in crowd.newcomers:
+            assert one.told[-1][1] == 1.0
+            assert all(0.5 < at / share / one.took < 2.0 for at, share in one.told)
 
     virtual_time.run(main())
 

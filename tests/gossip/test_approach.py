@@ -124,11 +124,11 @@ def test_what_is_left_of_a_download_and_of_the_rounds_meanwhile() -> None:
     one.replayed(2.0)
     one.begins(20, 100.0)
     assert one.asks(20, 100.0) == one.download_s == 8.0
-    one.progress(50, 100, 1)
+    one.came(0.5)
     assert one.asks(20, 103.0) == pytest.approx(3.0)  # as long again
     assert one.asks(22, 103.0) == pytest.approx(3.0 + 2 * 2.0)
     assert one.asks(60, 103.0) == pytest.approx(3.0 + 8.0)  # another download
-    one.progress(100, 100, 1)
+    one.came(1.0)
     assert one.asks(20, 106.0) > 0.0
     one.ends(106.0, arrived=True)
     assert one.download_s == 6.0

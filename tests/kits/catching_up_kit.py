@@ -115,7 +115,8 @@ class Scene:
         vectors = [torch.empty_like(vector) for vector in replica.state]
         # whoever was ahead may be gone; the next one who is asks again
         with suppress(OperatorError), chain.following.downloading() as approach:
-            state = (await arrival.fetch(vectors, approach.progress, fragment)).state
+            arrival.came = approach.came
+            state = (await arrival.fetch(vectors, lambda *progress: None, fragment)).state
             self.downloads += 1
             await chain.move(
                 lambda: replica.take(vectors, state, ending, chain),
