@@ -33,6 +33,7 @@ class Approach:
     downloading: bool = False
     asking: bool = False  # for the others to wait
     _arrivals: int = 0  # since this node was last in office
+    _named: int | None = None  # in office since this round; None: it is not
     _replay_s: float = 0.0  # 0: not measured
     _replaying_since: float | None = None
     _download_s: float = 0.0
@@ -71,9 +72,18 @@ class Approach:
             by_size = seconds * self.state_bytes / self.round_bytes
             self._download_s += STALE * min(0.0, by_size - self._download_s)
 
-    def in_office(self) -> None:
-        """This node is one of those who decide."""
-        self._arrivals = 0
+    def stands(self, round_: int, *, in_office: bool) -> None:
+        """This node stands at ``round_``; ``in_office``: it is one of those who decide it.
+
+        Whoever was named for a round and comes to it late may be put out by those who went on.
+        So it is in office for good only once it is named for the next round, too.
+        """
+        if not in_office:
+            self._named = None
+        elif self._named is None:
+            self._named = round_
+        elif round_ != self._named:
+            self._arrivals = 0
 
     def arrived(self) -> None:
         """It has caught up, for the moment."""

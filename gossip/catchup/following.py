@@ -160,8 +160,8 @@ class Following:
 
     def asks(self) -> float:
         """Seconds for which the others would have to wait; 0: they need not."""
-        if self.wiring.identity.peer_id in self.place()[1]:
-            self.approach.in_office()
+        here, roster = self.place()
+        self.approach.stands(here.round, in_office=self.wiring.identity.peer_id in roster)
         trying = self.under_way or self.approach.downloading
         if not (trying or self.approach.asking):
             return 0.0

@@ -181,5 +181,18 @@ def test_who_is_there_each_time_a_moment_too_late_asks_as_well() -> None:
         one.arrived()
     assert one.asks(1, 10.0) == 0.5
     assert one.asks(0, 10.5) == 0.0
-    one.in_office()
+    one.stands(7, in_office=True)
+    one.stands(8, in_office=True)
     assert one.asks(1, 11.0) == 0.0
+
+
+def test_who_is_named_and_put_out_again_is_too_late_as_well() -> None:
+    """It has to replay the round that named it: the others may have gone on by then."""
+    one = approach()
+    one.replayed(0.5)
+    for number in range(KEPT_OUT):
+        assert one.asks(1, 10.0) == 0.0
+        one.arrived()
+        one.stands(2 * number, in_office=True)
+        one.stands(2 * number + 1, in_office=False)
+    assert one.asks(1, 10.0) == 0.5
