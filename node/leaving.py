@@ -153,6 +153,7 @@ async def _settle(part: Participation) -> None:
     if in_doubt := {peer for chain in chains for peer in chain.in_doubt}:
         names = ", ".join(map(short, sorted(in_doubt)))
         text = f"does not know whether shares of its weight have come: {names} did not answer"
+        text += ", and will be asked when this island resumes"
         part.events.emit(Notice(text=text))
 
 

@@ -63,7 +63,14 @@ def swarm_of(
     """
     if manifest.mode in PAIRED:
         return make_pairs(
-            manifest, wiring, replicas, presence, hooks, rounded, newcomer=origin.newcomer
+            manifest,
+            wiring,
+            replicas,
+            presence,
+            hooks,
+            rounded,
+            newcomer=origin.newcomer,
+            directory=directory,
         )
     run, me = manifest.run_id, wiring.identity.peer_id
 

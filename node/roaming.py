@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from diloco.mixing import extra_exchanges
 from gossip.hooks import Hooks
 from gossip.membership.presence import Presence
+from gossip.pairs.account import Account, BookFile
 from gossip.pairs.letter_times import LetterTerms
 from gossip.pairs.meeting import Habits
 from gossip.pairs.roamer import Roamer
@@ -29,10 +31,12 @@ def make_pairs(
     applied: Callable[[Rounded], None],
     *,
     newcomer: bool,
+    directory: Path | None = None,
 ) -> Pairs:
     """This node's membership; ``applied`` is told of each round, ``hooks`` of all else.
 
-    ``replicas`` are those of fragments 0, 1, …
+    ``replicas`` are those of fragments 0, 1, …; ``directory`` is where push-sum's weights are kept,
+    so that they outlive the process.
     """
     gossip = manifest.gossip
     rounds = manifest.rounds
@@ -48,12 +52,21 @@ def make_pairs(
     def made(replica: OuterReplica) -> Roamer:
         assert isinstance(replica, OwnReplica)
         # each fragment has partners of its own: what one learnt goes to more of the others
-        seed = manifest.run_id + bytes([replica.place.fragment] if replica.place.fragment else [])
+        fragment, one_way = replica.place.fragment, gossip.rule == "push-sum"
+        seed = manifest.run_id + bytes([fragment] if fragment else [])
+        account = None
+        if one_way:
+            book = None
+            if directory is not None:
+                name = f"weight-{fragment}.json"
+                book = BookFile(directory / name, manifest.run_id, wiring.identity.peer_id)
+            account = Account(replica.blend.weight, book, wiring.offload)
+            replica.blend.weight = account.balance.own
         roamer = Roamer(
             replace(wiring, codec=replica.codec),
             replica,
             presence,
-            Habits(seed, rounds.max_staleness, one_way=gossip.rule == "push-sum"),
+            Habits(seed, rounds.max_staleness, one_way=one_way),
             replica.size,
             acquaintance,
             terms,
@@ -63,6 +76,7 @@ def make_pairs(
             rejected=hooks.rejected,
             notice=hooks.notice,
             newcomer=newcomer,
+            account=account,
         )
         replica.who, replica.waiting = roamer.roster, roamer.waiting_weight
         return roamer

@@ -16,6 +16,7 @@
                      of (for this island's other hosts; empty: the run's recipe)
     micro-batch.json sequences at a time that memory was enough for, where more did not fit
     promised-0, …    the rounds that something was promised in, see gossip.chain.promises
+    weight-0.json, … push-sum's weight of each fragment, see gossip.pairs.account
     checkpoints/     see node.checkpoints.checkpoint; until the first is made also what a newcomer
                      has of the state that it downloads (.fetched-…)
     data-cache/      files of training data that come from elsewhere

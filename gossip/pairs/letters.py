@@ -17,24 +17,25 @@ import math
 import secrets
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from gossip.exchange.bodies import as_bytes, chunk_at
 from gossip.exchange.transfers import AT_ONCE, Transfers
+from gossip.pairs.account import NAME_BYTES, SERIES_BYTES, Account
 from gossip.pairs.meeting import Key, Stamp
+from gossip.pairs.receipts import LetterFeed, Receipt, ReceiptDrain
 from gossip.wiring import Wiring
-from protocols.bodies import BufferFeed
 from protocols.bounds import MAX_PEERS
 from protocols.codecs import Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import TransferHeader
-from protocols.transport import CHUNK_BYTES, Incoming
+from protocols.transport import Incoming
 
-VERB = "letter"
+VERB, WITHDRAW = "letter", "withdraw"
 _TRAILER = struct.Struct(">HqHd")  # exchange, round and exchange it answers, weight
 _OPENS = (-1, 0)  # it answers nothing
 PUSHES = 2 * AT_ONCE  # by one peer: a letter and the one before it, which may have broken
@@ -61,77 +62,6 @@ class Mail:
     rejected: Callable[[PeerId, RemoteProtocolError], None]
 
 
-class _Feed(BufferFeed):
-    """A letter in pieces, counted as they are handed out (:class:`~gossip.exchange.transfers`)."""
-
-    def __init__(self, *buffers: memoryview) -> None:
-        pieces = [b[at : at + CHUNK_BYTES] for b in buffers for at in range(0, len(b), CHUNK_BYTES)]
-        super().__init__(*pieces)
-        self.given = 0
-
-    def next(self) -> memoryview:
-        """The next piece."""
-        piece = memoryview(super().next())
-        self.given += len(piece)
-        return piece
-
-
-@dataclass
-class _Receipt:
-    """A letter that is arriving; another try goes on in the same memory."""
-
-    header: TransferHeader
-    data: bytearray
-    until: float  # from then on it makes way for another one
-    filled: int = 0  # bytes from the first one on
-    at_work: int = 0  # transfers that fill it now
-    newest: object = None  # of these: only the newest may go on
-    ended: bool = False  # it is not to come any more
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of it is here, and nothing more may be written."""
-        return self.filled == len(self.data)
-
-    def cut(self) -> None:
-        """Stop what fills it, or is about to: a sender that asks is told that it has not come."""
-        self.ended = True
-
-
-class _Drain:
-    """Fills a receipt from byte ``at`` on, until a newer transfer does, or all of it is filled.
-
-    Nothing is written into a whole letter, so what it was checked for stays true.
-    """
-
-    def __init__(self, receipt: _Receipt, at: int) -> None:
-        self._receipt, self._at = receipt, at
-        self.length = len(receipt.data) - at
-        self._begun = False
-        self._mark = object()  # not self: both would live until the garbage collector comes
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """There is room for all of it from the start."""
-
-    def room(self) -> memoryview:
-        """What is not filled yet; raises RemoteRefused ``again`` or ``late`` where nothing is."""
-        receipt = self._receipt
-        if receipt.whole:
-            raise RemoteRefused("again", "all of it came with another try")
-        if receipt.ended:
-            raise RemoteRefused("late", "it made way, or its receiver leaves")
-        if not self._begun:
-            self._begun, receipt.newest = True, self._mark
-        elif receipt.newest is not self._mark:
-            raise RemoteRefused("late", "another transfer of it has begun")
-        return memoryview(receipt.data)[self._at :]
-
-    def took(self, count: int) -> None:
-        """``count`` bytes more are in place."""
-        self._at += count
-        self._receipt.filled = max(self._receipt.filled, self._at)
-
-
 @dataclass
 class Letters:
     """One node's letters of vectors fp32 [size], in ``codecs``; none: as ``wiring.codec``."""
@@ -145,14 +75,17 @@ class Letters:
     codecs: Sequence[str] = ()
     longest: Callable[[], float] = lambda: math.inf  # seconds that a letter may take to arrive
     heaviest: Callable[[], float] = lambda: 1.0  # weight that a letter may have
+    account: Account | None = None  # of shares, whose names are those that are given in it
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
     transfers: Transfers = field(init=False)
-    _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
+    _arriving: dict[PeerId, Receipt] = field(default_factory=dict)
     _pushes: Counter[PeerId] = field(default_factory=Counter)  # going on, of any letter
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
-    # the name of each peer's newest whole letter; the peer that sent its longest ago comes first
+    # without an account: each peer's newest whole letter; who sent none for longest comes first
     _newest: dict[PeerId, bytes] = field(default_factory=dict)
+    _void: dict[PeerId, bytes] = field(default_factory=dict)  # the newest share that it took back
+    _entering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closing: bool = False  # no other letter begins to arrive
     _closed: bool = False  # none comes any more
     _quieter: asyncio.Event = field(default_factory=asyncio.Event)  # a transfer has ended
@@ -184,11 +117,13 @@ class Letters:
         weight: float = 1.0,
         name: bytes = b"",
         again: bool = False,
+        handed: Callable[[], None] = lambda: None,
     ) -> None:
         """Send an encoded vector; ``timeout`` s without progress end it.
 
         Under one ``name`` (:meth:`name`) it arrives once, however often it is sent ``again`` before
-        the next one to the same peer. Raises TransportError, and RemoteProtocolError for an answer
+        the next one to the same peer. ``handed`` is called before its last byte leaves: else it
+        cannot have come. Raises TransportError, and RemoteProtocolError for an answer
         that makes no sense.
         """
         body, codec = as_bytes(letter.data), letter.codec
@@ -198,11 +133,25 @@ class Letters:
         header = TransferHeader(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
         chunks = codec.chunks(0, self.size)
 
-        def feed_from(chunk: int) -> _Feed:
+        def feed_from(chunk: int) -> LetterFeed:
             at = chunks[chunk].offset if chunk < len(chunks) else len(body)
-            return _Feed(body[at:], trailer)
+            return LetterFeed(body[at:], trailer, last=handed)
 
         await self.transfers.push(to, VERB, header, feed_from, timeout, ask=again)
+
+    async def withdraw(self, to: PeerId, name: bytes, timeout: float) -> bool:
+        """Whether a share has come; if it has not, it never will.
+
+        Not to be asked while it is being sent. Raises TransportError where there is no answer, and
+        RemoteProtocolError for one that makes no sense.
+        """
+        run, codec = self.wiring.run, self.wiring.codec.name
+        header = TransferHeader(run, self.fragment, 0, 0, self.size, codec, name, 0)
+        reply = await self.wiring.transport.call(to, WITHDRAW, header.encode(), timeout=timeout)
+        answer = TransferHeader.decode(reply)
+        if answer.basis != name or answer.done not in (0, self.size):
+            raise Malformed("its answer is about something else")
+        return bool(answer.done)
 
     def name(self) -> bytes:
         """A name that no other letter has."""
@@ -248,9 +197,15 @@ class Letters:
         self._pushes[sender] += 1
         whole = False  # by this transfer
         try:
-            await self.transfers.receive(sender, header, incoming, _Drain(receipt, at))
+            await self.transfers.receive(sender, header, incoming, ReceiptDrain(receipt, at))
             whole = True
-            letter = await self._checked(sender, receipt)
+            entering = self._enter(receipt, await self._checked(sender, receipt))
+            if self.account is None:
+                await entering
+            else:  # whoever waits for the answer may go, but what is on disk counts
+                await asyncio.shield(self.wiring.spawn(entering))
+            if receipt.refused is not None:
+                raise receipt.refused
         except BaseException:  # also cancellation: nobody is to wait for the rest of it
             if self._pushes[sender] == 1:  # else the next try of it is coming
                 self.mail.broken(sender)
@@ -264,14 +219,8 @@ class Letters:
             over = whole or (receipt.whole and not receipt.at_work)
             if over and self._arriving.get(sender) is receipt:
                 del self._arriving[sender]
-        if self._newest.get(sender) != header.basis:  # else two tries have both come through
-            self._newest.pop(sender, None)
-            self._newest[sender] = header.basis
-            if len(self._newest) > MAX_PEERS:
-                del self._newest[next(iter(self._newest))]
-            self._put(letter)
 
-    async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:
+    async def _checked(self, sender: PeerId, receipt: Receipt) -> Letter:
         codec = self._codecs[receipt.header.codec]
         data, size = torch.frombuffer(receipt.data, dtype=torch.uint8), self._sizes[codec.name]
         body = data[:size]
@@ -285,10 +234,31 @@ class Letters:
                 codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
 
         await self.wiring.offload(check)
-        if receipt.ended or self._closed:  # its sender may have been told that it has not come
-            raise RemoteRefused("late", "it made way, or its receiver leaves")
         stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))
         return Letter(stamp, weight, Encoded(codec, body))
+
+    async def _enter(self, receipt: Receipt, letter: Letter) -> None:
+        """Put a letter into the box; or say in its receipt why its sender keeps it.
+
+        Of a share it is on disk first that it has come.
+        """
+        sender, name = letter.stamp.sender, receipt.header.basis
+        async with self._entering:
+            if self._came.get(sender) == name:
+                return  # two tries have both come through
+            if receipt.ended or self._closed or self._withdrawn(sender, name):
+                # its sender may have been told that it has not come
+                receipt.refused = RemoteRefused("late", "it made way, or its receiver leaves")
+                return
+            if self.account is None:
+                _note(self._newest, sender, name)
+            else:
+                try:
+                    await self.account.change(lambda b: b.take(sender, name, letter.weight))
+                except OSError as error:
+                    receipt.refused = RemoteRefused("full", f"it keeps no account: {error}")
+                    return
+            self._put(letter)
 
     def _put(self, letter: Letter) -> None:
         if not self.keep_all:
@@ -301,11 +271,37 @@ class Letters:
         self.held[letter.stamp] = letter
         self.mail.arrived(letter)
 
+    async def withdrawn(self, sender: PeerId, header: TransferHeader) -> bytes:
+        """Let a share not come any more, and say whether it has, for its sender."""
+        if header.run != self.wiring.run:
+            raise Stale("another run")
+        if self.account is None or len(header.basis) != NAME_BYTES:
+            raise Malformed("there are no shares of that name")
+        async with self._entering:
+            came = self._came.get(sender) == header.basis
+            if not came and not self._withdrawn(sender, header.basis):
+                _note(self._void, sender, header.basis)
+                receipt = self._arriving.get(sender)
+                if receipt is not None and receipt.header.basis == header.basis:
+                    receipt.cut()
+                    del self._arriving[sender]
+        return replace(header, done=self.size if came else 0).encode()
+
+    def _withdrawn(self, sender: PeerId, name: bytes) -> bool:
+        """Whether its sender has taken a share back, or a later one: names grow in a series."""
+        last = self._void.get(sender, b"")
+        return last[:SERIES_BYTES] == name[:SERIES_BYTES] and name <= last
+
+    @property
+    def _came(self) -> Mapping[PeerId, bytes]:
+        """The name of each peer's newest whole letter."""
+        return self._newest if self.account is None else self.account.balance.came
+
     def reached(self, sender: PeerId, header: TransferHeader) -> bytes:
         """How much of a letter is here, for the sender of the rest."""
         codec = self._check(sender, header)
         receipt, done = self._arriving.get(sender), 0
-        if self._newest.get(sender) == header.basis:
+        if self._came.get(sender) == header.basis:
             done = self.size
         elif receipt is not None and _same(receipt.header, header):
             # never all of it: the trailer has yet to come
@@ -319,27 +315,29 @@ class Letters:
             raise Stale("another run")
         # who asks whether its letter has come is told so, whether it is still known here or not: it
         # would take a share back that counts here
-        if not self.mail.welcome(sender) and self._newest.get(sender) != header.basis:
+        if not self.mail.welcome(sender) and self._came.get(sender) != header.basis:
             raise RemoteRefused("stranger", "announce yourself first")
         if (header.start, header.stop) != (0, self.size):
             raise Malformed("a letter is about a whole fragment")
         codec = self._codecs.get(header.codec)
-        if codec is None or len(header.basis) != 16:
+        if codec is None or len(header.basis) != NAME_BYTES:
             raise Malformed(f"a letter in {header.codec}, not in {' or '.join(self._codecs)}")
         return codec
 
     def _length(self, header: TransferHeader) -> int:
         return self._sizes[header.codec] + _TRAILER.size
 
-    def _receipt(self, sender: PeerId, header: TransferHeader, at: int) -> _Receipt:
+    def _receipt(self, sender: PeerId, header: TransferHeader, at: int) -> Receipt:
         """The receipt for a letter from byte ``at`` on; only a peer's newest letter goes on.
 
         Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
         ``busy`` where tries of it are on their way, and ``full`` where there is no room, or this
         node leaves: it has not come then, for certain.
         """
-        if self._newest.get(sender) == header.basis:
+        if self._came.get(sender) == header.basis:
             raise RemoteRefused("again", "all of it came with the try before")
+        if self._withdrawn(sender, header.basis):
+            raise RemoteRefused("late", "its sender has taken it back")
         if self._pushes[sender] >= PUSHES:
             raise RemoteRefused("busy", "too many of its letters are on their way")
         receipt = self._arriving.get(sender)
@@ -360,9 +358,17 @@ class Letters:
         others = len(self._arriving) - (sender in self._arriving)
         if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
             raise RemoteRefused("full", "no room for another letter")
-        receipt = _Receipt(header, bytearray(self._length(header)), now + self.longest())
+        receipt = Receipt(header, bytearray(self._length(header)), now + self.longest())
         self._arriving[sender] = receipt
         return receipt
+
+
+def _note(names: dict[PeerId, bytes], sender: PeerId, name: bytes) -> None:
+    """The newest name of a peer, of so many peers as are known at once."""
+    names.pop(sender, None)
+    names[sender] = name
+    if len(names) > MAX_PEERS:
+        del names[next(iter(names))]
 
 
 def _same(one: TransferHeader, other: TransferHeader) -> bool:
@@ -393,6 +399,11 @@ def receive(boxes: Sequence[Letters]) -> None:
         header, box = header_of(data)
         return box.reached(sender, header)
 
+    async def on_withdrawn(sender: PeerId, data: bytes) -> bytes:
+        header, box = header_of(data)
+        return await box.withdrawn(sender, header)
+
     largest = max(box.largest for box in boxes)
     wiring.transport.on_push(VERB, on_letter, max_length=largest)
     wiring.transport.on_call(VERB, on_reached)
+    wiring.transport.on_call(WITHDRAW, on_withdrawn)

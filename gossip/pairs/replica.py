@@ -38,8 +38,8 @@ class PairReplica(Protocol):
         """What is exchanged, as a letter to ``receivers`` peers, and the letter's weight."""
         ...
 
-    async def take_back(self, letter: Encoded, weight: float) -> None:
-        """A letter that did not arrive."""
+    async def take_back(self, letter: Encoded | None, weight: float) -> None:
+        """A letter that did not arrive; None: only its weight is known, at any time."""
         ...
 
     async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:

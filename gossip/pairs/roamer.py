@@ -19,6 +19,7 @@ from gossip.catchup.lineage import Lineage
 from gossip.common import FragmentPresence
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
+from gossip.pairs.account import Account
 from gossip.pairs.letter_times import Choice, LetterTerms, LetterTimes
 from gossip.pairs.letters import Letter, Letters, Mail
 from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Key, Post, Take, Taken
@@ -74,6 +75,7 @@ class Roamer(FragmentPresence):
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     notice: Callable[[str], None] = lambda text: None
     newcomer: bool = False  # its state is an older one of somebody else's
+    account: Account | None = None  # of push-sum's weight
     fragment: int = field(init=False)
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
     core: Wandering = field(init=False)
@@ -120,6 +122,7 @@ class Roamer(FragmentPresence):
             codecs=self.terms.codecs,
             longest=lambda: self.core.patience.longest_s,
             heaviest=self._heaviest,
+            account=self.account,
         )
         self.postman = Postman(
             self.wiring,
@@ -129,7 +132,10 @@ class Roamer(FragmentPresence):
             self.letters,
             self.replica.take_back,
             self._carry_soon,
+            self.notice,
         )
+        if self.account is not None:
+            self.core.owed |= self.account.balance.given.keys()
         size_as, size = self.wiring.codec.size_as, self.size
         self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
         self._log = RoundLog(self.letters.transfers)
@@ -220,7 +226,10 @@ class Roamer(FragmentPresence):
         try:
             if self._leaving:
                 await self.letters.last()
-            while self._leaving and (self._beginning or self._sending or self.core.owed):
+            islands = self.membership.islands  # nobody else could answer
+            while self._leaving and (
+                self._beginning or self._sending or self.core.owed & islands.keys()
+            ):
                 self._sent.clear()
                 await self._sent.wait()
         finally:
@@ -252,6 +261,7 @@ class Roamer(FragmentPresence):
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
+        self.postman.resume()
         while True:
             now = self.now()
             await self._carry(self.core.tick(now))

@@ -85,8 +85,11 @@ class Blend:
         self.weight = left
         return letter, self.weight
 
-    def take_back(self, letter: Encoded, weight: float) -> None:
-        """A share that did not arrive."""
+    def take_back(self, letter: Encoded | None, weight: float) -> None:
+        """A share that did not arrive; None: what it was is not known, and it counts as φ does."""
+        if letter is None:
+            self.weight += weight
+            return
         self.mix([(letter, weight, None)])
 
     @torch.no_grad()

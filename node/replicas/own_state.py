@@ -60,8 +60,8 @@ class Exchanging:
         )
         return found
 
-    async def take_back(self, letter: Encoded, weight: float) -> None:
-        """Take a letter that did not arrive back in."""
+    async def take_back(self, letter: Encoded | None, weight: float) -> None:
+        """Take a letter that did not arrive back in; None: its weight, at any time."""
         await self._alone(lambda: self.blend.take_back(letter, weight))
 
     async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:

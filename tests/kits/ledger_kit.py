@@ -1,40 +1,33 @@
-"""What islands in pairs mix in, counted: no letter twice, and push-sum's weights to the last."""
+"""What islands in pairs mix in, counted: no letter twice, and push-sum's sums to the last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from roamer_kit import Islander, ToyState
 
 from gossip.pairs.letters import Letter
-from gossip.pairs.meeting import Post
-from gossip.pairs.roamer import Roamer
 from protocols.codecs import Encoded
-from protocols.identity import PeerId
 
 
 @dataclass
 class Ledger:
-    """Push-sum's weights, and values times weights: what there has to be of them."""
+    """Push-sum's values times weights: what there has to be of them."""
 
     size: int
-    weights: float = 0.0
     values: torch.Tensor = field(init=False)
-    under_way: dict[object, tuple[PeerId, PeerId, float]] = field(default_factory=dict)
-    # of these, when one of the two was killed: nobody can tell whether they came; what did not
-    # went down with it, or is taken back beside what did
-    lost: float = 0.0
-    twice: float = 0.0
+    # parameters are lost that have a weight: those of a share that went down with somebody
+    blurred: bool = False
 
     def __post_init__(self) -> None:
         self.values = torch.zeros(self.size, dtype=torch.float64)
 
     def add(self, weight: float, values: torch.Tensor) -> None:
         """So much more there is."""
-        self.weights += weight
         self.values += weight * values.double()
 
     def holds(self, one: Islander, sign: int = 1) -> None:
@@ -50,38 +43,24 @@ class Ledger:
     def gone(self, one: Islander) -> None:
         """It is about to be killed."""
         self.holds(one, -1)
-        for sender, to, weight in self.under_way.values():
-            self.lost += weight * (sender == one.peer)
-            self.twice += weight * (to == one.peer)
-
-    def watch(self, roamer: Roamer) -> None:
-        """Note which letters of an island are on their way, and whose its state is."""
-        assert isinstance(roamer.replica, Counted)
-        roamer.replica.me = roamer.me
-
-        def watched(send: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-            async def noted(post: Post, body: Encoded, weight: float, *more: Any) -> Any:
-                name = object()
-                self.under_way[name] = (roamer.me, post.to, weight)
-                try:
-                    return await send(post, body, weight, *more)
-                finally:
-                    del self.under_way[name]
-
-            return noted
-
-        postman = roamer.postman
-        postman._send = watched(postman._send)  # type: ignore[method-assign]
-        postman._settle = watched(postman._settle)  # type: ignore[method-assign]
+        for state, roamer in zip(one.states, one.roamers, strict=True):
+            if roamer.account is not None:
+                balance, here = roamer.account.balance, state.blend.weight
+                here += roamer.waiting_weight()
+                self.blurred |= bool(balance.given) or abs(balance.own - here) > 1e-9
 
     def check(self, living: Sequence[Islander]) -> None:
         """Is all of it there, once nothing is under way?"""
-        there = Ledger(self.size)
+        there, doubts = Ledger(self.size), False
         for one in living:
             there.holds(one)
-        more = there.weights - self.weights
-        assert -self.lost - 1e-9 < more < self.twice + 1e-9, more
-        if not self.lost and not self.twice:
+            for state, roamer in zip(one.states, one.roamers, strict=True):
+                assert roamer.account is not None
+                balance = roamer.account.balance
+                doubts |= bool(balance.given)  # to somebody who is gone
+                here = state.blend.weight + roamer.waiting_weight()
+                assert here == pytest.approx(balance.own, abs=1e-9)
+        if not (self.blurred or doubts):
             assert (there.values - self.values).abs().max().item() < 1e-3
 
 
@@ -97,6 +76,10 @@ class Counted(ToyState):
         self.ledger.add(self.blend.weight, self.sent)
         self.ledger.add(-self.blend.weight, self.base)
         await super().start()
+
+    async def take_back(self, letter: Encoded | None, weight: float) -> None:
+        self.ledger.blurred |= letter is None
+        await super().take_back(letter, weight)
 
     async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
         for letter, _ in letters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 from exchange_kit import until
+from shares_kit import PaperBook
 
 from bootstrap.manifest import Manifest
 from diloco.mixing import ALPHA, BETA
@@ -21,6 +23,7 @@ from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.membership.sketch import sketch
 from gossip.membership.standing import first_announcement
+from gossip.pairs.account import Account
 from gossip.pairs.letter_times import LetterTerms
 from gossip.pairs.letters import Letter
 from gossip.pairs.meeting import Habits
@@ -75,7 +78,7 @@ class ToyState:
     async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
         return self.blend.encode(receivers, codec)
 
-    async def take_back(self, letter: Encoded, weight: float) -> None:
+    async def take_back(self, letter: Encoded | None, weight: float) -> None:
         self.blend.take_back(letter, weight)
 
     async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
@@ -140,6 +143,8 @@ class Islands:
     seconds: Callable[[int], float] = lambda number: 1.0
     members: dict[int, Islander] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    # what is on disk of push-sum's weights, which outlives who is killed; by fragment
+    books: dict[int, dict[PeerId, PaperBook]] = field(default_factory=lambda: defaultdict(dict))
     random: random.Random = field(default_factory=lambda: random.Random(1))
     limit: int = 10**9
 
@@ -182,6 +187,11 @@ class Islands:
 
         def roamer(state: ToyState) -> Roamer:
             fragment = state.place.fragment
+            account = None
+            if self.rule == "push-sum":
+                book = self.books[fragment].setdefault(peer, PaperBook(state.blend.weight))
+                account = Account(state.blend.weight, book, inline)
+                state.blend.weight = account.balance.own
             seed = RUN + bytes([fragment] if fragment else [])
             return Roamer(
                 wiring,
@@ -197,6 +207,7 @@ class Islands:
                 rejected=lambda who, error: rejected.append((who, str(error))),
                 notice=noticed.append,
                 newcomer=newcomer,
+                account=account,
             )
 
         roamers = [roamer(state) for state in states]
