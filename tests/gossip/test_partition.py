@@ -80,6 +80,26 @@ def test_no_shares_are_faster(seed: int) -> None:
     assert slowest(members, found) == pytest.approx(solved(members), rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_shares_are_faster_among_links_that_differ_little(seed: int) -> None:
+    """Elsewhere the slowest link's own traffic takes longest, whatever anybody merges."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 12)
+    silent = tuple(i for i in range(1, count) if rng.random() < 0.2)
+    up, down = ([10 ** rng.uniform(-0.3, 0.3) for _ in range(count)] for _ in range(2))
+    members = links(*up, down=down, silent=silent)
+    found = link_shares(members)
+    assert slowest(members, found) == pytest.approx(solved(members), rel=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_of_speeds_does_not_matter(unit: float) -> None:
+    """They are in bytes a second, and a vector may have a few or billions."""
+    speeds = [1.0, 0.7, 1.3, 0.9]
+    found = link_shares(links(*(unit * speed for speed in speeds)))
+    assert found == pytest.approx(link_shares(links(*speeds)), rel=1e-6)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 100, 256])
 def test_parts_cover_the_vector_once(count: int) -> None:
     rng = random.Random(count)
