@@ -79,6 +79,12 @@ def test_who_is_longer_than_the_median_is_scaled_to_it() -> None:
     assert [c.scale for c in scaled] == [1.0, 1.0, 2.5 / 3.0, 0.025]
 
 
+def test_who_brings_no_weight_has_no_say_in_what_is_too_long() -> None:
+    given = contributors(1.0, 2.0, 3.0, 100.0)
+    given[3] = dataclasses.replace(given[3], weight=0.0)
+    assert [c.scale for c in CLIP.scaled(given)] == [1.0, 1.0, 2.0 / 3.0, 1.0]
+
+
 def test_a_leader_that_favours_somebody_is_refused() -> None:
     scaled = CLIP.scaled(contributors(1.0, 2.0, 3.0, 100.0))
     roster = roster_of(MEMBERS)
