@@ -162,7 +162,9 @@ class NodeState:
         reasons = [reason for probe in self.providers.unhealthy if (reason := probe())]
         reasons += [f"{p.code}: {p.what}" for _, p in self.problems if p.fatal]
         if self.status in ("starting", "joining", "leaving"):
-            reasons.append(f"it is {self.status}")
+            lacks_run = self.node.role == "seed" and self.run is None and self.status == "starting"
+            waits = ": it waits for an island to bring the run" if lacks_run else ""
+            reasons.append(f"it is {self.status}{waits}")
         elif self.node.role == "island":
             still = self._clock() - self._moved
             usual = self.step.seconds if self.step is not None else 0.0

@@ -146,7 +146,15 @@ async def test_status_finds_the_daemon(tmp_path, kit, server):
 
 
 async def test_status_of_a_fresh_node_renders(kit):
-    assert "it is starting" in status.render(kit.state.snapshot())
+    assert "it is starting\n" in status.render(kit.state.snapshot())
+
+
+async def test_a_seed_without_a_run_says_what_it_waits_for(kit):
+    """It may do so for days, and an alert points at the reason."""
+    kit.state.node, kit.state.run = replace(kit.state.node, role="seed"), None
+    assert kit.state.unhealthy() == ["it is starting: it waits for an island to bring the run"]
+    kit.live()
+    assert not kit.state.unhealthy()
 
 
 def test_status_shows_who_is_in_trouble_before_all_others(kit):
