@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -15,7 +14,7 @@ import torch
 from bootstrap.seeds import backoff
 from bootstrap.state import Came, Fellows, PartialState, Progress, Sharing, download_state
 from bootstrap.state.digest import StateBytes
-from bootstrap.state.offers import AGAIN_S, is_making, making_s, offered, turn_s
+from bootstrap.state.offers import making_s, offered
 from gossip.catchup.claims import PROOF_S, given_time
 from gossip.catchup.lineage import Lineage, prove
 from gossip.membership.opening import open_announce
@@ -23,6 +22,7 @@ from gossip.membership.standing import fragments, progress, seen_from
 from gossip.place import Place
 from gossip.plans.certificate import genesis
 from node.checkpoints.restoring import standing_after
+from node.entry.keeping import Hope, first_kept
 from node.entry.proving import first_proven
 from node.entry.resuming import WITHIN_S, Pace, Resuming
 from node.entry.targets import Target, targets
@@ -142,18 +142,17 @@ class Arrival:
                     continue  # they have moved on meanwhile
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
-            async for target, proved in self._proved(options, fragment, until()):
-                if isinstance(proved, RemoteProtocolError):
-                    wrong = str(proved)  # the next best may be true
+            async for kept in self._kept(options, fragment, until, size):
+                if isinstance(kept, RemoteProtocolError):
+                    wrong = str(kept)  # the next best may be true
                     continue
-                if isinstance(proved, TransportError):  # a claim costs nothing
-                    reason, silent = str(proved), True
-                    self._greeted.difference_update(target.sources)  # one may have started anew
+                if isinstance(kept, TransportError):  # a claim costs nothing
+                    reason, silent = str(kept), True
                     continue
+                target, state = kept
                 came = filled = False
+                attempt = loop.time()
                 try:
-                    target, state = await self._kept(target, proved, fragment, until, size)
-                    attempt = loop.time()
                     return await self._downloaded(target, state, vectors, noted, fragment, on_disk)
                 except RemoteProtocolError as error:
                     wrong = str(error)
@@ -300,6 +299,34 @@ class Arrival:
 
     async def _kept(
         self,
+        options: Sequence[Target],
+        fragment: int,
+        until: Callable[[], float],
+        size: int,
+    ) -> AsyncIterator[tuple[Target, ChainStanding] | RemoteProtocolError | TransportError]:
+        """The states of ``size`` bytes that a source keeps for us, as they are proven, or why not.
+
+        ``until`` moves on while a source makes its copy.
+        """
+        async for target, proved in self._proved(options, fragment, until()):
+            if isinstance(proved, RemoteProtocolError | TransportError):
+                if isinstance(proved, TransportError):  # one may have started anew
+                    self._greeted.difference_update(target.sources)
+                yield proved
+                continue
+            try:
+                kept = await self._kept_of(target, proved, fragment, until, size)
+            except RemoteProtocolError as error:
+                yield error
+            except TransportError as error:
+                self._greeted.difference_update(target.sources)
+                yield error
+                return  # look again: the same state may be had in a moment
+            else:
+                yield kept
+
+    async def _kept_of(
+        self,
         target: Target,
         state: ChainStanding,
         fragment: int,
@@ -308,80 +335,78 @@ class Arrival:
     ) -> tuple[Target, ChainStanding]:
         """Have a source keep a state for us: this one, or its newest if it moved on; returns which.
 
-        Where rounds are short, a state of a given round would be gone each time it is asked for.
-        ``until`` moves on while a source makes its copy of ``size`` bytes. One out of office
-        that says again and again that it is making its copy is asked after the others, since names
-        cost nothing. Raises the last source's failure if none keeps a state by then.
+        Those in office are asked first, and have all the time that a copy may take: names cost
+        nothing. Raises the last source's failure if none keeps a state.
         """
-        failure: TransportError | RemoteProtocolError | None = None
-        request = StateRequest(self.run, target.round, fragment, or_newer=True)
-        now = asyncio.get_running_loop().time
 
         def order(peer: PeerId) -> tuple[bool, bool, float]:
             stranger = peer not in state.roster  # which may choose its name
             return peer in self._unable, stranger, self.dice.random() if stranger else 0.0
 
-        sources = sorted(target.sources, key=order)
-        waiting, ends = deque(sources), dict[PeerId, float]()
-        again = dict[PeerId, float]()  # not before
-        while waiting and (failure is None or now() <= until()):
-            peer = waiting.popleft()
-            await asyncio.sleep(max(0.0, again.get(peer, 0.0) - now()))
-            end = ends.setdefault(peer, now() + making_s(size))
-            patient = peer in state.roster or not waiting
-            turn = end if patient else min(end, now() + turn_s(size))
-            try:
-                offer = await self._offered(
-                    peer, request, until(), size, turn, first=peer not in again
-                )
-                others = [source for source in sources if source != peer]
-                if offer.round <= target.round:
-                    return target, state
-                # this source alone: where the others stand by now is not known
-                newest = Target(offer.round, None, offer.digest, target.work, (peer,))
-                state = await self._standing(newest, fragment, until())
-            except (TransportError, RemoteProtocolError) as error:
-                failure = error
-                if is_making(error) and turn < end:
-                    waiting.append(peer)
-                    again[peer] = now() + AGAIN_S
-                else:
-                    self._unable.add(peer)
-            else:
-                return replace(newest, sources=(peer, *others)), state
-        raise failure or Stale("nobody stands there")
+        async def asked(peer: PeerId, hope: Hope) -> tuple[Target, ChainStanding]:
+            return await self._asked(peer, target, state, fragment, until, hope)
 
-    async def _offered(
+        (target, state), _ = await first_kept(
+            sorted(target.sources, key=order),
+            asked,
+            size,
+            state.roster.__contains__,
+            until=until,
+            waited=self._has_waited,
+        )
+        # the download asks who has its copy first, and last those who said nothing
+        first, *others = target.sources
+        others.sort(key=self._unable.__contains__)
+        return replace(target, sources=(first, *others)), state
+
+    def _has_waited(self, seconds: float) -> None:
+        self._waited += seconds
+
+    async def _asked(
         self,
         peer: PeerId,
-        request: StateRequest,
-        until: float,
-        size: int,
-        end: float,
-        *,
-        first: bool,
-    ) -> StateOffer:
-        """An offer; a copy is waited for to its ``end``, and told of where it is the ``first``."""
+        target: Target,
+        state: ChainStanding,
+        fragment: int,
+        until: Callable[[], float],
+        hope: Hope,
+    ) -> tuple[Target, ChainStanding]:
+        """Have one source keep its state; what it says is noted in ``hope``.
+
+        Where rounds are short, a state of a given round would be gone each time it is asked for.
+        """
         now = asyncio.get_running_loop().time
-        began, making = now(), False
 
         def makes() -> None:
-            nonlocal making
-            if first and not making:
-                self.making(peer, size)
-            making = True
+            if not hope.making:
+                self.making(peer, hope.size)
+            hope.makes(now())
 
         try:
-            return await offered(
+            offer = await offered(
                 self.transport,
                 peer,
-                request,
-                timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until - now())),
-                until=end,
+                StateRequest(self.run, target.round, fragment, or_newer=True),
+                timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until() - now())),
+                until=hope.end,
                 making=makes,
             )
-        finally:
-            self._waited += now() - began if making else 0.0
+            hope.offers(now())
+            found = target
+            if offer.round > target.round:
+                # this source alone: where the others stand by now is not known
+                found = Target(offer.round, None, offer.digest, target.work, (peer,))
+                state = await self._standing(found, fragment, until())
+        except (TransportError, RemoteProtocolError):
+            self._unable.add(peer)
+            raise
+        except asyncio.CancelledError:  # another one was quicker
+            if hope.silent and now() >= hope.until:
+                self._unable.add(peer)
+            raise
+        self._unable.discard(peer)
+        others = [source for source in target.sources if source != peer]
+        return replace(found, sources=(peer, *others)), state
 
     async def _proved(
         self, options: Sequence[Target], fragment: int, end: float

@@ -12,7 +12,7 @@ from gossip.chain.chain import Chain
 from gossip.common import AnySwarm
 from gossip.membership.standing import seen_from
 from node.entry.arrival import Arrival
-from node.entry.targets import beyond, targets
+from node.entry.targets import after, beyond, targets
 from node.replicas.replica import OuterReplica
 
 
@@ -64,6 +64,7 @@ async def take_newer(
         newest = targets(seen_from(one, fragment) for one in said)
         if not newest or newest[0].round <= replica.place.round:
             continue
+        arrival.wanted = after(replica.place.round, fragment)
         vectors = [torch.empty_like(vector) for vector in replica.state]
         state = (await arrival.fetch(vectors, told(), fragment)).state
         async with swarm.still():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from node.checkpoints.restoring import own_standing
 from node.entry.arrival import PATIENCE_S, Arrival
+from node.entry.keeping import Hope, first_kept
 from node.entry.targets import Target
 from node.replicas.replica import ChainStanding
+from protocols.errors import RemoteProtocolError, TransportError
+from protocols.identity import PeerId
 from protocols.messages import Announce
 
 
@@ -27,6 +30,49 @@ class OwnArrival(Arrival):
         """Islands, since seeds have no state here."""
         found = await super().look(within)
         return [announce for announce in found if announce.role == "island"]
+
+    async def _kept(
+        self,
+        options: Sequence[Target],
+        fragment: int,
+        until: Callable[[], float],
+        size: int,
+    ) -> AsyncIterator[tuple[Target, ChainStanding] | RemoteProtocolError | TransportError]:
+        """The states that islands keep for us, in the order in which they do: any will do.
+
+        The furthest are asked first, but none is waited for longer than a copy usually takes.
+        """
+        silent = list[TransportError]()
+
+        async def asked(one: tuple[Target, PeerId], hope: Hope) -> tuple[Target, ChainStanding]:
+            target, peer = one
+            await self._introduce([peer])
+            state = await self._standing(target, fragment, until())
+            try:
+                return await self._asked(peer, target, state, fragment, until, hope)
+            except TransportError as error:
+                self._greeted.discard(peer)  # it may have started anew
+                silent.append(error)
+                raise
+
+        waiting = [(target, peer) for target in options for peer in target.sources]
+        waiting.sort(key=lambda one: one[1] in self._unable)
+        while waiting:
+            try:
+                kept, waiting = await first_kept(
+                    waiting,
+                    asked,
+                    size,
+                    lambda one: False,
+                    until=until,
+                    waited=self._has_waited,
+                )
+            except (RemoteProtocolError, TransportError) as error:
+                yield error
+                if silent and silent[-1] is not error:  # not all of them send something wrong
+                    yield silent[-1]
+                return
+            yield kept
 
     async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
         return own_standing(self.run, self.founders[0], target.round, fragment)

@@ -59,3 +59,8 @@ def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], boo
         return is_further(place, said.round, said.head, said.work)
 
     return wanted
+
+
+def after(round_: int, fragment: int) -> Callable[[Announce], bool]:
+    """Which states an island in pairs wants that has one of ``round_`` already."""
+    return lambda announce: seen_from(announce, fragment).round > round_

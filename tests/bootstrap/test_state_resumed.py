@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +149,7 @@ async def arrive(scene: Scene, on_disk: PartialState, kind: type[Arrival] = Arri
     if scene.network.node(NEWCOMER.peer_id) is not None:
         scene.network.kill(NEWCOMER.peer_id)
     scene.base, scene.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
-    made = scene.arrival()
-    arrival = kind(**{one.name: getattr(made, one.name) for one in fields(made) if one.init})
+    arrival = scene.arrival(kind=kind)
     return await arrival.fetch([scene.base, scene.momentum], lambda *_: None, on_disk=on_disk)
 
 

@@ -124,12 +124,13 @@ class Scene:
         seed_known_at: float = 0.0,
         entries: Sequence[PeerId] = (),
         wanted: Callable[[Announce], bool] = lambda announce: True,
+        kind: type[Arrival] = Arrival,
     ) -> Arrival:
         async def greet(peer: PeerId) -> None:
             self.strangers.discard(peer)
 
         now = asyncio.get_running_loop().time
-        return Arrival(
+        return kind(
             self.network.join(NEWCOMER.peer_id),
             RUN,
             (CREATOR.peer_id,),
