@@ -168,6 +168,7 @@ class Participation:
         tokens: str,
     ) -> None:
         """Make swarm, checkpoints, trainer and reports around the state."""
+        store.ahead = self.fetcher.ahead
         self.swarm = make_swarm(
             self.node,
             run.manifest,

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,8 +42,16 @@ class PartialState:
     else waits for. Errors of the disk end the keeping, and are raised to nobody.
     """
 
-    def __init__(self, path: Path, run: bytes, beside: Offload = asyncio.to_thread) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: bytes,
+        beside: Offload = asyncio.to_thread,
+        room: Callable[[], int] | None = None,
+    ) -> None:
+        """``room``: bytes of the disk that it may use half of; None: all that are free."""
         self._path, self._run, self.beside = path, run, beside
+        self._room = room or (lambda: shutil.disk_usage(path.parent).free)
         self._note = path.with_name(f"{path.name}.offer")
         self._end = path.with_name(f"{path.name}.whole")
         self.round = 0  # of the state that is downloaded now
@@ -50,6 +59,11 @@ class PartialState:
         self._offer: Offer | None = None
         self._sources: tuple[PeerId, ...] = ()
         self._using = threading.Lock()  # a number of a file that is closed may soon be another's
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that there may be of it."""
+        return self._note, self._draft, self._end, self._path  # without its note the rest is none
 
     @property
     def whole(self) -> bool:
@@ -80,7 +94,7 @@ class PartialState:
         try:
             if known is None or known.digest != offer.digest:
                 self.drop()
-                if shutil.disk_usage(self._path.parent).free < SPARE * offer.length:
+                if self._room() < SPARE * offer.length:
                     return
                 with self._path.open("wb") as file:
                     file.truncate(offer.length)
@@ -115,6 +129,8 @@ class PartialState:
         """A chunk that was checked; ``source`` has a copy, None: it came from another newcomer."""
         try:
             with self._using:
+                if self._handle is not None and not os.fstat(self._handle).st_nlink:
+                    self._close()  # removed meanwhile, as a checkpoint needed its room
                 while self._handle is not None and data:
                     written = os.pwrite(self._handle, data, start)
                     start, data = start + written, data[written:]
@@ -138,8 +154,7 @@ class PartialState:
     def drop(self) -> None:
         """Remove what is here."""
         self.close()
-        # without its note the rest is nothing
-        for path in (self._note, self._draft, self._end, self._path):
+        for path in self.files:
             with suppress(OSError):
                 path.unlink()
 

@@ -38,8 +38,10 @@ class Approach:
     _replaying_since: float | None = None
     _download_s: float = 0.0
     _began: float = 0.0
-    _done: float = 0.0  # share that is here of the download under way,
-    _missed: int = 0  # and rounds that were missing when it began
+    # shares of the download under way: what is here of it, and what was here before
+    _done: float = 0.0
+    _had: float = 0.0
+    _missed: int = 0  # rounds that were missing when it began
     _heard: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # where, and when
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=15))  # seconds a round
 
@@ -103,18 +105,28 @@ class Approach:
 
     def begins(self, missing: int, now: float) -> None:
         """A download begins, while ``missing`` rounds are missing here."""
-        self.downloading, self._began, self._missed, self._done = True, now, missing, 0.0
+        self.downloading, self._began, self._missed = True, now, missing
+        self._done = self._had = 0.0
 
     def came(self, share: float) -> None:
         """So much of the download under way has come: of 1, as far as that is known."""
         self._done = share
 
+    def had(self, share: float) -> None:
+        """So much of the download under way was here before it began."""
+        self._done = self._had = share
+
     def ends(self, now: float, *, arrived: bool) -> None:
-        """It has ended; if it failed, downloads are taken to be slower than was thought."""
+        """It has ended; if it failed, downloads are taken to be slower than was thought.
+
+        One of which next to all was here before says nothing of others.
+        """
         self.downloading, taken = False, now - self._began
         if not arrived:
             self._replay_s, taken = self.replay_s, 2 * max(taken, self.download_s)
-        self.downloaded(taken)
+            self.downloaded(taken)
+        elif (missed := 1.0 - self._had) > LITTLE:
+            self.downloaded(taken / missed)
 
     # --- what follows ----------------------------------------------------------------------------
 
@@ -156,8 +168,9 @@ class Approach:
     def _needs(self, missing: int, now: float) -> float:
         if not self.downloading:
             return self._then(missing, self._replayed_s(now))
-        taken = now - self._began
-        whole = taken / self._done if self._done > LITTLE else max(taken, self.download_s)
+        taken, missed = now - self._began, 1.0 - self._had
+        came = (self._done - self._had) / missed if missed else 1.0
+        whole = taken / came if came > LITTLE else max(taken, missed * self.download_s)
         return max(whole - taken, LITTLE * whole) + self._then(missing - self._missed)
 
     def _replayed_s(self, now: float) -> float:

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,8 @@ class CheckpointStore:
             raise ValueError("keep must be at least 1")
         self.directory = directory
         self.keep = keep
+        # what was fetched and no checkpoint takes the place of: of where this node has yet to come
+        self.ahead: Callable[[], Collection[Path]] = tuple
         self._before: Path | None = None
         if not owns:
             return
@@ -190,8 +192,9 @@ class CheckpointStore:
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
-        What was fetched to begin with goes, too: from now on this node begins from checkpoints.
-        Reads every file whose hash no note tells; run it off the event loop.
+        What was fetched to begin with goes, too, but for what is :attr:`ahead`: from now on this
+        node begins from checkpoints. Reads every file whose hash no note tells; run it off the
+        event loop.
         """
         with _disk_errors(draft):
             told = take_notes(draft)
@@ -225,7 +228,7 @@ class CheckpointStore:
         others = [path for path in self.paths() if path != target]
         for path in (*others[self.keep - 1 :], old):
             shutil.rmtree(path, ignore_errors=True)
-        self.forget_fetched()
+        self.forget_fetched(but=self.ahead())
         return Checkpoint(target, index)
 
     @contextmanager
@@ -239,9 +242,11 @@ class CheckpointStore:
             path.mkdir(exist_ok=True)
             yield path
 
-    def forget_fetched(self) -> None:
-        """Remove what was kept of what was fetched to begin with."""
+    def forget_fetched(self, but: Collection[Path] = ()) -> None:
+        """Remove what was kept of what was fetched to begin with, ``but`` for these."""
         for path in self._fetched():
+            if path in but:
+                continue
             with suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 

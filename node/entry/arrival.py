@@ -85,6 +85,8 @@ class Arrival:
     # told which peer makes a copy of how many bytes, while that is waited for
     making: Callable[[PeerId, int], object] = lambda peer, size: None
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
+    # the same of the place of a state of which some is on disk
+    suits: Callable[[Place], bool] = lambda place: True
     sharing: Sharing | None = None  # with others who download the same
     came: Came = lambda share: None  # told how much of a state has come, for estimates
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
@@ -232,6 +234,8 @@ class Arrival:
                     there = (known.round, known.digest)
                     said = next((one for one in options if (one.round, one.state) == there), None)
                     state = await resuming.standing(sources, said)
+                    if not self.suits(replace(state.place, state=known.digest)):
+                        raise Stale("this node is as far by now")
                     if said is not None:
                         self._check_held(said, state, options)
                     target = Target(known.round, None, known.digest, 0, sources)

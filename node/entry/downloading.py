@@ -6,30 +6,43 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bootstrap.state import Progress
+from bootstrap.state import PartialState, Progress
 from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
 from gossip.common import AnySwarm
 from gossip.membership.standing import seen_from
 from node.entry.arrival import Arrival
-from node.entry.targets import after, beyond, targets
+from node.entry.targets import after, beyond, is_beyond, targets
 from node.replicas.replica import OuterReplica
 
 
 async def take_state(
-    chain: Chain, replica: OuterReplica, arrival: Arrival, ending: Ending, told: Progress
+    chain: Chain,
+    replica: OuterReplica,
+    arrival: Arrival,
+    ending: Ending,
+    told: Progress,
+    on_disk: PartialState | None = None,
 ) -> None:
     """Download what the others stand at and move there, keeping local work where possible.
 
-    ``told`` hears of the progress. Raises OperatorError as :meth:`Arrival.fetch` does: whoever was
+    ``told`` hears of the progress. What comes is kept ``on_disk``, too, and what is there of an
+    earlier start is gone on with. Raises OperatorError as :meth:`Arrival.fetch` does: whoever was
     ahead may be gone, and the next one who is asks again.
     """
     fragment, before = replica.place.fragment, replica.place.round
     vectors = [torch.empty_like(vector) for vector in replica.state]
     arrival.wanted = beyond(lambda: replica.place, fragment)
+    arrival.suits = lambda there: is_beyond(replica.place, there)
     with chain.following.downloading() as approach:
         arrival.came = approach.came
-        state = (await arrival.fetch(vectors, told, fragment)).state
+
+        def progress(done: int, total: int, sources: int) -> None:
+            if not sources:
+                approach.had(done / total)
+            told(done, total, sources)
+
+        state = (await arrival.fetch(vectors, progress, fragment, on_disk)).state
         most = replica.manifest.rounds.max_staleness
         keep = kept_after(ending, state.place.round - before, most)
         await chain.move(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -19,16 +21,17 @@ import torch
 from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.state import PartialState, Sharing
+from bootstrap.state import PartialState, Progress, Sharing
 from gossip.catchup.approach import LITTLE
 from gossip.catchup.lineage import Lineage
 from gossip.catchup.replay import Ending
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from node import __version__, clock
-from node.checkpoints.checkpoint import FETCHED_PREFIX
+from node.checkpoints.checkpoint import FETCHED_PREFIX, CheckpointStore, bytes_in
 from node.checkpoints.restoring import Restored
 from node.checkpoints.trainer_files import Taken
+from node.checkpoints.under_way import room_beside
 from node.entry.arrival import PATIENCE_S, Arrival
 from node.entry.donors import FAILURES, Taking
 from node.entry.downloading import take_newer, take_state
@@ -185,22 +188,15 @@ class Fetcher:
         started = time.monotonic()
         served: dict[str, int] = {}
         size = sum(map(_bytes, self.replicas))
-        headway = Headway(
-            lambda text: self.events.emit(JoinProgress(step=5, name="sync", text=text)),
-            total=size,
-        )
 
-        def told(done: int, total: int, sources: int) -> None:
-            if sources:
-                headway(done, total, sources)
-                return
-            headway.had(done)
-            if done:
-                text = f"{done / 1e6:.1f} MB are here from before"
-                self.events.emit(JoinProgress(step=5, name="sync", text=text))
+        def tell(text: str) -> None:
+            self.events.emit(JoinProgress(step=5, name="sync", text=text))
+
+        headway = Headway(tell, total=size)
 
         for index, replica in enumerate(self.replicas):
             began, on_disk = time.monotonic(), self._on_disk(index)
+            told = _told(headway, tell)
             arrived = await arrival.fetch(replica.state, told, index, on_disk)
             if not self._saves:
                 await on_disk.beside(on_disk.drop)
@@ -231,9 +227,26 @@ class Fetcher:
         config = self.node.config
         return config.role == "island" and bool(config.checkpoint_every)
 
-    def _on_disk(self, fragment: int) -> PartialState:
+    def _on_disk(self, fragment: int, room: Callable[[], int] | None = None) -> PartialState:
         path = self.node.home.checkpoints / f"{FETCHED_PREFIX}state-{fragment}"
-        return PartialState(path, self.run.signed.run_id, self.node.offload_files)
+        return PartialState(path, self.run.signed.run_id, self.node.offload_files, room)
+
+    def ahead(self) -> list[Path]:
+        """Files of states that are being fetched, or where this node has yet to come. Blocks."""
+        found: list[Path] = []
+        for fragment, replica in enumerate(self.replicas):
+            on_disk = self._on_disk(fragment)
+            known = on_disk.offer()
+            if fragment in self._downloading or (known and known.round > replica.place.round):
+                found += on_disk.files
+        return found
+
+    def _room(self) -> int:
+        """Bytes of the disk that are left beside the next checkpoint, if it is like the newest."""
+        directory, size = self.node.home.checkpoints, 0
+        with suppress(OSError):  # replaced meanwhile
+            size = sum(map(bytes_in, CheckpointStore(directory, owns=False).paths()[:1]))
+        return room_beside(directory, size)
 
     def _tell_broken(self, why: str) -> None:
         text = f"nothing comes, tries for {PATIENCE_S:.0f} s: {why}"
@@ -285,15 +298,21 @@ class Fetcher:
         """Take the swarm's state of a fragment, and keep local work where possible."""
         arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()))
         chain, replica = swarm.chains[fragment], self.replicas[fragment]
+        on_disk = self._on_disk(fragment, self._room)
         try:
-            await take_state(chain, replica, arrival, ending, self._headway())
+            await take_state(chain, replica, arrival, ending, self._headway(), on_disk)
+            if not self._saves:
+                await on_disk.beside(on_disk.drop)
         except OperatorError as error:  # the next peer that is ahead starts this again
             self.events.emit(Problem.of(error))
         finally:
             self._downloading.discard(fragment)
 
-    def _headway(self) -> Headway:
-        return Headway(lambda text: self.events.emit(Notice(text=f"downloads the state: {text}")))
+    def _headway(self) -> Progress:
+        def tell(text: str) -> None:
+            self.events.emit(Notice(text=f"downloads the state: {text}"))
+
+        return _told(Headway(tell), tell)
 
     @cached_property
     def _sharing(self) -> Sharing:
@@ -324,6 +343,20 @@ class Fetcher:
         await greet(
             transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
         )
+
+
+def _told(headway: Headway, tell: Callable[[str], object]) -> Progress:
+    """Has a download's headway told, and first what of it is here from before."""
+
+    def told(done: int, total: int, sources: int) -> None:
+        if sources:
+            headway(done, total, sources)
+            return
+        headway.had(done)
+        if done:
+            tell(f"{done / 1e6:.1f} MB are here from before")
+
+    return told
 
 
 def _bytes(replica: OuterReplica) -> int:

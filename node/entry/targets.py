@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossip.catchup.following import is_further
 from gossip.membership.standing import seen_from
@@ -47,16 +47,18 @@ def targets(announces: Iterable[Announce]) -> list[Target]:
 
 
 def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], bool]:
-    """Which states a member that cannot replay wants: neither the one it has nor an older one.
+    """Which states a member that cannot replay wants, of those that others announce.
 
     Joining peers count: they may have just started again, and be the only ones that are further.
     """
 
     def wanted(announce: Announce) -> bool:
-        place, said = here(), seen_from(announce, fragment)
-        if said.head == place.previous:
-            return said.state != place.state
-        return is_further(place, said.round, said.head, said.work)
+        said = seen_from(announce, fragment)
+        place = here()
+        there = replace(
+            place, round=said.round, previous=said.head, state=said.state, work=said.work
+        )
+        return is_beyond(place, there)
 
     return wanted
 
@@ -64,3 +66,10 @@ def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], boo
 def after(round_: int, fragment: int) -> Callable[[Announce], bool]:
     """Which states an island in pairs wants that has one of ``round_`` already."""
     return lambda announce: seen_from(announce, fragment).round > round_
+
+
+def is_beyond(here: Place, there: Place) -> bool:
+    """Whether a member at ``here`` wants the state at ``there``: neither its own nor an older."""
+    if there.previous == here.previous:
+        return there.state != here.state
+    return is_further(here, there.round, there.previous, there.work)

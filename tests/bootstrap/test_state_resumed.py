@@ -139,6 +139,37 @@ def test_a_full_disk_ends_the_keeping_and_not_the_download(
     run(identities, [RATE], scenario)
 
 
+def test_what_a_checkpoint_needs_the_room_of_is_written_on_no_more(
+    identities: Identities, tmp_path: Path
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        kept = part(tmp_path)
+        async with asyncio.TaskGroup() as group:
+            coming = group.create_task(bench.download(on_disk=kept))
+            await asyncio.sleep(5.0)
+            for name in os.listdir(tmp_path):
+                (tmp_path / name).unlink()
+            await asyncio.sleep(1.0)
+            assert kept._handle is None  # else the disk would be as full as before
+            await coming
+        bench.check()
+        assert os.listdir(tmp_path) == []
+
+    run(identities, [RATE], scenario)
+
+
+@pytest.mark.parametrize(("room", "there"), [(2 * LENGTH, True), (2 * LENGTH - 1, False)])
+def test_it_leaves_as_much_of_its_room_as_it_takes(
+    identities: Identities, tmp_path: Path, room: int, there: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.download(on_disk=PartialState(tmp_path / "state-0", RUN, room=lambda: room))
+        bench.check()
+        assert part(tmp_path).whole == there
+
+    run(identities, [RATE], scenario)
+
+
 # --- of a newcomer --------------------------------------------------------------------------------
 
 SIZE = 200_000

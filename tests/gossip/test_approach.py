@@ -196,3 +196,19 @@ def test_who_is_named_and_put_out_again_is_too_late_as_well() -> None:
         one.stands(2 * number, in_office=True)
         one.stands(2 * number + 1, in_office=False)
     assert one.asks(1, 10.0) == 0.5
+
+
+def test_what_was_here_before_says_nothing_of_how_long_a_download_takes() -> None:
+    one = approach()
+    one.asking = True
+    one.begins(10, 100.0)
+    one.had(0.5)
+    one.came(0.625)
+    assert one.asks(10, 110.0) == pytest.approx(30.0)
+    one.ends(140.0, arrived=True)
+    assert one.download_s == pytest.approx(80.0)
+    one.begins(10, 200.0)
+    one.had(1.0)
+    assert one.asks(10, 201.0) < 1.0
+    one.ends(202.0, arrived=True)
+    assert one.download_s == pytest.approx(80.0)

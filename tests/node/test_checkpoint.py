@@ -359,3 +359,19 @@ def test_what_was_fetched_to_begin_with_goes_with_the_first_checkpoint(
             store.preflight(20_000)
     assert make(store, 2).path == tmp_path / "ckpt-00000002"
     assert os.listdir(tmp_path) == ["ckpt-00000002"]
+
+
+def test_what_is_fetched_of_where_this_node_has_yet_to_come_goes_only_where_the_disk_is_full(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path)
+    state = tmp_path / f"{FETCHED_PREFIX}state-0"
+    other = tmp_path / f"{FETCHED_PREFIX}state-1"
+    store.ahead = lambda: [state]
+    for path in (state, other):
+        path.write_bytes(bytes(9000))
+    make(store, 2)
+    assert set(os.listdir(tmp_path)) == {"ckpt-00000002", state.name}
+    with pytest.raises(DiskFullError), store.draft():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert os.listdir(tmp_path) == ["ckpt-00000002"]
