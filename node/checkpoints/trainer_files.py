@@ -85,7 +85,7 @@ class TrainerFiles:
         return asked
 
     async def donate(self, path: Path) -> Donated:
-        """Have the moments written into a file.
+        """Have the moments written into an empty file. Who waits no longer is to remove it.
 
         Raises :class:`ChannelClosedError` where the trainer is no more.
         """

@@ -70,6 +70,7 @@ class Giving:
         if not self.conductor.training:
             raise RemoteRefused("none", "no trainer is at work here")
         try:
+            path.touch(0o600)
             async with asyncio.timeout(limit_s):
                 donated = await self.conductor.files.donate(path)
             if not donated.steps or donated.problem:
@@ -79,7 +80,8 @@ class Giving:
         except (ChannelClosedError, TimeoutError, OSError) as error:
             raise RemoteRefused("none", "its trainer gave none") from error
         finally:
-            path.unlink(missing_ok=True)  # what is mapped stays until it is dropped
+            # what is mapped stays until it is dropped, and a trainer that still writes stops
+            path.unlink(missing_ok=True)
         return Moments(donated.steps, vector)
 
 

@@ -135,7 +135,11 @@ class Checkpoint(Message, kind=102):
 
 
 class Donate(Message, kind=109):
-    """Write the optimizer's moments into a file, for a newcomer; answered by :class:`Donated`."""
+    """Write the optimizer's moments into an empty file, for a newcomer.
+
+    Answered by :class:`Donated`. Who asks removes the file to give the copy up: no more is written
+    then, or begun, and there is no answer.
+    """
 
     path: Location
 
@@ -250,7 +254,7 @@ class Donated(Message, kind=124):
     """Answer to :class:`Donate`; ``problem`` is empty when the file is complete."""
 
     path: Location
-    steps: int  # that the moments have seen; 0: there are none, and no file
+    steps: int  # that the moments have seen; 0: there are none
     problem: Text
 
 

@@ -65,7 +65,8 @@ class Files:
         if self._donation is not None and self._donation.done:
             donation, self._donation = self._donation, None
             problem = donation.finish()
-            self.report(Donated(str(donation.path), donation.steps, problem[:2000]))
+            if not donation.given_up:
+                self.report(Donated(str(donation.path), donation.steps, problem[:2000]))
 
     def finish(self) -> None:
         """Wait for a checkpoint that is on its way, and give up moments that are."""
@@ -76,13 +77,16 @@ class Files:
         """Copy the moments for a newcomer, if they are ``warm`` and have seen enough steps.
 
         And begin to write them: training goes on meanwhile. An earlier copy that is on its way
-        is given up: the daemon has, too.
+        is given up: the daemon has, too. So it has this one where the file is gone.
         """
         self._end_donation()
+        waited_for = Path(path).exists()
         steps = optimizer_steps(self.optimizer)
-        worth = self.moment_layout is not None and steps >= REENTRY_STEPS and warm
+        layout = self.moment_layout
+        worth = waited_for and layout is not None and steps >= REENTRY_STEPS and warm
         if self.weights.ranks.broadcast(b"1" if worth else b"0") != b"1":
-            self.report(Donated(path, 0, ""))
+            if waited_for:
+                self.report(Donated(path, 0, ""))
             return
         assert self.moment_layout is not None
         self._donation = donate(Path(path), steps, self.moment_layout, self.weights, self.optimizer)

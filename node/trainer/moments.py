@@ -99,15 +99,18 @@ class Donation:
     """
 
     def __init__(self, path: Path, steps: int, room: float) -> None:
-        """``steps``: that the moments have seen."""
+        """``steps``: that the moments have seen. Who waits for ``path`` has made that file."""
         self.path, self.steps, self._room = path, steps, room
-        self._problem, self._given_up = "", False
+        self.given_up = False  # whether nobody waits for it any more
+        self._problem = ""
         self._held = 0  # bytes of copies
         self._pending: deque[tuple[Future[None], int]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="moments")
         self._file: BinaryIO | None = None
         try:
-            self._file = path.open("wb", buffering=0)
+            self._file = path.open("r+b", buffering=0)
+        except FileNotFoundError:
+            self.given_up = True
         except OSError as error:
             self._problem = _said(error)
 
@@ -118,7 +121,7 @@ class Donation:
             written, freed = self._pending.popleft()
             written.result()
             self._held -= freed
-        if self._problem:
+        if self._problem or self.given_up:
             return
         copy = whole.to("cpu", torch.float32, copy=True).contiguous().view(-1)
         self._held += size
@@ -129,8 +132,10 @@ class Donation:
             return
         left = copy.numpy().data.cast("B")
         try:
-            while left and not self._given_up:
+            while left and not self.given_up:
                 left = left[self._file.write(left[:PIECE]) :]
+                if not os.fstat(self._file.fileno()).st_nlink:  # removed by who waited for it
+                    self.given_up = True
         except OSError as error:
             self._problem = _said(error)
 
@@ -149,7 +154,7 @@ class Donation:
 
     def give_up(self) -> None:
         """Write no more of it."""
-        self._given_up = True
+        self.given_up = True
         self.finish()
 
 

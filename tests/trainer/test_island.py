@@ -78,6 +78,8 @@ async def test_two_ranks_equal_one_and_each_resumes_the_other(tmp_path: Path) ->
 
 async def test_one_rank_takes_the_moments_of_two(tmp_path: Path) -> None:
     given, again = tmp_path / "given", tmp_path / "again"
+    for file in (given, again):
+        file.touch()
     async with island(tmp_path, ranks=2) as running:
         watch = Watch(running)
         await watch.begin(target_steps=LONG)

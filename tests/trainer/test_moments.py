@@ -42,6 +42,8 @@ def donor(
 ) -> tuple[Bench, Donated, dict[str, Tensor]]:
     """A trainer that is asked after so many inner steps; its answer, and what it had then."""
     had: dict[str, Tensor] = {}
+    if not path.exists():
+        path.touch()
 
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == steps:
@@ -127,6 +129,9 @@ def test_moments_that_nobody_waits_for_are_written_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     path, again = tmp_path / "moments", tmp_path / "again"
+    path.touch()
+    if then == "again":
+        again.touch()
     append, give_up, given_up = Donation._append, Donation.give_up, threading.Event()
 
     def slow(donation: Donation, copy: Tensor) -> None:
@@ -134,7 +139,7 @@ def test_moments_that_nobody_waits_for_are_written_no_further(
         append(donation, copy)
 
     def noted(donation: Donation) -> None:
-        donation._given_up = True
+        donation.given_up = True
         given_up.set()
         give_up(donation)
 
@@ -152,6 +157,42 @@ def test_moments_that_nobody_waits_for_are_written_no_further(
     assert told == ([] if then == "stop" else [str(again)])
     assert path.stat().st_size == 0
     assert again.exists() == (then == "again")
+
+
+@pytest.mark.parametrize("when", ["before it begins", "meanwhile"])
+def test_moments_whose_file_is_taken_away_are_written_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The daemon gives them up; the answer to what it asks for next is not mistaken for theirs."""
+    path, copies, written = tmp_path / "moments", list[Tensor](), list[int]()
+    append = Donation._append
+
+    def noted(donation: Donation, copy: Tensor) -> None:
+        copies.append(copy)
+        if len(copies) == 2:
+            path.unlink()
+        append(donation, copy)
+        assert donation._file is not None
+        written.append(donation._file.tell())
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == STEPS:
+            return [Donate(str(path))]
+        last = isinstance(report, StepDone) and report.step == STEPS + 3
+        return [Stop()] if last else ENDLESS(bench, report)
+
+    monkeypatch.setattr(Donation, "_append", noted)
+    monkeypatch.setattr("node.trainer.moments.available", lambda: 0)  # one after the other
+    if when == "meanwhile":
+        path.touch()
+    script = Bench(tmp_path / "one", answer, manifest=manifest_of()).run(begin())
+    assert script.of(Donated) == []
+    assert not path.exists()
+    if when == "meanwhile":
+        assert len(written) in (2, 3)
+        assert written[-1] == 4 * sum(copy.numel() for copy in copies[:2])
+    else:
+        assert written == []
 
 
 def test_muons_matrices_have_no_second_moment_on_the_way() -> None:
@@ -179,13 +220,14 @@ def test_with_a_donors_moments_the_learning_rate_does_not_warm_up(tmp_path: Path
 def test_cold_moments_are_not_given(tmp_path: Path) -> None:
     path = tmp_path / "moments"
     assert donor(tmp_path / "one", path, steps=REENTRY_STEPS - 1)[1].steps == 0
-    assert not path.exists()
     assert donor(tmp_path / "two", path, steps=REENTRY_STEPS - 1, rewarm=True)[1].steps == 0
-    assert not path.exists()
+    assert path.stat().st_size == 0
 
 
 def test_a_disk_that_takes_no_file_ends_nobodys_training(tmp_path: Path) -> None:
-    bench, donated, _ = donor(tmp_path / "one", tmp_path / "nowhere" / "moments")
+    path = tmp_path / "nowhere"
+    path.mkdir()  # which cannot be written to
+    bench, donated, _ = donor(tmp_path / "one", path)
     assert "nowhere" in donated.problem
     assert bench.trainer.step == STEPS
 
