@@ -50,6 +50,8 @@ class Watches:
             task.cancel()
         self._tasks.clear()
         self._judges.clear()
+        self._ends.clear()  # what came before another plan tells nothing of that one's pace
+        self._known = (-1.0, 0.0)
         return ended
 
     async def _watch(self, state: PartState, plan: Plan, passing: PeerId | None) -> None:

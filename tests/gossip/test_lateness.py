@@ -5,21 +5,63 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from exchange_kit import World, run, until, world
+from exchange_kit import LEADER, MEMBERS, World, run, until, world
+from gossip_kit import PLACE, plan_of
 from simulated_swarm import simulated_swarm
 
 from gossip.exchange.lateness import Lateness, Overdue
+from gossip.exchange.part_states import PartState
+from gossip.exchange.watches import Watches
+from gossip.plans.certificate import basis_of
 from gossip.plans.estimating import step_s
-from gossip.plans.validity import Shape
-from protocols.codecs import CHUNK
+from gossip.plans.validity import PartKey, Shape
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.identity import PeerId
 from protocols.memory import virtual_time
 
 SIZE = 40 * CHUNK  # ten chunks a part
 UPLOAD = 4e6  # bytes a second
 EXPECTED = 1.5 * 1.008 * SIZE / UPLOAD  # 2 s in int8
 MEGABYTE = 1_000_000
+
+
+def test_parts_of_an_earlier_plan_tell_nothing_of_how_long_those_of_this_one_take() -> None:
+    """Links are slower than thought, so nobody is late; one part had come before."""
+
+    async def main() -> None:
+        loop, faults = asyncio.get_running_loop(), list[PeerId]()
+        plan = plan_of(LEADER, MEMBERS, shape=Shape(SIZE, ("int8",)))
+        plan = dataclasses.replace(plan, patience_s=1.0, expected_s=4.0)
+        codec = RangeCodec("int8", dense=SIZE - 1000)
+        wiring = SimpleNamespace(now=loop.time, codec=codec)
+        transfers = SimpleNamespace(wiring=wiring, start=loop.create_task)
+        listener = SimpleNamespace(fault=lambda peer, why: faults.append(peer))
+        held, inflow = set[PartKey](), SimpleNamespace(moved=0)
+        watches = Watches(cast(Any, transfers), cast(Any, listener), PLACE, held, ())
+        basis = basis_of(plan.codec, plan.contributors)
+        keys = [(part.start, part.stop, part.owner, basis) for part in plan.parts[:3]]
+        first, *others = (PartState(key, plan, inflow=cast(Any, inflow)) for key in keys)
+        for state in (first, *others):
+            watches.watch(state, plan, None)
+        await asyncio.sleep(0.5)
+        held.add(first.key)
+        await asyncio.sleep(1.5)
+        watches.stop()
+        for state in others:
+            watches.watch(state, plan, None)
+        size, began = codec.encoded_size(*others[0].key[:2]), loop.time()
+        while loop.time() < began + 14.0:
+            inflow.moved = int(size * (loop.time() - began) / 14.0)
+            await asyncio.sleep(0.125)
+        held.update(state.key for state in others)
+        await asyncio.sleep(1.0)
+        assert faults == []
+
+    run(main)
 
 
 def fresh() -> Lateness:
