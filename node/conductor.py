@@ -32,7 +32,7 @@ from node.island.island import Island
 from node.island.ownership import VectorOwnership
 from node.island.pace import Pace
 from node.island.rank_ends import TrainerDied
-from node.island.readiness import Readiness
+from node.island.readiness import NotFinite, Readiness
 from node.island.restarts import Restarts
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
@@ -311,21 +311,17 @@ class Conductor:
         fragment = snapshot.fragment
         self.readiness.came(self.swarm, snapshot, asyncio.get_running_loop().time())
         if flaw := await self.readiness.flaw(snapshot):
-            self.events.emit(
-                Rejected(
-                    peer=self.me,
-                    reason=Reason.NON_FINITE,
-                    detail=f"own training is {flaw}; back to the last merge",
-                )
-            )
-            self._reset_due = set(range(len(self.replicas)))
-            await self._reset_if_due()
+            await self._discard(flaw)
             return
         if self.swarm is None:
             return
-        ready = await self.readiness.contribution(
-            snapshot, self.swarm, ramped=self.beginning.joined
-        )
+        try:
+            ready = await self.readiness.contribution(
+                snapshot, self.swarm, ramped=self.beginning.joined
+            )
+        except NotFinite as flaw:
+            await self._discard(str(flaw))
+            return
         if ready is None:
             return
         if self._guesses is not None:
@@ -334,6 +330,18 @@ class Conductor:
             if self.island.vectors.snapshot(fragment) != snapshot.round:
                 return  # the trainer has died: others wait while a guess is made
         self.swarm.chains[fragment].update(ready=True, eta=0.0, **ready)
+
+    async def _discard(self, flaw: str) -> None:
+        """Go back to the last merge: what was trained since then is of no use to anybody."""
+        self.events.emit(
+            Rejected(
+                peer=self.me,
+                reason=Reason.NON_FINITE,
+                detail=f"own training is {flaw}; back to the last merge",
+            )
+        )
+        self._reset_due = set(range(len(self.replicas)))
+        await self._reset_if_due()
 
     async def _on_death(self, died: TrainerDied) -> None:
         settings = self.island.settings

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from bootstrap.manifest import Manifest
 from node import directories, open_files
+from node.checkpoints.under_way import forget_drafts
 from node.closing import newest_round
 from node.config import NodeConfig
 from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
@@ -173,6 +174,7 @@ class Daemon:
                     events.emit(Notice(text=f"{name} again: {self._ended_at_once()}"))
                 finally:
                     self.home.withdraw_api()
+                    forget_drafts(self.home.checkpoints)
                     os._exit(EXIT_INTERRUPTED)
             elif leaves:
                 text = f"{name}: is leaving already, as {self.stop_reason.result()}"

@@ -44,6 +44,12 @@ def room_beside(directory: Path, checkpoint_bytes: int) -> int:
     return free - max(0, checkpoint_bytes - written)
 
 
+def forget_drafts(directory: Path) -> None:
+    """Remove what this process was writing: it ends at once. Nothing is raised."""
+    for draft in directory.glob(f"{DRAFT_PREFIX}{os.getpid()}-*"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def touch(aside: Path) -> None:
     """Say of what :meth:`CheckpointStore.aside` has made that its copy has come further."""
     if aside.parent.name.startswith(ASIDE_PREFIX):

@@ -6,6 +6,7 @@ commits meanwhile without this work, the work is not offered to the next round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ from node.replicas.own_state import OwnReplica
 from node.replicas.replica import OuterReplica
 from node.trainer.channel import Snapshot
 from node.trainer.layout import Outline
+
+
+class NotFinite(Exception):
+    """What would be contributed has NaN or infinity in it, or a norm beyond all bounds."""
 
 
 class Readiness:
@@ -134,6 +139,7 @@ class Readiness:
         """What to announce of a snapshot; None where it has been answered, or the run is over.
 
         ``ramped``: the island came into a run under way, and its first rounds count for less.
+        Raises :class:`NotFinite`.
         """
         fragment, round_ = snapshot.fragment, snapshot.round
         replica = self.replicas[fragment]
@@ -149,6 +155,8 @@ class Readiness:
         )
         if not self.is_out(snapshot):
             return None  # the round has committed meanwhile, without this work
+        if not math.isfinite(norm):  # the trainer's look came before: memory has failed, or grown
+            raise NotFinite("not finite")
         if whole := self._whole.add(fragment, round_, projection):
             self.sketched[fragment] = (round_, whole[0])
             swarm.presence.note(sketch_round=whole[0], sketch=whole[1])

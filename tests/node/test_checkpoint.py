@@ -18,6 +18,7 @@ from node.checkpoints.checkpoint import (
     DRAFT_PREFIX,
     FETCHED_PREFIX,
     INDEX,
+    OLD_PREFIX,
     CheckpointError,
     CheckpointStore,
     DiskFullError,
@@ -25,7 +26,7 @@ from node.checkpoints.checkpoint import (
     FolderGoneError,
 )
 from node.checkpoints.tensor_files import read_tensors, write_tensors
-from node.checkpoints.under_way import room_beside
+from node.checkpoints.under_way import forget_drafts, room_beside
 from node.directories import newest_checkpoint
 
 
@@ -375,3 +376,14 @@ def test_what_is_fetched_of_where_this_node_has_yet_to_come_goes_only_where_the_
     with pytest.raises(DiskFullError), store.draft():
         raise OSError(errno.ENOSPC, "No space left on device")
     assert os.listdir(tmp_path) == ["ckpt-00000002"]
+
+
+def test_a_process_that_ends_at_once_leaves_no_draft_of_its_own(tmp_path: Path) -> None:
+    """Those of another process, and what a newer checkpoint replaces, are none of its business."""
+    kept = [f".draft-{os.getpid() + 1}-5", f"{OLD_PREFIX}ckpt-00000003"]
+    for name in (f".draft-{os.getpid()}-7", *kept):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"x")
+    forget_drafts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    forget_drafts(tmp_path / "nothing")

@@ -90,6 +90,25 @@ async def test_parameters_that_no_letter_carries_are_not_offered_and_the_trainer
     assert torch.equal(made.replicas[0].base, normal(1, SIZE))
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+async def test_what_memory_has_spoilt_since_the_trainer_looked_is_not_offered(
+    vectors: SharedVectors, wrong: float
+) -> None:
+    """Its norm cannot even be said: that ended the node."""
+    made, chain = conductor(vectors, at_once)
+    events: list[Any] = []
+    made.events = cast(Any, SimpleNamespace(emit=events.append))
+    made.replicas[0].sent[7] = wrong
+    await made._on_snapshot(snapshot(vectors))
+    assert [event.detail for event in events] == [
+        "own training is not finite; back to the last merge"
+    ]
+    assert not any(said["ready"] for said in chain.said)
+    assert made.readiness.sketched == [(-1, 0)], "nor is it in a sketch"
+    (told,) = cast(Any, made.island).sent
+    assert told.reset
+
+
 async def test_a_round_without_a_snapshot_of_ours_says_nothing_of_transfers(
     vectors: SharedVectors,
 ) -> None:
