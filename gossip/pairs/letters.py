@@ -244,6 +244,7 @@ class Letters:
         """
         sender, name = letter.stamp.sender, receipt.header.basis
         async with self._entering:
+            receipt.refused = None
             if self._came.get(sender) == name:
                 return  # two tries have both come through
             if receipt.ended or self._closed or self._withdrawn(sender, name):
