@@ -93,10 +93,10 @@ def export_hf(
 def check_empty(folder: Path) -> None:
     """Raise E602 where a folder to write exists and is not empty, or cannot be looked into."""
     try:
-        empty = folder.is_dir() and not any(folder.iterdir())
+        names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else {""}
     except OSError as error:
         raise operator_error("E602", f"cannot export to {folder}", why=reason(error)) from error
-    if os.path.lexists(folder) and not empty:
+    if os.path.lexists(folder) and names - {"lost+found"}:  # which each ext4 disk has
         raise operator_error(
             "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
         )

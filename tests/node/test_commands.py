@@ -230,14 +230,14 @@ def test_a_checkpoint_is_exported_wherever_it_lies(command, checkpoint, tmp_path
 def test_an_export_fills_the_folder_that_is_there(command, checkpoint, tmp_path, monkeypatch):
     """As that of a mounted disk, which nothing can be renamed to, or the current one."""
     folder = tmp_path / "disk"
-    folder.mkdir()
+    (folder / "lost+found").mkdir(parents=True)
     (tmp_path / "link").symlink_to(folder)
     before = folder.stat().st_ino
     status, _, told = command("export", tmp_path / "link", "--from", tmp_path / "state")
     assert (status, told) == (0, "")
     assert (folder / "config.json").exists()
     assert folder.stat().st_ino == before
-    assert not any(file.is_dir() for file in folder.iterdir())
+    assert [file.name for file in folder.iterdir() if file.is_dir()] == ["lost+found"]
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
