@@ -23,7 +23,7 @@ from gossip.plans.certificate import (
     outcome_of,
     sign_vote,
 )
-from gossip.rounds.agreed import CastVote, Decided, DecidedElsewhere
+from gossip.rounds.agreed import Adopted, CastVote, Decided, DecidedElsewhere
 from gossip.rounds.proposer import Proposer
 from protocols.errors import Stale
 from protocols.identity import Identity, PeerId
@@ -58,6 +58,27 @@ def test_the_first_of_two_results_for_one_part_counts() -> None:
     (event,) = [event for result in rest for event in other.on_held(result)]
     assert isinstance(event, CastVote)
     assert event.vote.outcome == outcome_hash(outcome_of(plan, [first, *rest], PLACE.work))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_results_for_one_part_the_one_that_the_plan_takes_counts(
+    order: tuple[int, int],
+) -> None:
+    """Its owner was started anew, or lies: a vote for the other one would be for no outcome."""
+    members, plan, other = adopt()
+    first, *rest = results_of(plan, members)
+    owner = next(i for i in members if i.peer_id == first.owner)
+    two = first, result_of(owner, plan, first.start, first.stop, b"another")
+    by = leader(members, 3)
+    fixed = (dataclasses.replace(plan.parts[0], result=first), *plan.parts[1:])
+    later = plan_of(by, members, ballot=(0, 3), parts=fixed)
+    assert other.on_plan(by.peer_id, later) == [Adopted(later)]
+    for number in order:
+        assert other.on_held(two[number]) == []
+    assert [part[2] for part in other.missing()] == [result.owner for result in rest]
+    (event,) = [event for result in rest for event in other.on_held(result)]
+    assert isinstance(event, CastVote)
+    assert event.vote.outcome == outcome_hash(outcome_of(later, [first, *rest], PLACE.work))
 
 
 def test_a_result_merged_for_other_contributors_does_not_count() -> None:

@@ -97,6 +97,7 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         ),
         "a stranger's result": replace(plan, parts=(replace(part, result=theirs), *parts)),
         "a result of another round": with_result(round=4),
+        "a result of another fragment": with_result(fragment=1),
         "a result for another range": with_result(stop=part.stop + 1024),
         "a result in another codec": with_result(codec="fp32"),
         "a result for other contributors": with_result(basis=b"x" * 32),
@@ -108,6 +109,7 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         "another state": replace(plan, state=b"x" * 32),
         "another predecessor": replace(plan, previous=b"x" * 32),
         "another round": replace(plan, round=4),
+        "another fragment": replace(plan, fragment=1),
         "another roster": replace(plan, roster=plan.roster[:2]),
         "a roster of strangers": replace(
             plan, epoch=1, roster=(*plan.roster, EVERYBODY[4].peer_id)
@@ -177,7 +179,9 @@ def test_a_plan_must_come_from_its_leader() -> None:
         other.on_plan(leader(members, 2).peer_id, plan_of(leader(members), members))
 
 
-@pytest.mark.parametrize("how", ["a gap", "a negative weight", "no next roster", "another state"])
+@pytest.mark.parametrize(
+    "how", ["a gap", "a negative weight", "no next roster", "another state", "another fragment"]
+)
 def test_a_bent_vote_in_a_promise_is_refused(how: str) -> None:
     """A new leader would have to propose it again, and be refused by everybody."""
     members = EVERYBODY[:3]
