@@ -162,7 +162,7 @@ class Agreement:
         if self.certificate is not None:
             return []
         ballot = (plan.epoch, plan.ballot)
-        if ballot < self.promised or (self.plan is not None and ballot < self._ballot()):
+        if ballot < self.promised:  # that of my plan is no higher
             return []
         if self.plan is not None and ballot == self._ballot() and plan.draft >= self.plan.draft:
             return []  # known, or a second plan of this ballot; only a draft's final plan is news
