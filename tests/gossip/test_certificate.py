@@ -169,6 +169,8 @@ def test_the_basis_names_who_contributes_with_which_weight(identities: Identitie
         [second, first],
         [dataclasses.replace(first, weight=99.0), second],
         [dataclasses.replace(first, tokens=101), second],
+        [dataclasses.replace(first, norm=1.0), second],
+        [dataclasses.replace(first, scale=0.5), second],  # the parts have it in them
     ):
         assert basis != basis_of("int4", other)
 
@@ -205,6 +207,14 @@ def test_every_member_leads_equally_often(identities: Identities) -> None:
     first = [leader_order(RUN, 0, number, roster)[0] for number in range(500)]
     assert all(60 <= first.count(peer) <= 140 for peer in roster)
     assert leader_order(RUN, 0, 7, roster) == leader_order(RUN, 0, 7, reversed(roster))
+
+
+def test_fragments_of_one_round_have_leaders_of_their_own(identities: Identities) -> None:
+    """They are under way at one time: one member would do the leading of all."""
+    roster = roster_of(identities(5))
+    assert len({leader_order(RUN, number, 7, roster)[0] for number in range(20)}) > 2
+    runs = (bytes([number]) * 32 for number in range(20))
+    assert len({leader_order(run, 0, 7, roster)[0] for run in runs}) > 2
 
 
 def test_majorities_always_share_a_member() -> None:
