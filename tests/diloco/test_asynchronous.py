@@ -80,6 +80,19 @@ def test_late_work_is_turned_towards_the_momentum_and_not_stretched(
         assert torch.dot(after, way) >= torch.dot(before, way) - 1e-4
 
 
+@pytest.mark.parametrize(
+    ("staleness", "cosine", "share"), [(1, 0.0, 1 / 4), (3, 0.0, 3 / 8), (1, -0.5, 3 / 8)]
+)
+def test_older_work_and_work_that_agrees_less_is_turned_further(
+    staleness: int, cosine: float, share: float
+) -> None:
+    delta = torch.tensor([2.0, 0.0])
+    way = 5.0 * torch.tensor([cosine, math.sqrt(1 - cosine**2)])
+    wanted = (1 - share) * delta / 2.0 + share * way / 5.0
+    after = turned(delta, way, staleness)
+    assert torch.allclose(after, 2.0 * wanted / wanted.norm(), atol=1e-5)
+
+
 def test_fresh_work_and_work_that_agrees_stay_as_they_are() -> None:
     delta, momentum = torch.randn(2, 10)
     assert turned(delta, momentum, 0).equal(delta)

@@ -155,6 +155,8 @@ def test_h_follows_from_what_would_be_waited() -> None:
     assert slow.inner_steps == 190
     assert slow.exposed == pytest.approx(0.05)
     assert knobs.inner_steps(10.0, 1.0, overlap_steps=10).inner_steps == 20
+    several = knobs.inner_steps(10.0, 1.0, overlap_steps=5, transfers=3)  # each is waited for
+    assert (several.inner_steps, several.exposed) == (285, pytest.approx(0.05))
     none = knobs.inner_steps(1000.0, 1.0)
     assert none.inner_steps == 500
     assert none.exposed > 0.05

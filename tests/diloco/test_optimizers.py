@@ -63,6 +63,17 @@ def test_it_is_the_optimizer_of_its_name_with_d_as_gradient(
     assert torch.allclose(walk(name, merged, 0.3, momentum), torch_walk(make, merged), atol=1e-4)
 
 
+def test_yogi_is_its_papers_rule(merged: list[torch.Tensor]) -> None:
+    """2003.00295 algorithm 2, both moments corrected for their start."""
+    first, theta = torch.zeros(2, 50, dtype=torch.float64)
+    second, beta1, beta2 = merged[0].double().square(), 0.8, optimizers.BETA2
+    for count, d in enumerate((one.double() for one in merged), 1):
+        first = beta1 * first + (1 - beta1) * d
+        second = second - (1 - beta2) * d.square() * torch.sign(second - d.square())
+        theta -= 0.3 * first / (1 - beta1**count) / (second.sqrt() + optimizers.EPSILON)
+    assert torch.allclose(walk("yogi", merged, 0.3, beta1).double(), theta, atol=1e-4)
+
+
 def test_yogis_second_moment_moves_by_a_share_of_the_square_at_most() -> None:
     """The point of Yogi: unlike Adam's it cannot collapse at once when gradients get small."""
     params, rule = torch.zeros(3), named("yogi")

@@ -249,6 +249,23 @@ def test_of_two_the_longer_is_shrunk() -> None:
     assert lengths[1] == pytest.approx(lengths[0] * 5.5, rel=0.02)  # to their median norm
 
 
+@pytest.mark.parametrize(
+    ("count", "rule"),
+    [
+        (1, robust.norm_clip),
+        (2, robust.norm_clip),
+        (3, robust.centered_clip),
+        (4, robust.centered_clip),
+        (5, robust.geometric_median),
+    ],
+)
+def test_the_rule_among_strangers_follows_from_how_many_have_a_vote(count: int, rule: Rule) -> None:
+    inputs = honest(count + 2)
+    inputs[0] *= 1.5
+    weights = [1.0] * count + [0.0, 0.0]
+    assert robust.open_rule(gram(inputs), weights) == rule(gram(inputs), weights)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_matrices_that_are_refused(rule: Rule) -> None:
     good = gram(honest(3))
