@@ -1,0 +1,122 @@
+"""What all nodes of a swarm have to compute alike, to the bit: one value of each formula.
+
+The digest of :mod:`tests.protocols.test_protocol_version` knows the fields of messages, and nothing
+of what stands in them. Whoever changes a formula on purpose raises PROTOCOL_VERSION with it, since
+a swarm of both builds would fall apart without a word; then the values here follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from blake3 import blake3
+from gossip_kit import EVERYBODY, RUN, decided, roster_of
+
+from diloco import federated, sparta
+from diloco.optimizers import RULES, named
+from gossip.membership.pulse import Beat, HashChain, tag_of
+from gossip.membership.sketch import sketch
+from gossip.plans.certificate import basis_of, genesis, leader_order, outcome_hash
+from node.trainer.sampler import Sampler
+from protocols.codecs import NAMES, codec
+
+ENCODED = {
+    "fp32": "ef54fccea7069528",
+    "bf16": "ac5d568eee5a53a5",
+    "fp16": "5ec0a13d8e6d0199",
+    "int8": "2e5ce45094f2d15f",
+    "int4": "7eb77b00c23bf2c3",
+    "int2": "66939c1ba664ed77",
+    "int1": "39f90a0bbd45a303",
+    "top12": "e215310debb5a5eb",
+    "top3": "94822be7500212a7",
+}
+STEPPED = {
+    "sgd": "d1b2077972ae0da2",
+    "nesterov": "a926148fac901bee",
+    "heavyball": "5eab0a006c568588",
+    "adam": "83489c82bd562984",
+    "yogi": "9a0e2c8e26764c4d",
+    "sparseloco": "d1b2077972ae0da2",
+    "adamw": "83489c82bd562984",
+    "onebit-adam": "83489c82bd562984",
+    "powersgd": "83489c82bd562984",
+    "delayed-nesterov": "65f48bd831fdf644",
+}
+COMPUTED: dict[str, Any] = {
+    "genesis": "f222e9c7c23fa748",
+    "certificate": "f5cc44af75efcfa1",
+    "outcome": "0be92a8f4ad30cc7",
+    "basis": "581600170a52ffee",
+    "leaders": [4, 2, 1, 3, 0],
+    "beat": "713185611e719c67",
+    "sketch": "2f6e4e7a74261b39",
+    "windows": [[663242, 668810, 650506, 661898], [610988, 619372, 630636, 621868]],
+    "sparta": [84, 47, 10, 73, 36, 99, 62, 25],
+    "sampled": ["6", "7", "10", "18", "19"],
+}
+
+
+def numbers(of: str, count: int) -> torch.Tensor:
+    """Float32 [count] between -1 and 1, small ones among them; the same on every machine."""
+    words = torch.frombuffer(bytearray(blake3(of.encode()).digest(4 * count)), dtype=torch.int32)
+    scale = torch.tensor([2.0 ** -(n % 7) for n in range(count)])
+    return (words >> 8).to(torch.float32) / 2**23 * scale
+
+
+def digest(data: Any) -> str:
+    """Of bytes, or of a tensor's."""
+    if isinstance(data, torch.Tensor):
+        data = data.contiguous().view(torch.uint8).numpy().tobytes()
+    return blake3(data).hexdigest(8)
+
+
+def encoded(name: str) -> str:
+    one = codec(name)
+    out = bytearray(one.encoded_size(5000))
+    one.encode(numbers("codec", 5000), out)
+    return digest(bytes(out))
+
+
+def stepped(name: str) -> str:
+    rule, params = named(name), numbers("params", 200).clone()
+    state = rule.init(params)
+    for number in range(5):
+        rule.update(state, numbers(f"merged {number}", 200), params, lr=0.5, momentum=0.75)
+    return digest(torch.cat([params, *state.vectors.values()]))
+
+
+def computed() -> dict[str, Any]:
+    certificate = decided(EVERYBODY[:3])
+    chain = HashChain(EVERYBODY[0].peer_id, b"secret")
+    beat = Beat(tag_of(b"announcement"), 1, chain.next())
+    roster = roster_of(EVERYBODY)
+    sampler = Sampler(10**6, 64, 4, seed=7, reserved=400, pool=500)
+    return {
+        "genesis": digest(genesis(RUN)),
+        "certificate": digest(certificate.encode()),
+        "outcome": digest(outcome_hash(certificate.outcome)),
+        "basis": digest(basis_of("int4", certificate.outcome.contributors)),
+        "leaders": [roster.index(peer) for peer in leader_order(RUN, 1, 7, roster)],
+        "beat": digest(chain.pulse + beat.packed()),
+        "sketch": digest(sketch(numbers("sketch", 3000), RUN, start=5)),
+        "windows": [sampler.starts(3, 1, 2, n).tolist() for n in (5, 70)],
+        "sparta": sparta.coordinates(100, 0.08, step=17, seed=7).tolist(),
+        "sampled": federated.sampled([str(n) for n in range(20)], 0.25, round_=3, seed=7),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_codec_makes_the_bytes_that_others_decode(name: str) -> None:
+    assert encoded(name) == ENCODED[name]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_outer_optimizer_comes_to_the_bits_that_others_come_to(name: str) -> None:
+    assert stepped(name) == STEPPED[name]
+
+
+def test_what_is_hashed_drawn_and_ordered_is_what_others_have() -> None:
+    assert computed() == COMPUTED
