@@ -265,7 +265,7 @@ async def test_a_lost_checkpoint_is_in_the_process_s_status(
         api=api,
         home=SimpleNamespace(publish_api=lambda *_: None, withdraw_api=lambda: None),
         dashboard=None,
-        config=SimpleNamespace(api_key="", seconds=0.0),
+        config=SimpleNamespace(api_key="", seconds=0.0, map_port=False),
         state=SimpleNamespace(alarms_now=tuple, peers=None),
         daemon=SimpleNamespace(until_stopped=nothing),
         _say_ended=lambda part: did.append("says last words"),
