@@ -125,6 +125,7 @@ def anything_happens(seed: int, tmp_path: Path) -> None:
         ) as here:
             assert isinstance(here.swarm, LyingWorkers)
             swarm = here.swarm
+            swarm.tally.liars.add(identity.peer_id)
             async with schemed_against(swarm, liar, it.schemes):
                 await befallen(here, 1e6, dice, ["island"], AmongLiars, lasts=(10, 30))
                 liar.lies = it.lies_on

@@ -25,6 +25,7 @@ from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.messages import Accusation, Certificate, EvidenceRequest, Plan
+from protocols.stats import Meter
 from protocols.transport import Feed
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -81,6 +82,9 @@ def one_alone(merge: WeighedMerge, total: torch.Tensor) -> torch.Tensor:
 def test_who_merges_something_else_is_expelled_by_all(
     monkeypatch: pytest.MonkeyPatch, lie: Callable[..., Any], codec: str
 ) -> None:
+    # by what it measured of short bodies one member may come to own everything, and another nothing
+    monkeypatch.setattr(Meter, "read", lambda meter: None)
+
     async def main() -> None:
         with lying(monkeypatch, "_sum_of_all", lie) as liars:
             async with simulated_swarm(5, mix=MIX, codec=codec, think=(0.4, 0.45)) as swarm:

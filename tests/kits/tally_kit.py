@@ -30,6 +30,7 @@ class Tally:
     order: list[list[int]]  # the elements in that order
     merged: dict[bytes, tuple[bytes, dict[int, float]]] = field(default_factory=dict)
     disturbed: set[PeerId] = field(default_factory=set)  # may have lost what they had learnt
+    liars: set[PeerId] = field(default_factory=set)  # whose own contribution is what they like
     forked: bool = False  # what others had learnt went into someone's next contribution
 
     @classmethod
@@ -62,6 +63,8 @@ class Tally:
                 ]
                 whole = sum(contributor.weight for contributor in there)
                 own = [c.weight * c.scale for c in there if c.peer == whose.get(part.start + at)]
+                if not own and self.liars.intersection(c.peer for c in there):
+                    continue  # what it says of how much has come moves its own chunks elsewhere
                 assert own, "a step of somebody who is not in it"
                 found[part.start + at] = mean[at].item() * whole / own[0]
         self.merged[head] = outcome.previous, found
