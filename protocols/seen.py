@@ -25,6 +25,13 @@ async def tell(sock: socket.socket) -> None:
         await asyncio.get_running_loop().sock_sendall(sock, hostport(host, port).encode())
 
 
+def share_port(sock: socket.socket) -> None:
+    """Let further sockets of this process have the port that ``sock`` is about to be bound to."""
+    for option in ("SO_REUSEADDR", "SO_REUSEPORT"):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+
+
 async def seen_from(address: str, local_port: int) -> tuple[str, int]:
     """The address and port that ``address`` sees this machine at, and the local port used.
 
@@ -37,9 +44,7 @@ async def seen_from(address: str, local_port: int) -> tuple[str, int]:
     family, kind, protocol, _, target = infos[0]
     with socket.socket(family, kind, protocol) as sock:
         sock.setblocking(False)
-        for option in ("SO_REUSEADDR", "SO_REUSEPORT"):
-            if hasattr(socket, option):
-                sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+        share_port(sock)
         sock.bind(("", local_port))
         async with asyncio.timeout(TIMEOUT_S):
             await loop.sock_connect(sock, target)

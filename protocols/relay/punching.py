@@ -21,6 +21,7 @@ from typing import Any
 
 from protocols.addresses import hostport, ip_of, parse_address
 from protocols.errors import OperatorError
+from protocols.seen import share_port
 
 PUNCH_S = 2.5  # two first packets and their repetition, on the longest ways
 _PAUSES_S = 0.002, 0.1  # least and most that a pause before dialling again may be at most
@@ -140,9 +141,7 @@ def _bound(family: int, kind: int, protocol: int, local: Place) -> socket.socket
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
-        for option in ("SO_REUSEADDR", "SO_REUSEPORT"):
-            if hasattr(socket, option):
-                sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+        share_port(sock)
         sock.bind(local)
     except OSError:
         sock.close()
