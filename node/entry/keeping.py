@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass
 class Hope:
-    """How long nobody is asked beside one source, by what that has said. Pure.
+    """How long nobody is asked beside one source, by what that has said. Sans-IO.
 
     It was asked for a state of ``size`` bytes at ``began``, in seconds of any clock. While it says
     that it makes its copy, one that is ``trusted`` is given all the time that this may take.

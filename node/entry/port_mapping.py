@@ -28,8 +28,7 @@ SILENT_S = 20.0  # for the router's whole answer; the library itself waits for s
 class Router(Protocol):
     """A router that forwards ports. Each method blocks, and raises OSError where it fails."""
 
-    inside: str  # this machine's address in its network
-    outside: str  # the router's towards the internet
+    outside: str  # its address towards the internet
 
     def forward(self, outer: int, inner: int, seconds: int) -> bool:
         """Forward ``outer`` to ``inner`` of this machine; False where it is another machine's."""
@@ -51,13 +50,13 @@ class UpnpRouter:
             _asked(self._upnp.selectigd)
         except OSError as error:  # whose text is "Success" where nobody has answered
             raise OSError("none answers to UPnP in this network") from error
-        self.inside = str(self._upnp.lanaddr)
+        self._inside = str(self._upnp.lanaddr)  # this machine's address in its network
         self.outside = str(_asked(self._upnp.externalipaddress))
 
     def forward(self, outer: int, inner: int, seconds: int) -> bool:
         """See :class:`Router`."""
         there = _asked(lambda: self._upnp.getspecificportmapping(outer, "TCP"))
-        if there is not None and there[:2] != (self.inside, inner):
+        if there is not None and there[:2] != (self._inside, inner):
             return False
         try:
             self._add(outer, inner, seconds)
@@ -70,7 +69,7 @@ class UpnpRouter:
         _asked(lambda: self._upnp.deleteportmapping(outer, "TCP"))
 
     def _add(self, outer: int, inner: int, seconds: int) -> None:
-        words = (outer, "TCP", self.inside, inner, "Atoll", "", seconds)
+        words = (outer, "TCP", self._inside, inner, "Atoll", "", seconds)
         _asked(lambda: self._upnp.addportmapping(*words))
 
 

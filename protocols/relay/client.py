@@ -204,9 +204,8 @@ class Relays:
         Raises OSError, Malformed, and what an address that is none raises.
         """
         sock = await self._names.connected(where, whose, make=reusable)
+        sock = await _introduced(sock, token)
         try:
-            sock.setblocking(False)
-            await introduce(sock, token)
             await say(sock, RelayEnd(punch, inside(sock)))
             return sock, await heard(sock, RelayMeeting)
         except BaseException:  # also cancellation

@@ -24,8 +24,6 @@ from protocols.errors import OperatorError
 class Forwarder:
     """A router; ``taken`` are the outer ports of others."""
 
-    inside = "192.168.1.5"
-
     def __init__(self, outside: str = "9.9.9.9") -> None:
         self.outside = outside
         self.taken: set[int] = set()
