@@ -8,6 +8,7 @@
   not, in turn.
 - ``outer``: each outer optimizer's step on CPU and device: elements of parameters and state whose
   bits differ after five rounds, which is none where all islands are to agree; and its seconds.
+- ``frozen``: seconds a GB of comparing what is frozen under adapters, on CPU and device.
 - ``attention``: memory and time of the model's attention, forward and backward, beside torch's with
   ``enable_gqa``.
 """
@@ -34,6 +35,7 @@ from benchmarks.island import Fact, Islands, results, rounded, speed
 from benchmarks.layouts import nccl_version
 from bootstrap.manifest import Manifest
 from diloco.optimizers import RULES, Rates
+from node.script.frozen import read
 from node.trainer.corpus import collect
 from node.trainer.layout import Layout
 from node.trainer.model import causal_attention, documents_apart
@@ -187,6 +189,24 @@ def _noise(seed: int) -> Tensor:
     return found
 
 
+def frozen(gb: float = 1.0, turns: int = 3) -> dict[str, dict[str, float]]:
+    """Of matrices, and of codes in one column, by type; medians."""
+    found: dict[str, dict[str, float]] = {}
+    for dtype, columns in ((torch.float32, 8192), (torch.bfloat16, 8192), (torch.uint8, 1)):
+        for device in ("cpu", "cuda"):
+            rows = int(gb * 1e9 / dtype.itemsize / columns)
+            tensor = torch.zeros(rows, columns, dtype=dtype, device=device)
+            spent = []
+            for _ in range(turns):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                read(tensor, 0)  # a number on the CPU, so all is done
+                spent.append(time.perf_counter() - began)
+            name = str(dtype).removeprefix("torch.")
+            found.setdefault(name, {})[device] = statistics.median(spent) / gb
+    return found
+
+
 def attention() -> list[Fact]:
     """Forward and backward of ours and of torch's, by type and mask."""
     batch, heads, keys, tokens, size = SHAPE.values()
@@ -229,7 +249,7 @@ def _cost(forward: Callable[[], Tensor]) -> Fact:
     return {"milliseconds": 1000 * statistics.median(spent), "mib": round(mib)}
 
 
-PIECES = ("copies", "outer", "attention", "training", "compiled")
+PIECES = ("copies", "outer", "frozen", "attention", "training", "compiled")
 
 
 def main() -> None:
@@ -256,6 +276,8 @@ def main() -> None:
                     result[piece] = copies(Layout.of_manifest(MANIFEST).size)
                 case "outer":
                     result[piece] = outer()
+                case "frozen":
+                    result[piece] = frozen()
                 case "attention":
                     result[piece] = attention()
                 case "training" | "compiled":

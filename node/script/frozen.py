@@ -216,10 +216,23 @@ def _kind(dtype: torch.dtype) -> tuple[str, Callable[[Tensor], Tensor]]:
     """
     if dtype == torch.bfloat16:
         return "real", lambda part: part.view(torch.int16).to(torch.int64) << 16
-    if dtype in (torch.float32, torch.float16) or str(dtype).startswith("torch.float8"):
-        return "real", lambda part: part.to(torch.float32).view(torch.int32).to(torch.int64)
+    if dtype == torch.float32:
+        return "real", lambda part: part.view(torch.int32).to(torch.int64)
+    if dtype == torch.float16 or str(dtype).startswith("torch.float8"):
+        return "real", _widened
     if dtype in (torch.float64, torch.complex64):
         return str(dtype), lambda part: part.view(torch.int64)
     if not (dtype.is_floating_point or dtype.is_complex):
         return "whole", lambda part: part.to(torch.int64)
     return str(dtype), lambda part: part.view(torch.uint8).to(torch.int64)
+
+
+def _widened(part: Tensor) -> Tensor:
+    """Bits of the fp32 with the same value, of fp16 or fp8.
+
+    Which fp32 a NaN becomes goes by the processor, and all may become one; but codes of four bits
+    that are kept as fp16 look like NaN now and then. Of those the bits count as they are.
+    """
+    wide = part.to(torch.float32)
+    own = part.view(torch.int16 if part.itemsize == 2 else torch.uint8).to(torch.int64)
+    return torch.where(wide.isnan(), own + 2**40, wide.view(torch.int32).to(torch.int64))

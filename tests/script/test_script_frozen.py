@@ -32,6 +32,18 @@ from node.trainer.layout import Layout
 from node.trainer.parallel import Ranks
 from protocols.errors import Malformed, OperatorError
 
+KINDS = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float64,
+    torch.complex64,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+)
 ALONE = Ranks.alone(torch.device("cpu"))
 
 
@@ -96,11 +108,29 @@ def test_the_type_counts_where_it_changes_values() -> None:
     assert printed(w=torch.view_as_complex(fine.view(17, 2))).digest
 
 
-def test_bits_that_are_no_number_are_compared_too() -> None:
-    """As where codes of four bits are kept as bf16, so that FSDP can shard them."""
-    first = torch.tensor([0x7FC1, 0x7F80, 0x7FC2], dtype=torch.int16).view(torch.bfloat16)
-    other = torch.tensor([0x7FC1, 0x7F80, 0x7FC3], dtype=torch.int16).view(torch.bfloat16)
+def bits(dtype: torch.dtype, *numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nan"), [(torch.bfloat16, 0x7FC1), (torch.float16, 0x7E01), (torch.float16, 0x7C01)]
+)
+def test_bits_that_are_no_number_are_compared_too(dtype: torch.dtype, nan: int) -> None:
+    """As where codes of four bits are kept as bf16 or fp16, so that FSDP can shard them."""
+    first, other = bits(dtype, nan, 0x7C00, nan + 1), bits(dtype, nan, 0x7C00, nan + 2)
     assert printed(w=first).digest == printed(w=first.clone()).digest != printed(w=other).digest
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", KINDS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_a_gpu_reads_the_same(dtype: torch.dtype) -> None:
+    """All bits that there are, which a processor may widen as it likes where they are no number."""
+    random = torch.randint(0, 256, (2**20 + 8,), dtype=torch.uint8)
+    random[: 2 * 2**16] = torch.arange(2**16).to(torch.uint16).view(torch.uint8)
+    tensors = {"w": random.view(dtype), "v": random.view(dtype)[:120].view(3, -1).T}
+    there = {name: tensor.cuda() for name, tensor in tensors.items()}
+    found = fingerprint_of(adapted(**there), Ranks.alone(torch.device("cuda", 0)))
+    assert found == printed(**tensors)
 
 
 def test_a_tensor_made_of_others_is_what_they_are() -> None:
