@@ -20,6 +20,7 @@ Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs heavy work beside the event loop, and gives what it returns."""
 
 T = TypeVar("T")
+S = TypeVar("S")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -125,6 +126,48 @@ async def first(*coroutines: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         await asyncio.wait(tasks)
     return ended.result()
+
+
+async def in_turn(
+    sources: Iterable[S],
+    ask: Callable[[S], Coroutine[Any, Any, None]],
+    *,
+    apart: float,
+    within: float,
+    enough: Callable[[], bool],
+) -> None:
+    """Ask one source after another until it is ``enough``; those still asked are cancelled then.
+
+    The next one is asked once one has ended, or after ``apart`` seconds, so that one that says
+    nothing holds up the others no longer; after ``within`` seconds nobody more. An error is raised
+    as it is.
+    """
+    now = asyncio.get_running_loop().time
+    end = now() + within
+    running = set[asyncio.Task[None]]()
+    left = iter(sources)
+    source = next(left, None)
+    try:
+        while not enough():
+            if now() > end:
+                source = None
+            if source is not None:
+                running.add(asyncio.create_task(ask(source)))
+                source = next(left, None)
+            elif not running:
+                break
+            ended, running = await asyncio.wait(
+                running,
+                timeout=None if source is None else apart,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in ended:
+                task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
 
 async def every(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

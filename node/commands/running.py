@@ -22,6 +22,17 @@ from node.templates import DISK, TEMPLATES, checkpoint_s, render, stop_s
 if TYPE_CHECKING:
     from bootstrap.manifest import Manifest
 
+HOSTS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")  # see node.hosts.meeting
+OF_ISLANDS = (  # flags that mean nothing to a node that does not train
+    *IslandSettings.model_fields,
+    "data",
+    "data_cache",
+    "checkpoint_every",
+    "checkpoint_seconds",
+    "keep_checkpoints",
+    "checkpoint_copy",
+    "inner_steps",
+)
 TEMPLATE_NAMES = ", ".join(TEMPLATES)
 Changes = Annotated[
     list[str] | None,
@@ -47,6 +58,7 @@ def start(
     config = resolve(flags, os.environ, config_file)
     if config.role != "island":
         refuse_hosts(config, config.role)
+        _refuse_training(flags, config.role)
     place = meeting(config, os.environ) if config.role == "island" else None
     if place is not None and place.host > 0:
         from node.hosts.helper import run
@@ -54,6 +66,20 @@ def start(
         raise typer.Exit(run(config, place))
     given = [*(changes or ()), *([f"mode={mode}"] if mode else ())]
     _run(config, manifest_for(config, preset, given))
+
+
+def _refuse_training(flags: dict[str, Any], role: str) -> None:
+    """Raise E204 for flags that would do nothing. Settings of files and environments may be shared.
+
+    ``--device`` and ``--threads`` promise nothing, so scripts may give them to all their nodes.
+    """
+    given = [key for key in OF_ISLANDS if key in flags and key not in (*HOSTS, "device", "threads")]
+    if given:
+        raise bad_config(
+            f"{', '.join('--' + key.replace('_', '-') for key in given)} with --role {role}",
+            "such a node trains nothing, so it would do nothing",
+            "leave out one of them",
+        )
 
 
 bootstrap_app = typer.Typer(
@@ -64,19 +90,12 @@ bootstrap_app = typer.Typer(
 @bootstrap_app.callback(invoke_without_command=True)
 @with_settings(
     without=(
+        *OF_ISLANDS,
         "run",
         "role",
-        *IslandSettings.model_fields,
-        "data",
-        "data_cache",
         "tokenizer",
         "hf_config",
         "init_from",
-        "checkpoint_every",
-        "checkpoint_seconds",
-        "inner_steps",
-        "keep_checkpoints",
-        "checkpoint_copy",
         "resume",
         "rounds",
     )

@@ -41,10 +41,11 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
-from protocols.tasks import Offload
+from protocols.tasks import Offload, in_turn
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
+APART_S = 1.0  # one that says nothing keeps us from the next for so long
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
 COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
@@ -250,14 +251,11 @@ class Arrival:
         """Who stands where, freshly asked: the swarm may move on every second.
 
         Peers that others have named are asked last, in case those to ask are gone. After
-        ``within`` seconds nobody more is asked: each may be one that does not answer.
+        ``within`` seconds nobody more is asked.
         """
         found: dict[PeerId, Announce] = {}
-        loop = asyncio.get_running_loop()
-        end = loop.time() + within
-        for peer in dict.fromkeys([*self.ask(), *self._named]):
-            if loop.time() > end:
-                break
+
+        async def one(peer: PeerId) -> None:
             try:
                 reply = await ask(
                     self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
@@ -265,23 +263,33 @@ class Arrival:
             except RemoteRefused:  # a stranger to it, as where it has started anew
                 self._greeted.discard(peer)
                 await self._introduce([peer])
-                continue
             except (TransportError, ProtocolError):
-                continue
-            for envelope in reply.announces:
-                with contextlib.suppress(ProtocolError):  # too old: others remain
-                    announce = open_announce(envelope, self.run, self.wall()).message
-                    if fragments(announce) != self.fragments:
-                        continue
-                    known = found.get(announce.peer)
-                    if known is None or progress(announce) >= progress(known):
-                        found[announce.peer] = announce
-                        if len(self._named) < MAX_NAMED:
-                            self._named[announce.peer] = None
-                        self.learned(announce)
-            if len(found) > 1 and any(map(self.wanted, found.values())):
-                break
+                return
+            else:
+                self._hear(reply, found)
+
+        await in_turn(
+            dict.fromkeys([*self.ask(), *self._named]),
+            one,
+            apart=APART_S,
+            within=within,
+            enough=lambda: len(found) > 1 and any(map(self.wanted, found.values())),
+        )
         return list(found.values())
+
+    def _hear(self, reply: Known, found: dict[PeerId, Announce]) -> None:
+        """Take in what a peer says of others: the furthest of each, and whom to ask later."""
+        for envelope in reply.announces:
+            with contextlib.suppress(ProtocolError):  # too old: others remain
+                announce = open_announce(envelope, self.run, self.wall()).message
+                if fragments(announce) != self.fragments:
+                    continue
+                known = found.get(announce.peer)
+                if known is None or progress(announce) >= progress(known):
+                    found[announce.peer] = announce
+                    if len(self._named) < MAX_NAMED:
+                        self._named[announce.peer] = None
+                    self.learned(announce)
 
     @property
     def _fellows(self) -> Fellows | None:

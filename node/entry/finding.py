@@ -180,7 +180,9 @@ class Finder:
                 if error.code not in PASSING:
                     raise
                 why = "; ".join(line.strip() for line in error.why.splitlines())
-                text = f"no peer can be joined ({why}); going on alone"
+                trains = self.node.config.role == "island"
+                then = "going on alone" if trains else "waiting for one"
+                text = f"no peer can be joined ({why}); {then}"
                 self.node.events.emit(Notice(text=text))
         home = self.node.home.root
         run = _read(home, signed, greetings)

@@ -244,7 +244,7 @@ def _started(event: Started, key: str) -> str:
         lines += [f"{_INDENT}Others can join with:", f"{_INDENT}  {line}"]
         if 0 < event.total_rounds < ENDLESS_ROUNDS:
             more = 'run={"rounds": {"total_rounds": N}}'
-            given = more if event.scripts else "--set rounds.total_rounds=N"
+            given = more if event.scripts else "its --run file, or --set rounds.total_rounds=N"
             lines.append(
                 f"{_INDENT}The run is over after {event.total_rounds} rounds, whoever takes part "
                 f"by then; who creates one gives it more with {given}"

@@ -34,6 +34,18 @@ def test_start_hands_over_checked_settings(command, runtime):
     assert manifest is None
 
 
+@pytest.mark.parametrize("role", ["server", "observer", "seed"])
+def test_who_trains_nothing_is_told_which_flags_do_nothing(command, runtime, role):
+    flags = ("--data", "text.txt", "--nproc", "2", "--device", "cpu")
+    status, _, told = command("start", "--peers", "a:1", "--role", role, *flags)
+    assert status != 0
+    assert "E204" in told
+    assert f"--nproc, --data with --role {role}" in told
+    status, _, _ = command("start", "--peers", "a:1", "--role", role, "--device", "cpu")
+    assert status == 0
+    assert len(runtime) == 1
+
+
 def test_start_alone_creates_the_default_run(command, runtime):
     command("start")
     assert runtime[0][1] == Manifest()

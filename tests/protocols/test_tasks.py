@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from protocols.tasks import Background, Tasks, Together, beside, every, first
+from protocols.memory import virtual_time
+from protocols.tasks import Background, Tasks, Together, beside, every, first, in_turn
 
 FOREVER = 3600.0
 
@@ -210,3 +211,72 @@ async def test_who_is_cancelled_in_the_moment_of_an_error_ends_and_does_not_go_o
     await asyncio.wait([task], timeout=5)
     assert task.cancelled()
     assert not went_on
+
+
+# --- one after another ----------------------------------------------------------------------------
+
+
+class Sources:
+    """Each of which answers after so many seconds of a virtual clock, or never."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.seconds = seconds
+        self.asked: dict[str, float] = {}
+        self.answered: list[str] = []
+        self.cancelled: list[str] = []
+
+    async def ask(self, name: str) -> None:
+        self.asked[name] = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(self.seconds[name])
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+        self.answered.append(name)
+
+    def run(self, *, wanted: int = 99, within: float = 60.0) -> float:
+        """Seconds until so many have answered."""
+
+        async def main() -> None:
+            enough = lambda: len(self.answered) >= wanted  # noqa: E731
+            await in_turn(self.seconds, self.ask, apart=1.0, within=within, enough=enough)
+            self.took = asyncio.get_running_loop().time() - next(iter(self.asked.values()))
+
+        virtual_time.run(main())
+        return self.took
+
+
+def test_the_next_is_asked_once_one_has_answered() -> None:
+    sources = Sources(a=0.2, b=0.3, c=0.1)
+    assert sources.run() == pytest.approx(0.6)
+    assert sources.answered == ["a", "b", "c"]
+
+
+def test_who_is_silent_holds_up_the_others_for_a_moment() -> None:
+    sources = Sources(a=FOREVER, b=0.2, c=FOREVER, d=0.2, e=0.2)
+    assert sources.run(wanted=2) == pytest.approx(1.0 + 0.2 + 1.0 + 0.2)
+    assert sources.answered == ["b", "d"]
+    assert sorted(sources.cancelled) == ["a", "c"]
+    assert "e" not in sources.asked
+
+
+def test_who_is_late_counts_too() -> None:
+    sources = Sources(a=1.5, b=FOREVER)
+    assert sources.run(wanted=1) == pytest.approx(1.5)
+
+
+def test_after_a_time_nobody_more_is_asked_but_answers_are_waited_for() -> None:
+    sources = Sources(a=5.0, b=5.0, c=5.0, d=5.0)
+    assert sources.run(within=1.5) == pytest.approx(6.0)
+    assert sources.answered == ["a", "b"]
+
+
+async def test_an_error_of_one_ends_all_and_comes_out_as_it_is() -> None:
+    work = Work()
+
+    async def ask(name: str) -> None:
+        await (work.run() if name == "works" else fail())
+
+    with pytest.raises(Broken):
+        await in_turn(["works", "fails"], ask, apart=0.001, within=FOREVER, enough=lambda: False)
+    assert work.ended == "cancelled"
