@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ ROUNDS = 5
 SHAPE = {"batch": 4, "heads": 32, "key heads": 8, "tokens": 4096, "head size": 128}
 
 
-def training(root: Path, seconds: float, turns: int, *, compiled: bool) -> Fact:
-    """Two of each, in turn; medians, and every process's figures."""
+def training(root: Path, seconds: float, turns: int, *, compiled: bool) -> Iterator[Fact]:
+    """Two of each, in turn; medians and every process's figures, after each turn."""
     text, run = root / "text", root / "run.json"
     text.write_bytes(collect(MANIFEST.data).path.read_bytes())
     run.write_bytes(MANIFEST.canonical())
@@ -96,7 +96,10 @@ def training(root: Path, seconds: float, turns: int, *, compiled: bool) -> Fact:
             start_s=300.0,
         )
         found["island"].append(two.measure())
+        yield _told(found)
 
+
+def _told(found: dict[str, list[list[Fact]]]) -> Fact:
     def median(name: str, of: Callable[[Fact], float]) -> float:
         return statistics.median(of(fact) for turn in found[name] for fact in turn)
 
@@ -189,13 +192,15 @@ def _noise(seed: int) -> Tensor:
     return found
 
 
-def frozen(gb: float = 1.0, turns: int = 3) -> dict[str, dict[str, float]]:
-    """Of matrices, and of codes in one column, by type; medians."""
+def frozen(gb: float = 0.2, turns: int = 3) -> dict[str, dict[str, float]]:
+    """Of matrices, and of codes in one column, by type; medians. One thread on the CPU."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     found: dict[str, dict[str, float]] = {}
     for dtype, columns in ((torch.float32, 8192), (torch.bfloat16, 8192), (torch.uint8, 1)):
         for device in ("cpu", "cuda"):
             rows = int(gb * 1e9 / dtype.itemsize / columns)
-            tensor = torch.zeros(rows, columns, dtype=dtype, device=device)
+            tensor = torch.ones(rows, columns, dtype=dtype, device=device)
             spent = []
             for _ in range(turns):
                 torch.cuda.synchronize()
@@ -204,6 +209,7 @@ def frozen(gb: float = 1.0, turns: int = 3) -> dict[str, dict[str, float]]:
                 spent.append(time.perf_counter() - began)
             name = str(dtype).removeprefix("torch.")
             found.setdefault(name, {})[device] = statistics.median(spent) / gb
+    torch.set_num_threads(threads)
     return found
 
 
@@ -271,27 +277,31 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         for piece in given.only.split(","):
-            match piece:
-                case "copies":
-                    result[piece] = copies(Layout.of_manifest(MANIFEST).size)
-                case "outer":
-                    result[piece] = outer()
-                case "frozen":
-                    result[piece] = frozen()
-                case "attention":
-                    result[piece] = attention()
-                case "training" | "compiled":
-                    compiled = piece == "compiled"
-                    result[piece] = training(
-                        Path(folder), given.seconds, given.turns, compiled=compiled
-                    )
-                case _:
-                    sys.exit(f"{piece!r} is none of {', '.join(PIECES)}")
+            for found in _measured(piece, given, Path(folder)):
+                result[piece] = found
+                given.json.write_text(json.dumps(result, indent=1) + "\n")  # done stays done
             shown: Any = result[piece]
             if isinstance(shown, dict):
                 shown = {key: value for key, value in shown.items() if key != "runs"}
             print(piece, json.dumps(shown), flush=True)
-            given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _measured(piece: str, given: argparse.Namespace, folder: Path) -> Iterator[Any]:
+    """What one piece has come to, more than once where there are turns."""
+    match piece:
+        case "copies":
+            yield copies(Layout.of_manifest(MANIFEST).size)
+        case "outer":
+            yield outer()
+        case "frozen":
+            yield frozen()
+        case "attention":
+            yield attention()
+        case "training" | "compiled":
+            compiled = piece == "compiled"
+            yield from training(folder, given.seconds, given.turns, compiled=compiled)
+        case _:
+            sys.exit(f"{piece!r} is none of {', '.join(PIECES)}")
 
 
 if __name__ == "__main__":
