@@ -23,16 +23,8 @@ if TYPE_CHECKING:
     from bootstrap.manifest import Manifest
 
 HOSTS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")  # see node.hosts.meeting
-OF_ISLANDS = (  # flags that mean nothing to a node that does not train
-    *IslandSettings.model_fields,
-    "data",
-    "data_cache",
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "keep_checkpoints",
-    "checkpoint_copy",
-    "inner_steps",
-)
+TRAINING = (*IslandSettings.model_fields, "data", "data_cache", "inner_steps")
+SAVING = ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_copy")
 TEMPLATE_NAMES = ", ".join(TEMPLATES)
 Changes = Annotated[
     list[str] | None,
@@ -69,11 +61,12 @@ def start(
 
 
 def _refuse_training(flags: dict[str, Any], role: str) -> None:
-    """Raise E204 for flags that would do nothing. Settings of files and environments may be shared.
+    """Raise E204 for flags that promise work which such a node does not do.
 
-    ``--device`` and ``--threads`` promise nothing, so scripts may give them to all their nodes.
+    Those that promise none (``--device``, ``--threads``, :data:`SAVING`) scripts may give to all
+    their nodes, as they may share settings in files and environments.
     """
-    given = [key for key in OF_ISLANDS if key in flags and key not in (*HOSTS, "device", "threads")]
+    given = [key for key in TRAINING if key in flags and key not in (*HOSTS, "device", "threads")]
     if given:
         raise bad_config(
             f"{', '.join('--' + key.replace('_', '-') for key in given)} with --role {role}",
@@ -90,7 +83,8 @@ bootstrap_app = typer.Typer(
 @bootstrap_app.callback(invoke_without_command=True)
 @with_settings(
     without=(
-        *OF_ISLANDS,
+        *TRAINING,
+        *SAVING,
         "run",
         "role",
         "tokenizer",
