@@ -188,7 +188,7 @@ def test_a_donors_moments_reach_a_newcomer_as_they_are(tmp_path: Path) -> None:
             return [Donate(str(path))]
         if isinstance(report, Donated):
             return [Stop()]
-        return committing(99)(bench, report)
+        return committing(10**6)(bench, report)
 
     donor = Bench(tmp_path, giving, **CUDA)
     (given,) = donor.run(begin()).of(Donated)
