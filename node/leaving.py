@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
+from gossip.chain.chain import Chain
 from gossip.membership.members import MEMBERS, THERE
 from node.checkpoints.checkpoint import DiskFullError
 from node.closing import newest_round
@@ -48,6 +49,7 @@ async def leave(part: Participation, stack: AsyncExitStack) -> OperatorError | N
     if not part.finishing:
         await _hand_over(part)
         await _settle(part)
+        _say_who_waits(part)
         await _farewell(part)
     unsaved: OperatorError | None = None
     if part.config.checkpoint_every and part.island is not None:
@@ -80,6 +82,15 @@ async def _hand_over(part: Participation) -> None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await part.news.wait()
+
+
+def _say_who_waits(part: Participation) -> None:
+    """Tell who leaves others without anybody that decides on rounds: a seed, say, or newcomers."""
+    chains = [chain for chain in part.swarm.chains if isinstance(chain, Chain)]
+    alone = any(chain.replica.roster == (chain.me,) for chain in chains)
+    if alone and part.swarm.membership.alive(part.swarm.now()):
+        text = "only this node decides on rounds: until it resumes, nobody can join the run"
+        part.events.emit(Notice(text=text))
 
 
 async def _save_last(part: Participation, last: AsyncExitStack | None) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from gossip.chain.chain import Chain
+from gossip.membership.members import Liveness
 from gossip.plans.validity import MAX_ROSTER
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress
@@ -50,7 +51,12 @@ class Waiting:
         there = {a.peer: a for a in membership.islands_alive(now) if a.peer in office}
         if not there:
             names = ", ".join(short(peer) for peer in office[:NAMED])
-            return f"waits for those who decide on rounds, and none of them is there: {names}"
+            left = all(membership.liveness(peer, now) is Liveness.LEFT for peer in office)
+            seen = "they have left" if left else "none of them is there"
+            return (
+                f"waits for those who decide on rounds, and {seen}: {names}; with one of them "
+                "(node start --resume) it goes on"
+            )
         if max(announce.round for announce in there.values()) > here + 1:
             return ""
         if len(office) >= MAX_ROSTER:

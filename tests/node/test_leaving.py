@@ -67,6 +67,26 @@ class Leaver:
         self.did.append("farewell")
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_alone_decides_on_rounds_says_what_that_means_for_those_who_stay(alone: bool) -> None:
+    async def main() -> None:
+        async with simulated_swarm(2) as swarm:
+            await asyncio.sleep(5.0)
+            first, second = swarm.members.values()
+            told: list[str] = []
+            part: Any = Leaver()
+            part.swarm, part.events.emit = first.swarm, lambda event: told.append(event.text)
+            if alone:  # the other one stays, as a seed would
+                second.swarm.presence.note(role="seed")
+                second.swarm.presence.tell()
+                await asyncio.sleep(0.5)
+                first.replicas[0]._roster = (first.peer,)
+            await leave(part, AsyncExitStack())
+            assert ["until it resumes" in text for text in told] == [True] * alone
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("others", [(), (Liveness.ALIVE,), (Liveness.LEFT, Liveness.SUSPECT)])
 async def test_no_round_comes_after_the_last_checkpoint_and_nobody_waits(others: Any) -> None:
     leaver: Any = Leaver(*others)

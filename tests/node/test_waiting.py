@@ -84,6 +84,7 @@ def test_where_nobody_is_there_who_decides_they_are_named() -> None:
     scene = Scene()
     virtual_time.run(scene.play(20.0, silent=True))
     assert f"none of them is there: …{PeerId(OTHER)[-8:]}" in scene.told[0][1]
+    assert "node start --resume" in scene.told[0][1]
 
 
 def test_it_is_told_that_a_run_has_no_room_for_more() -> None:
@@ -92,3 +93,17 @@ def test_it_is_told_that_a_run_has_no_room_for_more() -> None:
     virtual_time.run(scene.play(100.0, rounds=True))
     assert scene.told
     assert all("until one of the 256 members leaves" in text for _, text in scene.told)
+
+
+def test_where_who_decides_has_said_farewell_that_is_told() -> None:
+    scene = Scene()
+
+    async def main() -> None:
+        farewell = Announce(
+            OTHER, "island", "leaving", 1, (), "", "", 5, b"", b"", 0, eta=0.0, name="first"
+        )
+        scene.membership.on_announce(farewell, b"", 1, asyncio.get_running_loop().time())
+        await scene.play(20.0, silent=True)
+
+    virtual_time.run(main())
+    assert f"and they have left: …{PeerId(OTHER)[-8:]}" in scene.told[0][1]
