@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,44 +15,28 @@ from bootstrap.seeds import backoff
 from bootstrap.state import Came, Fellows, PartialState, Progress, Sharing, download_state
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import making_s, offered
-from gossip.catchup.claims import PROOF_S, given_time
-from gossip.catchup.lineage import Lineage, prove
-from gossip.membership.opening import open_announce
-from gossip.membership.standing import fragments, progress, seen_from
+from gossip.membership.standing import seen_from
 from gossip.place import Place
-from gossip.plans.certificate import genesis
-from node.checkpoints.restoring import standing_after
 from node.entry.keeping import Hope, first_kept
-from node.entry.proving import first_proven
+from node.entry.looking import CALL_TIMEOUT_S, PATIENCE_S
 from node.entry.resuming import WITHIN_S, Pace, Resuming
 from node.entry.targets import Target, targets
+from node.entry.verifying import Verifying
 from node.errors import operator_error
 from node.replicas.replica import ChainStanding
-from protocols.asking import ask
 from protocols.errors import (
-    OperatorError,
-    ProtocolError,
     RemoteProtocolError,
-    RemoteRefused,
     Stale,
     TransportError,
-    Unreachable,
-    Why,
 )
 from protocols.identity import PeerId
-from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
-from protocols.tasks import Offload, in_turn
-from protocols.transport import Transport
+from protocols.messages import Announce, StateOffer, StateRequest
 
-CALL_TIMEOUT_S = 5.0
-APART_S = 1.0  # one that says nothing keeps us from the next for so long
-PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
 COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
 TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
-MAX_NAMED = 64  # peers: names cost nothing, and each is asked in its turn
 
 
 @dataclass(frozen=True)
@@ -64,36 +48,21 @@ class Arrived:
     served: dict[PeerId, int]  # bytes that came from each source
 
 
-@dataclass
-class Arrival:
+@dataclass(kw_only=True)
+class Arrival(Verifying):
     """Downloads the swarm's state into given vectors."""
 
     proves: ClassVar[bool] = True  # whether claims are proven before the state is fetched
 
-    transport: Transport
-    run: bytes
-    founders: tuple[PeerId, ...]  # who decided the first round: the run's creator
-    ask: Callable[[], Sequence[PeerId]]  # peers to ask, as of now, who stands where
-    wall: Callable[[], float]
-    learned: Callable[[Announce], None]  # told of every announcement on the way
-    greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
-    # told of a peer that shows a history that does not verify
-    untrue: Callable[[PeerId, RemoteProtocolError], None]
-    offload: Offload
-    fragments: int = 1  # of the run
     dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
     broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
     # told which peer makes a copy of how many bytes, while that is waited for
     making: Callable[[PeerId, int], object] = lambda peer, size: None
-    wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     # the same of the place of a state of which some is on disk
     suits: Callable[[Place], bool] = lambda place: True
     sharing: Sharing | None = None  # with others who download the same
     came: Came = lambda share: None  # told how much of a state has come, for estimates
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
-    _greeted: set[PeerId] = field(default_factory=set)
-    _named: dict[PeerId, None] = field(default_factory=dict)  # peers named in the answers of others
-    _unproven: set[PeerId] = field(default_factory=set)  # showed no proof the last time
     _unable: set[PeerId] = field(default_factory=set)  # have kept no state when asked
     _waited: float = 0.0  # seconds in all for copies that were being made
 
@@ -247,67 +216,10 @@ class Arrival:
         await on_disk.beside(on_disk.drop)
         return None
 
-    async def look(self, within: float = PATIENCE_S) -> list[Announce]:
-        """Who stands where, freshly asked: the swarm may move on every second.
-
-        Peers that others have named are asked last, in case those to ask are gone. After
-        ``within`` seconds nobody more is asked.
-        """
-        found: dict[PeerId, Announce] = {}
-
-        async def one(peer: PeerId) -> None:
-            try:
-                reply = await ask(
-                    self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
-                )
-            except RemoteRefused:  # a stranger to it, as where it has started anew
-                self._greeted.discard(peer)
-                await self._introduce([peer])
-            except (TransportError, ProtocolError):
-                return
-            else:
-                self._hear(reply, found)
-
-        await in_turn(
-            dict.fromkeys([*self.ask(), *self._named]),
-            one,
-            apart=APART_S,
-            within=within,
-            enough=lambda: len(found) > 1 and any(map(self.wanted, found.values())),
-        )
-        return list(found.values())
-
-    def _hear(self, reply: Known, found: dict[PeerId, Announce]) -> None:
-        """Take in what a peer says of others: the furthest of each, and whom to ask later."""
-        for envelope in reply.announces:
-            with contextlib.suppress(ProtocolError):  # too old: others remain
-                announce = open_announce(envelope, self.run, self.wall()).message
-                if fragments(announce) != self.fragments:
-                    continue
-                known = found.get(announce.peer)
-                if known is None or progress(announce) >= progress(known):
-                    found[announce.peer] = announce
-                    if len(self._named) < MAX_NAMED:
-                        self._named[announce.peer] = None
-                    self.learned(announce)
-
     @property
     def _fellows(self) -> Fellows | None:
         sharing = self.sharing
         return None if sharing is None else Fellows(sharing, self.greet, self.mention)
-
-    async def _introduce(self, peers: Iterable[PeerId]) -> None:
-        """Greet peers that do not know us yet; one that does not answer gives no state either."""
-
-        async def one(peer: PeerId) -> None:
-            with contextlib.suppress(TransportError, OperatorError):
-                await self.greet(peer)
-                self._greeted.add(peer)
-
-        async with asyncio.TaskGroup() as group:
-            for peer in peers:
-                if peer not in self._greeted:
-                    group.create_task(one(peer))
 
     async def _kept(
         self,
@@ -419,94 +331,3 @@ class Arrival:
         self._unable.discard(peer)
         others = [source for source in target.sources if source != peer]
         return replace(found, sources=(peer, *others)), state
-
-    async def _proved(
-        self, options: Sequence[Target], fragment: int, end: float
-    ) -> AsyncIterator[tuple[Target, ChainStanding | RemoteProtocolError | TransportError]]:
-        """Each target in its turn, with its place in the chain or why it has none.
-
-        Targets whose sources showed no proof the last time come last: names cost nothing, and
-        each false claim would hold up the true ones.
-        """
-        now = asyncio.get_running_loop().time
-
-        async def proof(target: Target) -> ChainStanding | RemoteProtocolError | TransportError:
-            await self._introduce(target.sources)
-            try:
-                state = await self._standing(target, fragment, min(end, now() + PROOF_S))
-                self._check_held(target, state, options)
-            except (RemoteProtocolError, TransportError) as error:
-                return error
-            return state
-
-        waiting = sorted(options, key=lambda one: self._unproven.issuperset(one.sources))
-        alone = True
-        while waiting and now() <= end:
-            found, waiting = await first_proven(waiting, proof, end, alone=alone)
-            for target, one in found:
-                yield target, one
-            alone = False
-
-    def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
-        """Raise Stale where more of those in office hold another state of the same place.
-
-        No signature tells yet which state is right, and identities out of office cost nothing.
-        """
-
-        def held(one: Target) -> int:
-            return len(set(one.sources) & set(state.roster))
-
-        place = (target.round, target.head)
-        if any(held(one) > held(target) for one in options if (one.round, one.head) == place):
-            raise Stale("more of those in office hold another state")
-
-    async def _standing(self, target: Target, fragment: int, until: float) -> ChainStanding:
-        """The place in the chain, verified from the founders on.
-
-        Raises RemoteProtocolError where a source answers and none can prove it, TransportError
-        where none answers in time. After ``until`` no more are asked: names cost nothing.
-        """
-        if target.round == 0:
-            place = Place(self.run, fragment, 0, genesis(self.run), target.state, 0)
-            if (target.head, target.work) != (place.previous, place.work):
-                raise Stale("a first round that builds on something")
-            lineage = Lineage(self.run, self.founders, fragment)
-            return ChainStanding(place, self.founders, None, lineage)
-        claim = (target.round, target.head, target.work)
-        wrong: RemoteProtocolError | None = None
-        silent: TransportError | None = None
-        now = asyncio.get_running_loop().time
-        for peer in sorted(target.sources, key=self._unproven.__contains__):
-            if (wrong or silent) and now() > until:
-                break
-            began = now()
-            try:
-                async with given_time() as shown:
-                    found = await prove(
-                        self.transport,
-                        peer,
-                        self.run,
-                        self.founders,
-                        claim,
-                        self.offload,
-                        fragment=fragment,
-                        shown=shown,
-                    )
-            except RemoteProtocolError as error:
-                wrong = error
-                self.untrue(peer, error)
-                self._unproven.add(peer)
-            except TransportError as error:
-                silent = error
-                self._unproven.add(peer)
-            except TimeoutError:
-                silent = Unreachable(peer, Why.TIMEOUT)
-                self._unproven.add(peer)
-            except asyncio.CancelledError:
-                if now() > began + PROOF_S:
-                    self._unproven.add(peer)
-                raise
-            else:
-                self._unproven.discard(peer)
-                return standing_after(*found)
-        raise wrong or silent or Stale("nobody stands there")

@@ -32,10 +32,11 @@ from node.checkpoints.checkpoint import FETCHED_PREFIX, CheckpointStore, bytes_i
 from node.checkpoints.restoring import Restored
 from node.checkpoints.trainer_files import Taken
 from node.checkpoints.under_way import room_beside
-from node.entry.arrival import PATIENCE_S, Arrival
+from node.entry.arrival import Arrival
 from node.entry.donors import FAILURES, Taking
 from node.entry.downloading import take_newer, take_state
 from node.entry.entrance import Run
+from node.entry.looking import PATIENCE_S
 from node.headway import Headway, counted
 from node.hf.import_hf import import_hf
 from node.member import arrival_of
@@ -320,16 +321,16 @@ class Fetcher:
 
     def _arrival(self, ask: Callable[[], list[PeerId]]) -> Arrival:
         return arrival_of(self.run.manifest)(
-            self.node.transport,
-            self.run.signed.run_id,
-            (self.run.signed.creator,),
-            ask,
-            lambda: clock.wall() + self.node.clocks.offset,
-            self.learned,
-            self._greet,
-            self._on_untrue,
-            self.node.offload,
-            len(self.replicas),
+            transport=self.node.transport,
+            run=self.run.signed.run_id,
+            founders=(self.run.signed.creator,),
+            ask=ask,
+            wall=lambda: clock.wall() + self.node.clocks.offset,
+            learned=self.learned,
+            greet=self._greet,
+            untrue=self._on_untrue,
+            offload=self.node.offload,
+            fragments=len(self.replicas),
             sharing=self._sharing,
             mention=lambda peer, by: self.node.whereabouts.mention(peer, by=by),
         )

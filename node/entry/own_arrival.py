@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from node.checkpoints.restoring import own_standing
-from node.entry.arrival import PATIENCE_S, Arrival
+from node.entry.arrival import Arrival
 from node.entry.keeping import Hope, first_kept
+from node.entry.looking import PATIENCE_S
 from node.entry.targets import Target
 from node.replicas.replica import ChainStanding
 from protocols.errors import RemoteProtocolError, TransportError

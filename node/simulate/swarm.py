@@ -220,17 +220,17 @@ class Members:
         """Where a node downloads, from those that it may ``ask``."""
         loop = asyncio.get_running_loop()
         return arrival_of(self.manifest)(
-            node.transport,
-            self.manifest.run_id,
-            self.founders,
-            ask,
-            lambda: EPOCH_S + loop.time(),
-            lambda announce: None,
-            _greet,
-            lambda peer, error: None,
-            inline,
-            len(self.layout.cuts),
-            random.Random(f"{self.world.scenario.seed} {node.born}"),
+            transport=node.transport,
+            run=self.manifest.run_id,
+            founders=self.founders,
+            ask=ask,
+            wall=lambda: EPOCH_S + loop.time(),
+            learned=lambda announce: None,
+            greet=_greet,
+            untrue=lambda peer, error: None,
+            offload=inline,
+            fragments=len(self.layout.cuts),
+            dice=random.Random(f"{self.world.scenario.seed} {node.born}"),
         )
 
     async def _catch_up(self, member: Member, fragment: int, ending: Ending) -> None:

@@ -103,13 +103,18 @@ class Scene:
 
         wiring = member.swarm.wiring
         arrival = Arrival(
-            wiring.transport, RUN, self.swarm.roster,
-            lambda: member.swarm.membership.alive(member.swarm.now()),
-            lambda: 1_000_000.0 + asyncio.get_running_loop().time(), lambda announce: None, greet,
-            lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,
-            self.swarm.fragments,
-            random.Random(seed_of(member.peer, fragment, replica.place.round)),
-        )  # fmt: skip
+            transport=wiring.transport,
+            run=RUN,
+            founders=self.swarm.roster,
+            ask=lambda: member.swarm.membership.alive(member.swarm.now()),
+            wall=lambda: 1_000_000.0 + asyncio.get_running_loop().time(),
+            learned=lambda announce: None,
+            greet=greet,
+            untrue=lambda peer, error: member.rejected.append((peer, str(error))),
+            offload=wiring.offload,
+            fragments=self.swarm.fragments,
+            dice=random.Random(seed_of(member.peer, fragment, replica.place.round)),
+        )
         arrival.sharing = self.sharing[member.peer]
         arrival.wanted = beyond(lambda: replica.place, fragment)
         vectors = [torch.empty_like(vector) for vector in replica.state]

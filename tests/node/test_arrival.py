@@ -16,7 +16,7 @@ from gossip.catchup import lineage
 from gossip.catchup.claims import PROOF_S
 from gossip.place import Place
 from gossip.plans.certificate import genesis, heavier
-from node.entry.arrival import CALL_TIMEOUT_S, PATIENCE_S
+from node.entry.looking import CALL_TIMEOUT_S, PATIENCE_S
 from node.entry.targets import beyond, targets
 from protocols.errors import OperatorError
 from protocols.identity import Identity

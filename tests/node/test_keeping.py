@@ -12,8 +12,9 @@ from lineage_kit import CREATOR, OTHERS
 
 from bootstrap.state.offers import AGAIN_S, ANSWER_S, COPY_RATE, OUTER_STEP_S, making_s, turn_s
 from bootstrap.state.widening import QUIET_S
-from node.entry.arrival import OFFER_TIMEOUT_S, PATIENCE_S, Arrival
+from node.entry.arrival import OFFER_TIMEOUT_S, Arrival
 from node.entry.keeping import Hope
+from node.entry.looking import PATIENCE_S
 from node.entry.own_arrival import OwnArrival
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId

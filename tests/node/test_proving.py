@@ -9,7 +9,7 @@ from arrival_kit import LIAR, Scene, forged, played
 from lineage_kit import CREATOR, changing
 
 from gossip.catchup.claims import PROOF_S
-from node.entry.arrival import CALL_TIMEOUT_S
+from node.entry.looking import CALL_TIMEOUT_S
 from node.entry.proving import AT_ONCE
 from protocols.identity import Identity
 
