@@ -12,7 +12,7 @@ from all who have it at once (:mod:`bootstrap.state.download`).
 """
 
 from bootstrap.state.blobs import BlobServer, fetch_blob, fetch_manifest
-from bootstrap.state.chunks import Came, Progress, Served
+from bootstrap.state.chunks import Came, DownloadProgress, Served
 from bootstrap.state.digest import chunk_size, state_digest
 from bootstrap.state.download import Download, NoSourceError
 from bootstrap.state.moments import Moments, MomentsServer, download_moments, offered_moments
@@ -25,12 +25,12 @@ __all__ = [
     "BlobServer",
     "Came",
     "Download",
+    "DownloadProgress",
     "Fellows",
     "Moments",
     "MomentsServer",
     "NoSourceError",
     "PartialState",
-    "Progress",
     "Served",
     "Sharing",
     "StateServer",

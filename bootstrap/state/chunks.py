@@ -30,7 +30,7 @@ LATE_S = 10.0  # a chunk that all its sources have been at for this long is open
 RETRY_S = 1.0  # until a link that failed is tried again; twice as long after each further failure,
 MOST_DOUBLED = 3  # times at most, since a link that was down may be back at any moment
 
-Progress = Callable[[int, int, int], None]
+DownloadProgress = Callable[[int, int, int], None]
 """Told after every chunk: bytes that are in place, bytes in all, sources in use.
 
 And first, of no source, with what was there before, where that is looked for.
@@ -102,7 +102,7 @@ class Work:
         state: StateBytes,
         digest: bytes,
         me: PeerId,
-        progress: Progress | None = None,
+        progress: DownloadProgress | None = None,
         came: Came = lambda share: None,
     ) -> None:
         self.state = state

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootstrap.state.chunks import Progress, Work, check_offer
+from bootstrap.state.chunks import DownloadProgress, Work, check_offer
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker, Use
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
@@ -161,7 +161,7 @@ async def download_moments(
     vectors: Sequence[torch.Tensor],
     *,
     offload: Offload,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
 ) -> None:
     """Fill ``vectors`` (fp32) with what was offered; chunks are asked for again as a state's are.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bootstrap.state.chunks import Came, Progress, Work
+from bootstrap.state.chunks import Came, DownloadProgress, Work
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import (
     MAX_SOURCES,
@@ -62,7 +62,7 @@ async def download_state(
     vectors: Sequence[torch.Tensor],
     *,
     fragment: int = 0,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     came: Came = lambda share: None,
     offload: Offload = asyncio.to_thread,
     offer_timeout: float = OFFER_TIMEOUT_S,

@@ -12,14 +12,14 @@ from typing import ClassVar
 import torch
 
 from bootstrap.seeds import backoff
-from bootstrap.state import Came, Fellows, PartialState, Progress, Sharing, download_state
+from bootstrap.state import Came, DownloadProgress, Fellows, PartialState, Sharing, download_state
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import making_s, offered
 from gossip.membership.standing import seen_from
 from gossip.place import Place
 from node.entry.keeping import Hope, first_kept
 from node.entry.looking import CALL_TIMEOUT_S, PATIENCE_S
-from node.entry.resuming import WITHIN_S, Pace, Resuming
+from node.entry.resuming import WITHIN_S, MovingDeadline, Resuming
 from node.entry.targets import Target, targets
 from node.entry.verifying import Verifying
 from node.errors import operator_error
@@ -69,7 +69,7 @@ class Arrival(Verifying):
     async def fetch(
         self,
         vectors: Sequence[torch.Tensor],
-        progress: Progress,
+        progress: DownloadProgress,
         fragment: int = 0,
         on_disk: PartialState | None = None,
     ) -> Arrived:
@@ -156,7 +156,7 @@ class Arrival(Verifying):
         target: Target,
         state: ChainStanding,
         vectors: Sequence[torch.Tensor],
-        progress: Progress,
+        progress: DownloadProgress,
         fragment: int,
         on_disk: PartialState | None,
         *,
@@ -185,7 +185,7 @@ class Arrival(Verifying):
         self,
         found: Sequence[Announce],
         vectors: Sequence[torch.Tensor],
-        progress: Progress,
+        progress: DownloadProgress,
         fragment: int,
         on_disk: PartialState,
     ) -> Arrived | None:
@@ -210,7 +210,7 @@ class Arrival(Verifying):
                         self._check_held(said, state, options)
                     target = Target(known.round, None, known.digest, 0, sources)
                     return await self._downloaded(
-                        target, state, vectors, Pace(limit, progress), fragment, on_disk,
+                        target, state, vectors, MovingDeadline(limit, progress), fragment, on_disk,
                         going_on=True,
                     )  # fmt: skip
         await on_disk.beside(on_disk.drop)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
-from bootstrap.state import Moments, Progress, download_moments, offered_moments
+from bootstrap.state import DownloadProgress, Moments, download_moments, offered_moments
 from node.checkpoints.trainer_files import Taken
 from node.conductor import Conductor
 from node.trainer.channel import ChannelClosedError
@@ -94,7 +94,7 @@ class Taking:
     directory: Path
     offload: Offload
     greet: Callable[[PeerId], Awaitable[None]]  # strangers are given nothing
-    progress: Progress = lambda done, total, sources: None
+    progress: DownloadProgress = lambda done, total, sources: None
 
     async def take(
         self, donors: Sequence[PeerId], state_s: float | None, *, step_s: float = 0.0
@@ -139,7 +139,7 @@ class Taking:
         moment_layout: MomentLayout,
         path: Path,
         answer_s: float,
-        progress: Progress,
+        progress: DownloadProgress,
     ) -> int:
         """Fill the file; the steps that the moments have seen."""
         with contextlib.suppress(TransportError, OperatorError):  # the request below then says why
@@ -162,7 +162,7 @@ class _Extending:
 
     limit: asyncio.Timeout
     seconds: float
-    progress: Progress
+    progress: DownloadProgress
     _parts: int = 0  # that have come, of the donor that has given the most
 
     def __call__(self, done: int, total: int, sources: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bootstrap.state import PartialState, Progress
+from bootstrap.state import DownloadProgress, PartialState
 from gossip.catchup.replay import Ending
 from gossip.chain.chain import Chain
 from gossip.common import AnySwarm
@@ -21,7 +21,7 @@ async def take_state(
     replica: OuterReplica,
     arrival: Arrival,
     ending: Ending,
-    told: Progress,
+    told: DownloadProgress,
     on_disk: PartialState | None = None,
 ) -> None:
     """Download what the others stand at and move there, keeping local work where possible.
@@ -64,7 +64,7 @@ async def take_newer(
     swarm: AnySwarm,
     replicas: Sequence[OuterReplica],
     arrival: Arrival,
-    told: Callable[[], Progress],
+    told: Callable[[], DownloadProgress],
 ) -> None:
     """Bring what a newcomer to pairs has downloaded up to date, before it begins to train.
 

@@ -21,7 +21,7 @@ import torch
 from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.state import PartialState, Progress, Sharing
+from bootstrap.state import DownloadProgress, PartialState, Sharing
 from gossip.catchup.approach import LITTLE
 from gossip.catchup.lineage import Lineage
 from gossip.catchup.replay import Ending
@@ -309,7 +309,7 @@ class Fetcher:
         finally:
             self._downloading.discard(fragment)
 
-    def _headway(self) -> Progress:
+    def _headway(self) -> DownloadProgress:
         def tell(text: str) -> None:
             self.events.emit(Notice(text=f"downloads the state: {text}"))
 
@@ -346,7 +346,7 @@ class Fetcher:
         )
 
 
-def _told(headway: Headway, tell: Callable[[str], object]) -> Progress:
+def _told(headway: Headway, tell: Callable[[str], object]) -> DownloadProgress:
     """Has a download's headway told, and first what of it is here from before."""
 
     def told(done: int, total: int, sources: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from bootstrap.state import Progress
+from bootstrap.state import DownloadProgress
 from gossip.catchup.claims import given_time
 from gossip.catchup.lineage import prove
 from gossip.plans.certificate import check_certificate, outcome_hash
@@ -33,10 +33,10 @@ ANSWER_S = 5.0
 SHARE, WITHIN_S = 1 / 64, 300.0
 
 
-class Pace:
+class MovingDeadline:
     """Puts the end of a time limit off whenever enough of a download has come."""
 
-    def __init__(self, limit: asyncio.Timeout, progress: Progress) -> None:
+    def __init__(self, limit: asyncio.Timeout, progress: DownloadProgress) -> None:
         """What is on disk is read without a limit, until ``progress`` tells how much that was."""
         self._limit, self._progress = limit, progress
         self._done = self._least = 0

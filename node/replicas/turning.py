@@ -15,7 +15,7 @@ import torch
 from diloco.asynchronous import turning
 from protocols.codecs import CHUNK
 
-Progress = Callable[[int, int, torch.Tensor], torch.Tensor]  # Δ of elements [start, stop), into out
+Brought = Callable[[int, int, torch.Tensor], torch.Tensor]  # Δ of elements [start, stop), into out
 
 
 class Turning:
@@ -46,7 +46,7 @@ class Turning:
         """What the island had is merged, or given up: what it brings next begins with the base."""
         self.gone, self.at_work = 0.0, False
 
-    def look(self, progress: Progress) -> None:
+    def look(self, brought: Brought) -> None:
         """Decide how the snapshot that is there now is turned."""
         self._turns = []
         late, size = int(self.gone), len(self._momentum)
@@ -55,7 +55,7 @@ class Turning:
         scratch = torch.empty(min(CHUNK, size))
         for start in range(0, size, CHUNK):
             stop = min(start + CHUNK, size)
-            own = progress(start, stop, scratch[: stop - start])
+            own = brought(start, stop, scratch[: stop - start])
             self._turns.append(turning(own, self._momentum[start:stop], late))
 
     def turn(self, start: int, stop: int, values: torch.Tensor) -> torch.Tensor:

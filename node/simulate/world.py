@@ -31,7 +31,7 @@ from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.tasks import beside
 
 BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries tensors, not control
-Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
+ShareDone = Callable[[float], None]  # share of the run that is done, 0 to 1
 
 
 @dataclass
@@ -99,7 +99,7 @@ class World:
     """All of one simulated run."""
 
     scenario: Scenario
-    progress: Progress = lambda share: None
+    progress: ShareDone = lambda share: None
     start: Tensor = field(init=False)
     rounds: int = field(init=False)  # until the islands that train in each have spent the budget
     network: MemoryNetwork = field(init=False)
@@ -308,7 +308,7 @@ def _transfer_s(scenario: Scenario, whole_s: float) -> float:
     return 2 * (others * whole_s + scenario.latency)  # an all-reduce: there and back
 
 
-def simulate(scenario: Scenario, progress: Progress = lambda share: None) -> Result:
+def simulate(scenario: Scenario, progress: ShareDone = lambda share: None) -> Result:
     """One run from beginning to end; the same scenario gives the same result."""
     from protocols.memory.virtual_time import run
 

@@ -11,7 +11,7 @@ from exchange_kit import until
 from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
 
-from bootstrap.state import Download, NoSourceError, Progress, download_state, state_digest
+from bootstrap.state import Download, DownloadProgress, NoSourceError, download_state, state_digest
 from gossip.catchup import lineage
 from gossip.catchup.claims import PROOF_S
 from gossip.place import Place
@@ -345,7 +345,7 @@ def test_a_download_that_breaks_off_after_hours_is_tried_again(
     """Unless nothing came of it."""
     tries = 0
 
-    async def breaking(*where: Any, progress: Progress, **options: Any) -> Download:
+    async def breaking(*where: Any, progress: DownloadProgress, **options: Any) -> Download:
         nonlocal tries
         tries += 1
         if tries > 2:
