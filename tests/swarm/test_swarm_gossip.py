@@ -150,3 +150,51 @@ def test_push_sum_learns(tmp_path: Path, record_property: Record) -> None:
     finally:
         for island in (a, b):
             island.kill()
+
+
+def weight_in_all(islands: list[Island]) -> float:
+    """Push-sum weight in the accounts on disk, a share that has come counted once.
+
+    All stand still meanwhile, or a share might move on between two looks.
+    """
+    running = [island for island in islands if island.running]
+    for island in running:
+        island.signal(signal.SIGSTOP)
+    accounts = {i.peer: json.loads((i.dir / "weight-0.json").read_text()) for i in islands}
+    for island in running:
+        island.signal(signal.SIGCONT)
+    found = 0.0
+    for peer, account in accounts.items():
+        found += account["own"]
+        for to, (name, weight) in account["given"].items():
+            if accounts[to]["came"].get(peer) != name:
+                found += weight
+    return found
+
+
+def test_push_sum_loses_no_weight_to_kills(tmp_path: Path, record_property: Record) -> None:
+    """Killed while others send to it and it sends to others; each time it goes on where it was."""
+    kills = 4
+    a, b, c, _ = begin(tmp_path, "push-sum", 4 * ROUNDS)
+    try:
+        for island in (b, c):
+            join(island, a)
+        until(lambda: len(rounds(b)) >= 3 and len(rounds(c)) >= 3, START_S, "rounds", b.tail)
+        for _ in range(kills):
+            b.kill()
+            assert weight_in_all([a, b, c]) == pytest.approx(3.0, abs=1e-9)
+            before, others = len(rounds(b)), len(rounds(a))
+            join(b, a, "--resume")
+            until(lambda n=before: len(rounds(b)) > n + 2, START_S, "rounds", b.tail)
+            assert len(rounds(a)) > others, "the others did not go on"
+        for island in (a, b, c):
+            assert island.await_end(4 * START_S) == 0, island.tail()
+        ends = [losses(island)[-1] for island in (a, b, c)]
+        record_property("validation losses", json.dumps(ends))
+        record_property("weight", weight_in_all([a, b, c]))
+        assert weight_in_all([a, b, c]) == pytest.approx(3.0, abs=1e-9)
+        assert losses(a)[0] - max(ends) > 0.5
+        assert max(ends) - min(ends) < 0.5
+    finally:
+        for island in (a, b, c):
+            island.kill()
