@@ -109,7 +109,8 @@ def await_merged(seen_by: Machine, machine: Machine, count: int = 3) -> int:
 
 
 def assert_same_bits(*machines: Machine) -> None:
-    """All have had the same state in every round that they share."""
+    """All have had the same state in every round that they share, of six at least."""
+    machines[0].awaits(lambda: len(machines[0].rounds()) > 5, "six rounds")
     seen: dict[int, set[str]] = {}
     for machine in machines:
         for done in machine.rounds():
