@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from gossip.membership.standing import seen_from
 from gossip.place import Place
 from node.entry.keeping import Hope, first_kept
 from node.entry.looking import CALL_TIMEOUT_S, PATIENCE_S
-from node.entry.resuming import WITHIN_S, MovingDeadline, Resuming
+from node.entry.resuming import WITHIN_S, MovingDeadline, Resuming, Silent
 from node.entry.targets import Target, targets
 from node.entry.verifying import Verifying
 from node.errors import operator_error
@@ -35,6 +34,7 @@ from protocols.messages import Announce, StateOffer, StateRequest
 OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
 COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
 TELL_S = 1.0  # a pause between two tries that is worth a line
+RESUMES = 3  # tries to go on with an earlier download while nobody answers
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
 
@@ -78,8 +78,8 @@ class Arrival(Verifying):
         The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
         when none could be had in time, or nobody has a wanted one any more, and E206 when nobody
         shows a history that holds. A download that breaks off after hours leaves as much time for
-        the next one as there was for it. First it is tried once to go on with what is ``on_disk``
-        of an earlier start, which takes none of that time.
+        the next one as there was for it. First it is tried to go on with what is ``on_disk`` of an
+        earlier start, which takes none of that time; again where nobody answers, who may be back.
         """
         loop = asyncio.get_running_loop()
         began = attempt = loop.time()
@@ -89,7 +89,9 @@ class Arrival(Verifying):
             return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
 
         reason, told = "no island has announced a state", ""
-        untrue = unwanted = 0  # looks in a row that brought only lies, or nothing wanted
+        resumes = untrue = unwanted = (
+            0  # tries; looks in a row that brought only lies, or nothing wanted
+        )
         came = filled = False  # whether anything of the last download came, or was on disk
         if not self.proves:
             on_disk = None  # nothing tells whether an island's own state is still worth having
@@ -105,12 +107,18 @@ class Arrival(Verifying):
         for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong, silent, found = "", False, await self.look(until() - loop.time())
             if to_resume is not None and found:
-                tried, on = loop.time(), to_resume
-                to_resume = None
-                if arrived := await self._resumed(found, vectors, progress, fragment, on):
-                    return arrived
+                tried, resumes = loop.time(), resumes + 1
+                try:
+                    return await self._resumed(found, vectors, progress, fragment, to_resume)
+                except (RemoteProtocolError, TransportError, TimeoutError) as error:
+                    again = isinstance(error, Silent) and resumes < RESUMES
+                if again:
+                    await asyncio.sleep(pause)
+                else:
+                    await to_resume.beside(to_resume.drop)
+                    to_resume = None
                 began += loop.time() - tried
-                if loop.time() > tried + TELL_S:
+                if again or loop.time() > tried + TELL_S:
                     continue  # they have moved on meanwhile
             said = [one for one in found if self.wanted(one)]
             options = targets(seen_from(one, fragment) for one in said)
@@ -188,33 +196,35 @@ class Arrival(Verifying):
         progress: DownloadProgress,
         fragment: int,
         on_disk: PartialState,
-    ) -> Arrived | None:
-        """Go on with the download that was broken off, or drop it if its state cannot be had."""
+    ) -> Arrived:
+        """Go on with the download that was broken off.
+
+        Raises Silent where somebody may still have its state, and RemoteProtocolError,
+        TransportError or TimeoutError where it cannot be had.
+        """
         known: StateOffer | None = await on_disk.beside(on_disk.offer)
-        if known is not None and known.round and known.length == StateBytes(vectors).length:
-            with contextlib.suppress(RemoteProtocolError, TransportError, TimeoutError):
-                async with asyncio.timeout(WITHIN_S) as limit:
-                    await self._introduce(known.readers)
-                    resuming = Resuming(
-                        self.transport, self.run, self.founders, fragment, self.offload, known
-                    )
-                    whole: bool = await on_disk.beside(lambda: on_disk.whole)
-                    sources = known.readers if whole else await resuming.keepers()
-                    options = targets(seen_from(one, fragment) for one in found)
-                    there = (known.round, known.digest)
-                    said = next((one for one in options if (one.round, one.state) == there), None)
-                    state = await resuming.standing(sources, said)
-                    if not self.suits(replace(state.place, state=known.digest)):
-                        raise Stale("this node is as far by now")
-                    if said is not None:
-                        self._check_held(said, state, options)
-                    target = Target(known.round, None, known.digest, 0, sources)
-                    return await self._downloaded(
-                        target, state, vectors, MovingDeadline(limit, progress), fragment, on_disk,
-                        going_on=True,
-                    )  # fmt: skip
-        await on_disk.beside(on_disk.drop)
-        return None
+        if known is None or not known.round or known.length != StateBytes(vectors).length:
+            raise Stale("nothing of it is known")
+        async with asyncio.timeout(WITHIN_S) as limit:
+            await self._introduce(known.readers)
+            resuming = Resuming(
+                self.transport, self.run, self.founders, fragment, self.offload, known
+            )
+            whole: bool = await on_disk.beside(lambda: on_disk.whole)
+            sources = known.readers if whole else await resuming.keepers()
+            options = targets(seen_from(one, fragment) for one in found)
+            there = (known.round, known.digest)
+            said = next((one for one in options if (one.round, one.state) == there), None)
+            state = await resuming.standing(sources, said)
+            if not self.suits(replace(state.place, state=known.digest)):
+                raise Stale("this node is as far by now")
+            if said is not None:
+                self._check_held(said, state, options)
+            target = Target(known.round, None, known.digest, 0, sources)
+            pace = MovingDeadline(limit, progress)
+            return await self._downloaded(
+                target, state, vectors, pace, fragment, on_disk, going_on=True
+            )
 
     @property
     def _fellows(self) -> Fellows | None:

@@ -1,10 +1,11 @@
 """Going on with a download that was broken off when the node was killed, where that can be had.
 
-It is tried once, at the beginning, and only with the peers whose copy the chunks came from
-(:mod:`bootstrap.state.partial`): nobody makes a copy for it. Who of them keeps it, that the chain
-leads to it, and the download itself have each :data:`WITHIN_S`, the download once more with each
-:data:`SHARE` of what is missing. So a peer that lies, or sends next to nothing, holds nobody up for
-longer; where it fails, the newest state is downloaded as if nothing had been there.
+It is tried at the beginning, once, or a few times where nobody answers, and only with the peers
+whose copy the chunks came from (:mod:`bootstrap.state.partial`): nobody makes a copy for it. Who of
+them keeps it, that the chain leads to it, and the download itself have each :data:`WITHIN_S`, the
+download once more with each :data:`SHARE` of what is missing. So a peer that lies, or sends next to
+nothing, holds nobody up for longer; where it fails, the newest state is downloaded as if nothing
+had been there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from protocols.transport import Transport
 ANSWER_S = 5.0
 # of 56 GB a link of 24 Mbit/s brings so much in that time; slower ones begin anew
 SHARE, WITHIN_S = 1 / 64, 300.0
+
+
+class Silent(TransportError):
+    """What is asked for may still be had, of somebody who does not answer."""
 
 
 class MovingDeadline:
@@ -65,28 +70,41 @@ class Resuming:
     known: StateOffer
 
     async def keepers(self) -> tuple[PeerId, ...]:
-        """Who of those that it came from keeps the copy; asked all at once."""
+        """Who of those that it came from keeps the copy; asked all at once.
+
+        Raises Silent where nobody is known to, and one of them does not answer.
+        """
+        silent: TransportError | None = None
         request = StateRequest(self.run, self.known.round, self.fragment, kept=True)
 
         async def keeps(peer: PeerId) -> bool:
+            nonlocal silent
             try:
                 offer = await ask(
                     self.transport, peer, "state", request, StateOffer, timeout=ANSWER_S
                 )
-            except (TransportError, ProtocolError):
+            except TransportError as error:
+                silent = error
+                return False
+            except ProtocolError:
                 return False
             return bool(offer.digest == self.known.digest)
 
         peers = self.known.readers
         answers = await asyncio.gather(*map(keeps, peers))
-        return tuple(peer for peer, yes in zip(peers, answers, strict=True) if yes)
+        found = tuple(peer for peer, yes in zip(peers, answers, strict=True) if yes)
+        if not found and silent is not None:
+            raise Silent(str(silent))
+        return found
 
     async def standing(self, peers: Sequence[PeerId], said: Target | None) -> ChainStanding:
         """Where in the chain the state is, as the first of ``peers`` proves that can.
 
         The certificate of its round names its digest. Where there is none yet, those who stand
-        there have to say it (``said``), as for all who arrive now. Raises Stale.
+        there have to say it (``said``), as for all who arrive now. Raises Stale; Silent where one
+        of them does not answer.
         """
+        silent: TransportError | TimeoutError | None = None
         for peer in peers:
             try:
                 async with given_time() as shown:
@@ -104,9 +122,14 @@ class Resuming:
                 named = await self._named(peer, head, newest.outcome.next_roster)
                 if not named and (said is None or said.head != head):
                     continue
-            except (RemoteProtocolError, TransportError, TimeoutError):
+            except (TransportError, TimeoutError) as error:
+                silent = error
+                continue
+            except RemoteProtocolError:
                 continue
             return standing_after(newest, lineage)
+        if silent is not None:
+            raise Silent(str(silent) or "no answer in time")
         raise Stale("nobody proves that the chain leads to what is here")
 
     async def _named(self, peer: PeerId, head: bytes, roster: tuple[PeerId, ...]) -> bool:

@@ -256,6 +256,32 @@ def test_where_the_copy_is_gone_the_newest_is_taken(
     played(story)
 
 
+@pytest.mark.parametrize("away", [8.0, 60.0])
+def test_a_source_that_does_not_answer_at_once_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: float
+) -> None:
+    """As where the newcomer's link is not up yet. What hours have brought is not dropped for it."""
+    monkeypatch.setattr(arrival_kit, "SIZE", SIZE)
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        before = chain.claim[0]
+        stood = scene.stand(CREATOR, chain, 5.0)
+        await first_life(scene, tmp_path)
+        chain.add(state=stood.state)
+        scene.stand(OTHERS[0], chain, 7.0)
+        scene.network.cut(NEWCOMER.peer_id, CREATOR.peer_id)
+        loop, began = asyncio.get_running_loop(), now()
+        loop.call_later(away, scene.network.splice, NEWCOMER.peer_id, CREATOR.peer_id)
+        arrived = await arrive(scene, part(tmp_path))
+        back = away < 10.0
+        assert arrived.target.round == (before if back else chain.claim[0])
+        assert (sum(arrived.served.values()) < 0.7 * BYTES) is back
+        assert now() - began < 40.0
+
+    played(story)
+
+
 @pytest.fixture
 def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrival_kit, "SIZE", SIZE)
