@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain
 
-from bootstrap.state import StateServer, state_digest
+from bootstrap.state import PartialState, StateServer, state_digest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
 from node.entry.arrival import Arrival, Arrived
@@ -36,6 +37,11 @@ LIAR = OTHERS[1]  # in office
 NEWCOMER = Identity.from_seed(b"n" * 32)
 STRANGERS = [Identity.from_seed(bytes([100 + n]) * 32) for n in range(6)]
 WALL = 1_000_000.0
+
+
+def part(directory: Path, run: bytes = RUN) -> PartialState:
+    """What is on disk of a download, as a node that starts finds it."""
+    return PartialState(directory / "state-0", run)
 
 
 class Scene:
