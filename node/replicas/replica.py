@@ -275,9 +275,14 @@ class OuterReplica:
             elif self.residual is not None:
                 self.residual.forget_round()
 
+        missed = state.place.round - self._place.round
         await self._thawed()
         await self.offload(move)
         await self.settle(state)
+        if self.turning is not None and onward and not merged:
+            # what each of them merged is not known: where islands arrive one by one, one's work
+            share = 1 / len(state.roster) if self.manifest.rounds.at_will else 1.0
+            self.turning.note(missed * share, mine=False)
         if self.trainer is not None:
             await self.trainer.release(contributed=bool(counted), reset=keep == "nothing")
 
@@ -357,9 +362,10 @@ class OuterReplica:
         )
 
     def _contributing(self, outcome: Outcome) -> int:
-        """How many members of this round's roster bring work: all but the servers.
+        """How many members of this round's roster bring work: all but the servers that merge.
 
-        If an owner of a part brings work as well, the run has no servers.
+        If an owner of a part brings work as well, the run has no servers. A certificate names no
+        roles: a server that owns no part, as after a fault, counts as one that brings work.
         """
         brought = {contributor.peer for contributor in outcome.contributors}
         owners = {part.owner for part in outcome.parts}

@@ -15,6 +15,8 @@ import torch
 from diloco.asynchronous import turning
 from protocols.codecs import CHUNK
 
+ROUNDED = 1e-6  # of a round: shares of all K, added up, may be short of one
+
 Brought = Callable[[int, int, torch.Tensor], torch.Tensor]  # Δ of elements [start, stop), into out
 
 
@@ -49,7 +51,7 @@ class Turning:
     def look(self, brought: Brought) -> None:
         """Decide how the snapshot that is there now is turned."""
         self._turns = []
-        late, size = int(self.gone), len(self._momentum)
+        late, size = int(self.gone + ROUNDED), len(self._momentum)
         if not late:
             return  # less than a whole round late
         scratch = torch.empty(min(CHUNK, size))

@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
 from diloco import asynchronous
-from node.replicas.replica import OuterReplica
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
+from node.replicas.replica import ChainStanding, OuterReplica
 from node.replicas.turning import Turning
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
@@ -97,6 +99,32 @@ def test_who_rests_with_nothing_in_hand_is_not_late(replica: OuterReplica) -> No
     assert turning.gone == 0.5
     turning.note(0.5, mine=False)  # it rests, with what that round went without
     assert turning.gone == 1.0
+
+
+@pytest.mark.parametrize("islands", range(2, 65))
+def test_a_whole_round_of_single_arrivals_is_one(islands: int, replica: OuterReplica) -> None:
+    before = delta(replica, 0, SIZE)
+    assert replica.turning is not None
+    replica.turning.train()
+    for _ in range(islands):
+        replica.turning.note(1 / islands, mine=False)
+    replica.norm()
+    assert not delta(replica, 0, SIZE).equal(before)
+
+
+@pytest.mark.parametrize("keep", ["local", "nothing"])
+async def test_rounds_that_were_missed_by_a_download_count_too(
+    replica: OuterReplica, keep: str
+) -> None:
+    """Of four islands that arrive one by one: forty arrivals are ten rounds."""
+    assert replica.turning is not None
+    replica.turning.train()
+    before = replica.place
+    roster = tuple(PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in range(4))
+    place = Place(before.run, 0, before.round + 40, b"h" * 32, b"", 40)
+    state = ChainStanding(place, roster, None, Lineage(before.run, (ME,)))
+    await replica.jump([vector.clone() for vector in replica.state], state, keep=keep)
+    assert replica.turning.gone == (10 if keep == "local" else 0)
 
 
 @pytest.mark.parametrize(
