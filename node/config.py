@@ -220,17 +220,23 @@ class NodeConfig(IslandSettings):
 
 
 def resolve(
-    flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    config_file: Path | None = None,
+    *,
+    here: bool = True,
 ) -> NodeConfig:
     """Merge flags over the environment over the file over the defaults.
 
-    A flag of ``None`` was not given. Raises :class:`~protocols.errors.OperatorError` E204 for
-    unknown keys (naming the nearest) and bad values, each with where it came from, also for an
-    invitation that is given and empty, and E102 for a peer's address that is malformed.
+    A flag of ``None`` was not given. Not ``here``: no settings file of this machine counts.
+    Raises :class:`~protocols.errors.OperatorError` E204 for unknown keys (naming the nearest) and
+    bad values, each with where it came from, also for an invitation that is given and empty, and
+    E102 for a peer's address that is malformed.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     from_environment = _environment(environ)
-    config_file = _config_file(given, from_environment, environ, config_file)
+    if here:
+        config_file = _config_file(given, from_environment, environ, config_file)
     from_file = _flat(read_toml(config_file)) if config_file is not None else {}
 
     values: dict[str, Any] = {}

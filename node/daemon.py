@@ -48,6 +48,10 @@ def run(config: NodeConfig, manifest: Manifest | None, script: Script | None = N
     return asyncio.run(Daemon(config, manifest, script).main())
 
 
+def _lacks(path: os.PathLike[str]) -> bool:
+    return not os.path.exists(path)  # a Path's raises for a name that is too long
+
+
 class Daemon:
     """One node, from start to end."""
 
@@ -90,7 +94,7 @@ class Daemon:
             for each in (pool, files):  # beside the event loop, which has to hear a second Ctrl-C
                 stack.push_async_callback(asyncio.to_thread, each.shutdown, cancel_futures=True)
             self._catch_signals(loop, events)
-            new_key = not self.config.identity_path.exists()
+            new_key = _lacks(self.config.identity_path)
             identity = Identity.load_or_create(self.config.identity_path)
             transport = await self._open_transport(identity, events)
             stack.push_async_callback(transport.aclose)

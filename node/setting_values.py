@@ -161,8 +161,16 @@ def not_empty(value: object) -> object:
 
 
 def expanded(path: Path) -> Path:
-    """An absolute path, ``~`` included; as in a shell, ``~name`` of nobody stands for itself."""
-    return Path(os.path.expanduser(path)).absolute()
+    """An absolute path, ``~`` included; as in a shell, ``~name`` of nobody stands for itself.
+
+    Raises ValueError for a name that is not UTF-8, which no JSON of ours could tell.
+    """
+    whole = Path(os.path.expanduser(path)).absolute()
+    try:
+        str(whole).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{str(whole)!r} is not UTF-8") from error
+    return whole
 
 
 def bytes_at_most(limit: int) -> AfterValidator:

@@ -7,6 +7,7 @@ of the id and no directory of keys is needed.
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,16 @@ _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _RAW_BYTES = len(_PREFIX) + 32
 
 REMEMBERED = 16384  # signatures that were verified, 100 bytes each
+
+# of the system's errors, those that say that the path is no place for a file
+_NO_PLACE = (
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EEXIST,  # a file where a directory is to be
+    errno.ELOOP,
+)
 
 
 class Identity:
@@ -68,11 +79,21 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Read the key file, or write a new one there with mode 0600."""
-        if path.exists():
-            return cls.load(path)
-        identity = cls.generate()
-        identity.save(path)
+        """Read the key file, or write a new one there with mode 0600.
+
+        Raises :class:`OperatorError` E104 for one that is unreadable or exposed, or a path where
+        there cannot be one; OSError where the disk is full or broken.
+        """
+        try:
+            if path.exists():
+                return cls.load(path)
+            identity = cls.generate()
+            identity.save(path)
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+            why = error.strerror or str(error)
+            raise _bad_key(path, why, "give another path with --identity") from error
         return identity
 
     def save(self, path: Path) -> None:

@@ -136,7 +136,7 @@ def template(
 
     For a seed; with --peers, for an island that trains with them.
     """
-    config = resolve(flags, {})
+    config = resolve(flags, {}, here=False)  # it is for another machine
     hosts = config.nnodes.rpartition(":")[2]
     if not hosts.isdigit():
         raise bad_config("--nnodes auto", "a file says how many hosts there are", "give a number")
@@ -228,7 +228,8 @@ def bench(
         region=config.region,
         listen=config.listen,
         advertise=config.public_addr,
-        peers=config.peers,
+        # not those of a settings file or a variable, whom the node here joins
+        peers=config.peers if config.source("peers") == "--peers" else (),
         seed=os.getpid(),
         max_upload=config.max_upload,
     )

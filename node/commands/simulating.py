@@ -216,12 +216,15 @@ def _no_plot(why: str) -> OperatorError:
 def _check_place(path: Path, what: str, option: str) -> None:
     """Raise OperatorError E204 where no file can be written there."""
     why = ""
-    if path.is_dir():
-        why = "it is a directory"
-    elif not path.parent.is_dir():
-        why = f"there is no directory {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "it may not be written"
+    try:
+        if path.is_dir():
+            why = "it is a directory"
+        elif not path.parent.is_dir():
+            why = f"there is no directory {path.parent}"
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            why = "it may not be written"
+    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+        why = error.strerror or str(error)
     if why:
         raise bad_config(what, f"{path}: {why}", f"give another file with {option}")
 

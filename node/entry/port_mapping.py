@@ -89,6 +89,7 @@ class PortMapping:
         self._find = find
         self._router: Router | None = None
         self._ports = (0, 0)  # outer and inner
+        self._given_up = False  # it took too long, as was told
 
     async def open(self, port: int) -> None:
         """Have a router forward to ``port``, by the same number if it may be.
@@ -97,7 +98,7 @@ class PortMapping:
         """
         try:
             async with asyncio.timeout(SILENT_S):
-                await asyncio.to_thread(self._open, port)
+                router, self._ports = await asyncio.to_thread(self._open, port)
         except ImportError as error:
             raise operator_error(
                 "E605",
@@ -105,21 +106,23 @@ class PortMapping:
                 why="it is not installed",
                 fix="pip install 'atoll[upnp]', or forward the port on the router by hand",
             ) from error
-        except OSError as error:  # TimeoutError among them
+        except OSError as error:  # TimeoutError among them, and then the thread goes on
+            self._given_up = True
             self._say(f"no router forwards a port to this node: {str(error) or 'it is silent'}")
             return
+        self._router, self.outer = router, hostport(router.outside, self._ports[0])
         said = f"the router forwards {self.outer} to this node"
         if not _is_outside(self.outer):
             said += "; but that is no address of the internet: it is behind a translator itself"
         self._say(said)
 
-    def _open(self, port: int) -> None:
+    def _open(self, port: int) -> tuple[Router, tuple[int, int]]:
         router = self._find()
         for outer in range(port, min(port + OTHERS, 65536)):
             if router.forward(outer, port, LEASE_S):
-                self._router, self._ports = router, (outer, port)
-                self.outer = hostport(router.outside, outer)
-                return
+                if self._given_up:  # nobody would renew it, and what was told is that there is none
+                    router.forget(outer)
+                return router, (outer, port)
         raise OSError(f"ports {port} to {port + OTHERS - 1} are forwarded to others")
 
     async def keep(self) -> None:

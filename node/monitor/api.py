@@ -154,7 +154,9 @@ def _guard(key: str, host: str) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if not _own_host(request.host, own_names):
+        # not request.host: where a request names none, which no browser does, aiohttp may look
+        # this machine's own name up, in the event loop
+        if not _own_host(request.headers.get("Host", "localhost"), own_names):
             return _error(403, "ask by IP address or as localhost, not by another name")
         if request.method not in ("GET", "HEAD"):
             return _error(405, "this API is read-only", {"Allow": "GET, HEAD"})

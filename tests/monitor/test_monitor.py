@@ -183,5 +183,9 @@ def test_what_is_chosen(tmp_path):
     config = resolve({"peers": ["127.0.0.1:1"]}, {})
     assert isinstance(choose(config, None, 1.0), Observer)
     assert isinstance(choose(config, tmp_path / "x", 1.0), ReplaySource)
+    (tmp_path / "node.toml").write_text('peers = ["127.0.0.1:1"]\n')  # whom the node here joins
+    here = resolve({"dir": str(tmp_path), "api": "127.0.0.1:5"}, {"ATOLL_PEERS": "127.0.0.1:2"})
+    assert here.peers
+    assert isinstance(choose(here, None, 1.0), AttachedSource)
     given = resolve({"api": "127.0.0.1:5"}, {})
     assert isinstance(choose(given, None, 1.0), AttachedSource)

@@ -1,5 +1,7 @@
 """A node's settings: precedence, where each came from, and mistakes in words."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,3 +198,16 @@ def test_what_goes_wrong_with_a_home_of_nobody_is_told(capsys):
     error = OperatorError("E204", "what", "why", "fix")
     assert report(error, ["start", "--dir", "~no.such.user/x"]) == error.exit_code
     assert "what" in capsys.readouterr().err
+
+
+def test_settings_of_this_machine_are_not_for_another(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "node.toml").write_text('peers = ["10.0.0.1:1"]\nnoclue = 1\n')
+    assert resolve({"dir": str(home)}, {}, here=False).peers == ()
+
+
+def test_a_path_that_json_cannot_tell_is_refused(tmp_path):
+    with pytest.raises(OperatorError, match="bad setting") as refused:
+        resolve({"dir": os.fsdecode(os.fsencode(tmp_path) + b"/n\xff")}, {})
+    assert "is not UTF-8" in refused.value.why

@@ -118,7 +118,7 @@ def test_where_nothing_can_be_written_nothing_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.simulate.world.simulate", lambda *_: pytest.fail("it has run"))
-    for place in (tmp_path / "none" / "x.json", tmp_path):
+    for place in (tmp_path / "none" / "x.json", tmp_path, tmp_path / ("x" * 300)):
         result = CliRunner().invoke(app, ["simulate", "--json", str(place)])
         assert isinstance(result.exception, OperatorError), result.output
         assert "--json" in result.exception.fix

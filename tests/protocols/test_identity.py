@@ -145,3 +145,11 @@ def test_a_key_that_a_full_disk_cut_short_is_not_in_the_way(
     made = Identity.load_or_create(path)
     assert Identity.load_or_create(path).peer_id == made.peer_id
     assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("place", ["k" * 300, "file/key.pem"])
+def test_a_path_where_no_file_can_be_is_told(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OperatorError, match="cannot use the identity file") as refused:
+        Identity.load_or_create(tmp_path / place)
+    assert refused.value.code == "E104"

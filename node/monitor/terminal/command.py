@@ -41,10 +41,13 @@ def main(config: NodeConfig, *, replay: Path | None, speed: float, once: bool) -
 
 
 def choose(config: NodeConfig, replay: Path | None, speed: float) -> Source:
-    """A log if one is given, else the swarm if peers are given, else the node that runs here."""
+    """A log if one is given, else the swarm with ``--peers``, else the node that runs here.
+
+    Peers in a settings file or a variable are whom that node joins.
+    """
     if replay is not None:
         return ReplaySource(replay, speed)
-    if config.peers:
+    if config.source("peers") == "--peers":
         from node.monitor.observer import Observer
 
         return Observer(parse_peers(config.peers), config.invitation)
