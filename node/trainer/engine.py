@@ -29,6 +29,7 @@ from node.trainer.data import targets as targets_of
 from node.trainer.evaluate import EVALUATION_BATCH, evaluate
 from node.trainer.foreign import cut_stage
 from node.trainer.foreign_balance import balance_of, keep_busy
+from node.trainer.foreign_causal import check_causal
 from node.trainer.foreign_documents import check_documents
 from node.trainer.foreign_experts import experts_of
 from node.trainer.foreign_storage import build_unstored
@@ -88,6 +89,7 @@ class Engine:
         model: Decoder
         if manifest.model.kind == "hf":
             model = self._foreign(manifest)
+            check_causal(model, self.seq_len)
             if self.document_end is not None:
                 check_documents(model, self.seq_len)
             balance = balance_of(model)  # over all layers, of which a stage has some

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from bootstrap.manifest import MAX_CONFIG_BYTES, Model
+from bootstrap.validation import explain
 from node.data.tokenizer import need
 from node.errors import operator_error
 from node.trainer.model import Decoder, document_numbers, documents_apart
@@ -32,6 +34,19 @@ REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
 # backward pass would draw others, and no two ranks the same
 DRAWS = ("phimoe",)
 REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
+
+NOISE = (  # ends of keys
+    "pdrop",
+    "dropout",
+    "dropout_prob",
+    "dropout_p",
+    "dropout_rate",
+    "drop_path_rate",
+    "layerdrop",
+    "jitter_noise",
+    "jitter_eps",
+)
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 BALANCE = "output_router_logits"  # what switches the balance loss on in config.json
 ADAPTER = "adapter_config.json"
@@ -217,17 +232,22 @@ def model_of(config: dict[str, Any], **others: Any) -> Model:
     if len(text.encode()) > MAX_CONFIG_BYTES:
         raise unfit(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
     parsed = _parse(text)
-    inner = parsed.get_text_config()
-    return Model(
-        **{
-            "kind": "hf",
-            "config": text,
-            "vocab_size": inner.vocab_size,
-            "n_layers": getattr(inner, "num_hidden_layers", 1),
-            "max_seq_len": getattr(inner, "max_position_embeddings", 1_048_576),
-            **others,
-        }
-    )
+    try:
+        inner = parsed.get_text_config()
+        return Model(
+            **{
+                "kind": "hf",
+                "config": text,
+                "vocab_size": inner.vocab_size,
+                "n_layers": getattr(inner, "num_hidden_layers", 1),
+                "max_seq_len": getattr(inner, "max_position_embeddings", 1_048_576),
+                **others,
+            }
+        )
+    except ValidationError as error:
+        raise unfit("; ".join(explain(error, Model))) from error
+    except (ValueError, AttributeError) as error:  # of several texts, or of none
+        raise unfit(str(error)[:500]) from error
 
 
 def _parse(text: str) -> Any:
@@ -246,11 +266,10 @@ def _parse(text: str) -> Any:
         if kind in DRAWS:
             raise ValueError(f"{kind} chooses its experts at random while it is trained")
         config = transformers.AutoConfig.for_model(kind, **plain)
-        for key, value in config.to_dict().items():
-            if _is_dropout(key, value):
-                setattr(config, key, 0.0)
-        if getattr(config, "is_decoder", None) is False:  # BERT and its kin look ahead otherwise
-            config.is_decoder = True
+        _quiet(config, transformers.PretrainedConfig)
+        for key in ("is_decoder", "causal"):  # BERT and XLM, and their kin, look ahead otherwise
+            if getattr(config, key, None) is False:
+                setattr(config, key, True)
         config.use_cache = False
         return config
     except OperatorError:
@@ -272,6 +291,9 @@ def _build(config: Model) -> Any:
             )
     except Exception as error:  # whatever a family makes of numbers that do not fit together
         raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
+    for module in lm.modules():  # of a family that has it without a key of its configuration
+        if isinstance(module, DROPOUT):
+            module.p = 0.0
     return lm.train()
 
 
@@ -296,10 +318,18 @@ def _keys(value: Any) -> Iterator[str]:
             yield from _keys(inner)
 
 
-def _is_dropout(key: str, value: object) -> bool:
+def _quiet(config: Any, kind: type) -> None:
+    """Switch off dropout and other noise, also in configurations (``kind``) that it consists of."""
+    for key, value in (config.to_dict() | vars(config)).items():
+        if isinstance(value, kind):
+            _quiet(value, kind)
+        elif value and _is_noise(key, value):
+            setattr(config, key, type(value)(0))  # some look at the type
+
+
+def _is_noise(key: str, value: object) -> bool:
     """Whether a key sets dropout or other noise: a run's steps have to be repeatable."""
-    named = key.endswith(("pdrop", "dropout", "dropout_prob", "layerdrop", "jitter_noise"))
-    return named and isinstance(value, int | float) and not isinstance(value, bool)
+    return key.endswith(NOISE) and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from node.trainer.hf import ForeignDecoder, build_foreign, model_of
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
 from node.trainer.model_moe import balance_loss
+from protocols.errors import OperatorError
 
 families = pytest.mark.parametrize("plain", [GPT2, QWEN], ids=["gpt2", "qwen2"])
 
@@ -42,6 +43,42 @@ def test_the_layout_is_that_of_the_model_and_values_follow_the_seed(plain):
     assert torch.equal(logits, model(TOKENS))  # no dropout, though GPT-2's configuration has it
     manifest = Manifest(model=config, data=Data(seq_len=64))
     assert Manifest.parse(manifest.canonical()) == manifest
+
+
+TEXT = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+NOISY = [
+    {"model_type": "emu3", "text_config": TEXT},  # by default
+    {"model_type": "qwen3_5", "text_config": TEXT | {
+        "attention_dropout": 0.5, "layer_types": ["full_attention"] * 2}},
+    {"model_type": "cpmant", "vocab_size": 300, "hidden_size": 32, "num_attention_heads": 2,
+     "dim_head": 16, "dim_ff": 48, "num_hidden_layers": 2, "dropout_p": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", NOISY, ids=lambda plain: plain["model_type"])
+def test_dropout_is_off_wherever_a_configuration_has_it(plain):
+    """Or layers that are computed again in the backward pass would drop others."""
+    model = build_foreign(model_of(plain), 0)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS), model(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("plain", "why"),
+    [
+        ({"model_type": "xlnet"}, "max_seq_len"),
+        ({"model_type": "musicgen"}, "text configs"),
+        (QWEN | {"vocab_size": 2_000_000}, "vocab_size"),
+        (QWEN | {"max_position_embeddings": 4}, "max_seq_len"),
+    ],
+)
+def test_a_configuration_that_fits_no_run_is_refused(plain, why):
+    with pytest.raises(OperatorError, match="cannot be built") as refused:
+        model_of(plain)
+    assert refused.value.code == "E606"
+    assert why in refused.value.why
 
 
 @families
