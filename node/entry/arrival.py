@@ -89,9 +89,8 @@ class Arrival(Verifying):
             return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
 
         reason, told = "no island has announced a state", ""
-        resumes = untrue = unwanted = (
-            0  # tries; looks in a row that brought only lies, or nothing wanted
-        )
+        resumes = 0  # tries to go on with what is on disk
+        untrue = unwanted = 0  # looks in a row that brought only lies, or nothing wanted
         came = filled = False  # whether anything of the last download came, or was on disk
         if not self.proves:
             on_disk = None  # nothing tells whether an island's own state is still worth having
