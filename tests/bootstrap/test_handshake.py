@@ -273,6 +273,38 @@ async def test_a_wrong_clock_is_measured_and_told(hosts: tuple[Host, Host]) -> N
     assert "timedatectl" in raised.value.fix
 
 
+@pytest.mark.parametrize("off", [-86_400.0, -2 * 3600.0, 2 * 3600.0, 86_400.0])
+async def test_a_clock_that_is_hours_off_is_told_as_that(
+    hosts: tuple[Host, Host], off: float
+) -> None:
+    """As where local time is taken for UTC: its record has expired, or lives too long."""
+    newcomer, seed = hosts
+    now = 1_000_000.0
+    seed.whereabouts = Whereabouts(seed.transport, seed.identity, clock=lambda: now)
+    newcomer.whereabouts = Whereabouts(
+        newcomer.transport, newcomer.identity, clock=lambda: now + off
+    )
+    newcomer.whereabouts.publish(["192.0.2.2:4390"])
+    seed.gate(clock=lambda: now)
+    greeting = await newcomer.greet(seed, clock=lambda: now + off)
+    assert greeting.offset == pytest.approx(-off)
+
+
+async def test_a_clock_that_is_put_back_by_hours_leaves_a_record_that_holds(
+    hosts: tuple[Host, Host],
+) -> None:
+    newcomer, seed = hosts
+    now = 1_000_000.0
+    ahead = 3 * 3600.0
+    theirs = Whereabouts(newcomer.transport, newcomer.identity, clock=lambda: now + ahead)
+    theirs.publish(["192.0.2.2:4390"])
+    ahead = 0.0
+    own = theirs.own
+    assert own is not None
+    ours = Whereabouts(seed.transport, seed.identity, clock=lambda: now)
+    assert ours.learn(own.data).record.addresses == ("192.0.2.2:4390",)
+
+
 def test_the_median_outvotes_a_liar_and_slow_links_are_granted_doubt() -> None:
     clocks = Clocks(limit=3.0)
     for number, offset in enumerate((0.1, -0.2, 500.0)):

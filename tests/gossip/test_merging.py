@@ -57,6 +57,22 @@ def test_my_own_values_are_added_as_they_are() -> None:
     assert torch.equal(owner.merge.result, direct)
 
 
+@pytest.mark.parametrize("name", list(ERRORS))
+@pytest.mark.parametrize("alone", [False, True])
+def test_of_mine_that_is_no_number_any_more_nothing_is_merged(name: str, alone: bool) -> None:
+    """Memory that was sound when it was looked at, and has changed since."""
+    codec = RangeCodec(name, DENSE)
+    owner = Owner(codec, weights=(1.0,) if alone else (1.0, 2.0, 5.0))
+    owner.values[0][CHUNK + 5] = math.nan
+    if not alone:
+        owner.bring(1)
+        owner.bring(2)
+    owner.settle()
+    assert owner.merge.elements(PEERS[0]) == owner.merge.chunks[0].stop - START
+    owner.values[0].nan_to_num_()  # only in what is compared with
+    assert close(owner.mean(), owner.reference(), name)
+
+
 def test_a_long_part_leaves_room_for_others() -> None:
     owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0,), stop=START + 3 * AT_A_TIME * CHUNK)
     owner.merge.settle(Values(owner.values[0]))
