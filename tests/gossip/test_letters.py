@@ -102,6 +102,23 @@ def test_the_newest_of_each_counts_and_room_is_bounded() -> None:
     with_boxes(test, room=1)
 
 
+def test_what_is_about_to_be_taken_makes_way_for_nothing() -> None:
+    """It is answered before, so its sender has moved by it, or will."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        await a.send(B, 1.0)
+        (first,) = b.arrived
+        b.letters.claim([first.stamp])
+        await a.send(B, 2.0)  # another opening of its sender
+        await c.send(B, 3.0)  # and no room
+        assert b.letters.take(first.stamp) is first
+        assert [stamp.sender for stamp in b.letters.held] == [C.peer_id]
+        await a.send(B, 4.0)
+        assert [stamp.sender for stamp in b.letters.held] == [A.peer_id]
+
+    with_boxes(test, room=1)
+
+
 def test_where_none_may_be_lost_there_is_no_room_for_more() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
         await a.send(B, 1.0)
