@@ -205,9 +205,12 @@ class Dht:
 
         Until cancelled, which has to come before :meth:`aclose`.
         """
-        next_announce = next_refresh = self._clock() + refresh
+        now = self._clock()
+        next_announce = next_refresh = now + refresh
         while True:
-            now = self._clock()
+            before, now = now, self._clock()
+            if now < before:  # it was put back: by hours, maybe
+                next_announce = next_refresh = now
             try:
                 if self._announcing and (self._changed.is_set() or now >= next_announce):
                     self._changed.clear()

@@ -31,6 +31,7 @@ from protocols.errors import (
     OperatorError,
     RemoteProtocolError,
     RemoteRefused,
+    Stale,
     printable,
 )
 from protocols.identity import PeerId
@@ -153,7 +154,10 @@ class Gate:
             self._refused(peer, "E201")
             raise RemoteRefused("run", run.hex())
         if hello.record:
-            self._whereabouts.learn(hello.record, expected=peer)
+            try:
+                self._whereabouts.learn(hello.record, expected=peer)
+            except Stale as error:  # of a clock that is hours off, which our answer tells it of
+                logger.info("the address record of %s does not hold: %s", peer, error)
         self._admitted[peer] = None
         self._admitted.move_to_end(peer)
         if len(self._admitted) > MAX_ADMITTED:

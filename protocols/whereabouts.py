@@ -101,9 +101,12 @@ class Whereabouts:
 
     @property
     def own(self) -> VerifiedRecord | None:
-        """Our record, signed anew when half its lifetime has passed; None before `publish`."""
+        """Our record, signed anew when half its lifetime has passed; None before `publish`.
+
+        Also where the clock was put back by hours: others would find that it lives too long.
+        """
         own = self._own
-        if own is not None and own.expires - self._clock() < LIFETIME / 2:
+        if own is not None and not LIFETIME / 2 <= own.expires - self._clock() <= LIFETIME:
             self.publish(own.record.addresses, own.record.relay)
         return self._own
 

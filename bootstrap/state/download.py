@@ -251,7 +251,7 @@ class _Fetch:
             log.info("state download: nothing from %s, which downloads it too: %s", peer, error)
             source.dropped = source.dropped or str(error)
         finally:
-            self.work.fellows[peer] = 0
+            self.work.fellows.pop(peer, None)  # its place is another's
 
     async def _stream(
         self,

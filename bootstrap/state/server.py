@@ -121,7 +121,8 @@ class StateServer:
         else:
             pin = await self._made(peer, request)
         others = pin.others(peer)
-        self._touch(request.fragment, pin, peer)
+        if not request.kept:  # who reads it shows by that alone that it is in use
+            self._touch(request.fragment, pin, peer)
         return dataclasses.replace(pin.offer, readers=others).encode()
 
     async def _made(self, peer: PeerId, request: StateRequest) -> _Pin:

@@ -90,6 +90,7 @@ class PartMerge:
         self._plain = self.result.view(torch.float32) if codec.name == "fp32" else None
         self._source: DeltaSource | None = None
         self._settled = False  # it is known whether I contribute
+        self._sound = number  # chunks of mine before one that is not finite
         self._hasher = blake3()
         self._bytes = as_bytes(self.result)
         self._busy = self._closed = False
@@ -109,7 +110,7 @@ class PartMerge:
     @property
     def empty(self) -> bool:
         """Nobody's values are in, and I have none to add."""
-        return self._source is None and not self._counts[0]
+        return (self._source is None or not self._sound) and not self._counts[0]
 
     @property
     def copies(self) -> int:
@@ -138,7 +139,7 @@ class PartMerge:
     def reached(self, peer: PeerId) -> int:
         """How many chunks of a contributor are in."""
         if peer == self._me:
-            return self.merged if self._source is not None else 0
+            return min(self.merged, self._sound) if self._source is not None else 0
         return self._reached.get(peer, 0)
 
     def elements(self, peer: PeerId) -> int:
@@ -309,13 +310,16 @@ class PartMerge:
         """All contributions to a chunk combined, mine too, fp32, in the buffer of :meth:`_sum`."""
         chunk, total = self.chunks[index], self._sum(index)
         count, weight = self._counts[index], self._weights[index]
-        if self._source is not None:
+        if self._source is not None and index < self._sound:
             factor = self._factors[self._me]
             scratch = self._scratch()
             mine = self._source.delta(chunk.start, chunk.stop, scratch[: len(total)])
-            add_up(total, mine, factor, first=not count)
+            if within(mine, FINITE):
+                add_up(total, mine, factor, first=not count)
+                count, weight = count + 1, weight + self._shares[self._me]
+            else:  # memory has changed since it was looked at: what else came is merged without it
+                self._sound = index
             self._spare.append(scratch)
-            count, weight = count + 1, weight + self._shares[self._me]
         if not count:
             total.zero_()
         else:
@@ -344,7 +348,7 @@ class PartMerge:
     def _note_lost(self, index: int, mean: torch.Tensor, data: torch.Tensor) -> None:
         """Tell my source what this encoding has lost, if it can make up for it."""
         source: object = self._source
-        if isinstance(source, KeepsLost):
+        if isinstance(source, KeepsLost) and index < self._sound:
             share = self._factors[self._me] / (self._weights[index] + self._shares[self._me])
             source.note_lost(self.codec, self.chunks[index], mean, data, share)
 

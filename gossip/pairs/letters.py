@@ -17,7 +17,7 @@ import math
 import secrets
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -77,6 +77,7 @@ class Letters:
     heaviest: Callable[[], float] = lambda: 1.0  # weight that a letter may have
     account: Account | None = None  # of shares, whose names are those that are given in it
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
+    _claimed: set[Stamp] = field(default_factory=set)  # of these: they make way for none
     transfers: Transfers = field(init=False)
     _arriving: dict[PeerId, Receipt] = field(default_factory=dict)
     _pushes: Counter[PeerId] = field(default_factory=Counter)  # going on, of any letter
@@ -182,7 +183,12 @@ class Letters:
 
     def take(self, stamp: Stamp) -> Letter | None:
         """A letter out of the box; None where it had to make way."""
+        self._claimed.discard(stamp)
         return self.held.pop(stamp, None)
+
+    def claim(self, stamps: Iterable[Stamp]) -> None:
+        """These will be taken, and are answered before: what one gains the other has to give."""
+        self._claimed |= self.held.keys() & set(stamps)
 
     async def receive(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> None:
         """Take a letter in; raises RemoteProtocolError for one that is not to be had."""
@@ -261,12 +267,15 @@ class Letters:
                     return
             self._put(letter)
 
+    def _free(self) -> list[Stamp]:
+        """Of what is held, the oldest first, what nobody is about to take."""
+        return [stamp for stamp in self.held if stamp not in self._claimed]
+
     def _put(self, letter: Letter) -> None:
         if not self.keep_all:
-            for old in [s for s in self.held if s.makes_way(letter.stamp)]:
+            for old in [s for s in self._free() if s.makes_way(letter.stamp)]:
                 del self.held[old]
-            while len(self.held) >= self.room:
-                oldest = next(iter(self.held))
+            for oldest in self._free()[: max(0, len(self.held) - self.room + 1)]:
                 del self.held[oldest]
                 self.mail.dropped(oldest)
         self.held[letter.stamp] = letter

@@ -290,12 +290,14 @@ class Roamer(FragmentPresence):
 
     def _carry_soon(self, instructions: list[Instruction]) -> None:
         if instructions:
+            self._claim(instructions)
             self.wiring.spawn(self._carry(instructions))
         self._kick.set()
         self._sent.set()
 
     async def _carry(self, instructions: list[Instruction]) -> None:
         while instructions:
+            self._claim(instructions)
             following: list[Instruction] = []
             if posts := [one for one in instructions if isinstance(one, Post)]:
                 await self._post(posts)  # first: what is mixed in moves what they tell of
@@ -309,6 +311,12 @@ class Roamer(FragmentPresence):
                     case Finish(round_):
                         await self._finish(round_)
             instructions = following
+
+    def _claim(self, instructions: Sequence[Instruction]) -> None:
+        """What is to be taken stays: its answer is on its way before, and takes seconds to make."""
+        for instruction in instructions:
+            if isinstance(instruction, Take):
+                self.letters.claim(one.stamp for one in instruction.letters)
 
     async def _post(self, posts: Sequence[Post]) -> None:
         key = posts[0].round, posts[0].exchange

@@ -32,7 +32,8 @@ async def splice(
 
             def note(count: int) -> None:
                 moved(count)
-                limit.reschedule(loop.time() + idle)
+                if not limit.expired():  # it may be, in this very turn of the loop
+                    limit.reschedule(loop.time() + idle)
 
             pumps = [
                 group.create_task(_pump(source, target, bucket, note))
