@@ -89,10 +89,10 @@ class Engine:
         model: Decoder
         if manifest.model.kind == "hf":
             model = self._foreign(manifest)
-            check_causal(model, self.seq_len)
             if self.document_end is not None:
                 check_documents(model, self.seq_len)
             balance = balance_of(model)  # over all layers, of which a stage has some
+            check_causal(model, self.seq_len)
             if self.dims.stages > 1:
                 cut_stage(model, stage, self.dims.stages)
             if balance is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_kit import GPT2, QWEN, QWEN3_MOE, TOKENS
+from hf_kit import EXPERTS, GPT2, QWEN, QWEN3_MOE, TOKENS
 
 from bootstrap.manifest import Data, Manifest
 from node.trainer.computing import Computing
@@ -21,6 +21,10 @@ CPMANT = {
     "model_type": "cpmant", "vocab_size": 300, "hidden_size": 32, "num_attention_heads": 2,
     "dim_head": 16, "dim_ff": 48, "num_hidden_layers": 2,
 }  # fmt: skip
+# its experts are chosen across tokens
+DOGE = EXPERTS | {
+    "model_type": "doge", "is_moe": True, "num_experts": 16, "router_aux_loss_coef": 0.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("plain", [GPT2, QWEN, QWEN3_MOE, XLM], ids=lambda one: one["model_type"])
@@ -38,9 +42,10 @@ def test_a_token_sees_none_behind_it(plain: dict[str, object]) -> None:
         torch.testing.assert_close(model(late)[:, :-4], model(TOKENS)[:, :-4])
 
 
-def test_a_family_that_looks_ahead_is_refused() -> None:
-    manifest = Manifest(model=model_of(CPMANT), data=Data(seq_len=64))
+@pytest.mark.parametrize("plain", [CPMANT, DOGE], ids=lambda one: one["model_type"])
+def test_a_family_that_looks_ahead_is_refused(plain: dict[str, object]) -> None:
+    manifest = Manifest(model=model_of(plain), data=Data(seq_len=64))
     with pytest.raises(OperatorError, match="cannot be built") as refused:
         Engine(manifest, Ranks.alone(torch.device("cpu")), Computing())
     assert refused.value.code == "E606"
-    assert "cpmant lets tokens see those behind them" in refused.value.why
+    assert f"{plain['model_type']} lets tokens see those behind them" in refused.value.why
