@@ -214,6 +214,11 @@ class NodeConfig(IslandSettings):
         """
         return "" if self.is_default("api") or host_port(self.api)[1] == 0 else self.api
 
+    @property
+    def named_peers(self) -> tuple[str, ...]:
+        """Peers that a flag names: not those whom the node of this machine joins."""
+        return self.peers if self.source("peers") == "--peers" else ()
+
     def is_default(self, key: str) -> bool:
         """Whether nobody set this key: then a port in use may be replaced by a free one."""
         return key not in self._sources

@@ -228,8 +228,7 @@ def bench(
         region=config.region,
         listen=config.listen,
         advertise=config.public_addr,
-        # not those of a settings file or a variable, whom the node here joins
-        peers=config.peers if config.source("peers") == "--peers" else (),
+        peers=config.named_peers,
         seed=os.getpid(),
         max_upload=config.max_upload,
     )

@@ -57,14 +57,8 @@ def test_a_newcomer_that_is_started_again_goes_on_with_the_state_that_it_had_beg
     async def story(scene: Scene) -> None:
         chain = swarm()
         before = chain.claim[0]
-        source = CREATOR.peer_id
         stood = scene.stand(CREATOR, chain, 5.0)
-        node = scene.network.node(source)
-        assert node is not None
-        node.upload = BYTES / 10.0
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(6.0):
-                await arrive(scene, part(tmp_path))
+        await first_life(scene, tmp_path)
         chain.add(state=stood.state)  # the others go on
         scene.stand(OTHERS[0], chain, 7.0)
         if whole:
@@ -86,12 +80,7 @@ def test_where_the_copy_is_gone_the_newest_is_taken(
     async def story(scene: Scene) -> None:
         chain = swarm()
         scene.stand(CREATOR, chain, 5.0)
-        node = scene.network.node(CREATOR.peer_id)
-        assert node is not None
-        node.upload = BYTES / 10.0
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(6.0):
-                await arrive(scene, part(tmp_path))
+        await first_life(scene, tmp_path)
         chain.add()
         scene.stand(OTHERS[0], chain, 7.0)
         await asyncio.sleep(2 * IDLE_S)

@@ -41,16 +41,13 @@ def main(config: NodeConfig, *, replay: Path | None, speed: float, once: bool) -
 
 
 def choose(config: NodeConfig, replay: Path | None, speed: float) -> Source:
-    """A log if one is given, else the swarm with ``--peers``, else the node that runs here.
-
-    Peers in a settings file or a variable are whom that node joins.
-    """
+    """A log if one is given, else the swarm with ``--peers``, else the node that runs here."""
     if replay is not None:
         return ReplaySource(replay, speed)
-    if config.source("peers") == "--peers":
+    if config.named_peers:
         from node.monitor.observer import Observer
 
-        return Observer(parse_peers(config.peers), config.invitation)
+        return Observer(parse_peers(config.named_peers), config.invitation)
     api = config.named_api
     return AttachedSource(*find(config.dir, api=api, key=config.api_key))
 
