@@ -93,7 +93,7 @@ class Listener:
         context: ssl.SSLContext | None,
         stats: TransportStats,
         limits: Limits,
-        expected: Callable[[socket.socket, bytes], Awaitable[bool]],
+        expected: Callable[[socket.socket, bytes, Callable[[], None]], Awaitable[bool]],
         admitted: Callable[[PeerId], bool],
     ) -> None:
         self._expected = expected
@@ -205,8 +205,7 @@ class Listener:
         try:
             async with asyncio.timeout(self._limits.handshake):
                 token = await introduced(sock)
-            connection.expected()  # the token is looked at now
-            handed_on = await self._expected(sock, token)
+            handed_on = await self._expected(sock, token, connection.expected)
             if not handed_on:
                 raise Malformed("nobody waits for this call")
         finally:

@@ -278,9 +278,11 @@ class HttpTransport:
     def _adopt(self, sock: socket.socket, caller: str) -> None:
         self._server.adopt(sock, caller)
 
-    async def _expected(self, sock: socket.socket, token: bytes) -> bool:
+    async def _expected(
+        self, sock: socket.socket, token: bytes, bounded: Callable[[], None]
+    ) -> bool:
         """A connection came with the token of a call; returns whether somebody waited for it."""
-        return self.relays.arrived(sock, token) or await self.relay.join(sock, token)
+        return self.relays.arrived(sock, token) or await self.relay.join(sock, token, bounded)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
         if self._client is None:

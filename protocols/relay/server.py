@@ -232,18 +232,18 @@ class RelayServer:
 
     # --- the connections ----------------------------------------------------------------------
 
-    async def join(self, sock: socket.socket, token: bytes) -> bool:
+    async def join(self, sock: socket.socket, token: bytes, bounded: Callable[[], None]) -> bool:
         """Carry a connection that came with ``token``, to its end; False: none is expected.
 
-        Where nothing is carried, the end is when both have been told of each other. Raises OSError,
-        TimeoutError, and Malformed where it does not say what it is for.
-
-        The socket is closed at the end.
+        Where nothing is carried, the end is when both have been told of each other. ``bounded`` is
+        told that one is expected, and bounded from here on. The socket is closed at the end. Raises
+        OSError, TimeoutError, and Malformed where it does not say what it is for.
         """
         self._forget_late()
         circuit = self._by_token.pop(token, None)
         if circuit is None:
             return False
+        bounded()
         try:
             prepare_lane(sock)
             async with asyncio.timeout(JOIN_S):

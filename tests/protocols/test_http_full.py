@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,6 +15,7 @@ from protocols.bodies import BufferFeed
 from protocols.errors import Unreachable
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
+from protocols.relay.wire import PREAMBLE, TOKEN_BYTES
 
 FULL = Limits(grace=0.1, total=16)  # one place is for strangers
 MANY = [Identity.from_seed(bytes([n]) * 32) for n in range(10, 24)]
@@ -61,6 +63,19 @@ async def test_idle_connections_of_made_up_keys_make_way_for_a_newcomer() -> Non
         assert (await reply(reader)).detail == b"9"
         assert await asyncio.wait_for(held[0][0].read(), 5) == b""
         assert a.stats.capped_connections == 2
+
+
+async def test_a_call_that_nobody_waits_for_takes_no_place_of_those_admitted() -> None:
+    async with two(FULL) as (a, b), AsyncExitStack() as stack:
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        for one in MANY:
+            await stack.enter_async_context(raw(a, one))
+        reader, writer = await asyncio.open_connection(*(a.listening or ("", 0)))
+        writer.write(PREAMBLE + secrets.token_bytes(TOKEN_BYTES))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert a.stats.garbage_connections == 1
+        assert a.stats.capped_connections == 0
 
 
 async def test_who_is_served_makes_no_way() -> None:
