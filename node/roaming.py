@@ -60,8 +60,9 @@ def make_pairs(
             if directory is not None:
                 name = f"weight-{fragment}.json"
                 book = BookFile(directory / name, manifest.run_id, wiring.identity.peer_id)
-            account = Account(replica.blend.weight, book, wiring.offload)
+            account = kept = Account(replica.blend.weight, book, wiring.offload)
             replica.blend.weight = account.balance.own
+            replica.here = lambda: kept.balance.own
         roamer = Roamer(
             replace(wiring, codec=replica.codec),
             replica,
@@ -78,7 +79,7 @@ def make_pairs(
             newcomer=newcomer,
             account=account,
         )
-        replica.who, replica.waiting = roamer.roster, roamer.waiting_weight
+        replica.who = roamer.roster
         return roamer
 
     return Pairs([made(replica) for replica in replicas], hooks)

@@ -88,7 +88,6 @@ class Roamer(FragmentPresence):
     _norm: float = 0.0
     _rounds: int = 0  # that are through
     _extra: int = 0
-    _taking: float = 0.0  # weights of letters that are being mixed in
     _ours: bool = True
     _spent: bool = False  # it has been told that there is no weight left to give away
     _still: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -190,10 +189,6 @@ class Roamer(FragmentPresence):
         """Seconds of letters on their way in a round, by each exchange since it was last asked."""
         timed, self._log.timed = self._log.timed, []
         return [self.exchanges * seconds for seconds in timed]
-
-    def waiting_weight(self) -> float:
-        """Push-sum weight of shares that are here and not mixed in yet."""
-        return self._taking + sum(letter.weight for letter in self.letters.held.values())
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
@@ -357,9 +352,7 @@ class Roamer(FragmentPresence):
             if (letter := self.letters.take(one.stamp))
         ]
         letters.sort(key=lambda one: one[0].stamp.sender == self.me)  # the first tells how far
-        self._taking = sum(letter.weight for letter, _ in letters)
         difference = await self.replica.mix(letters) if letters else None
-        self._taking = 0.0
         self._end_exchange()
         self._log.ended(self.core.met[-1], difference)
         return self.core.on_taken(self.now())

@@ -305,10 +305,7 @@ class Keeper:
             )
         ]
         own = [replica for replica in replicas if isinstance(replica, OwnReplica)]
-        weights = []
-        for replica in own:
-            async with replica.blending:  # a share that is being mixed in would count twice
-                weights.append(replica.weight)
+        weights = tuple(replica.weight for replica in own)
         vectors = {"base": [replica.base for replica in replicas]}
         for name in replicas[0].vectors:
             vectors[PREFIX + name] = [replica.vectors[name] for replica in replicas]
@@ -327,7 +324,7 @@ class Keeper:
             vectors,
             replicas[0].offload,  # a round waits for what it has to copy
             room,
-            tuple(weights),
+            weights,
             tuple(replica.place.round for replica in own),
         )
         for each in replicas:

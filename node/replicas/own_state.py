@@ -97,7 +97,7 @@ class OwnReplica(Exchanging, OuterReplica):
         self.blend = Blend(self.base, codec, shares=manifest.gossip.rule == "push-sum")
         self.blending = asyncio.Lock()
         self.who: Callable[[], tuple[PeerId, ...]] = lambda: (me,)
-        self.waiting: Callable[[], float] = lambda: 0.0  # weight that is here and not mixed in
+        self.here: Callable[[], float] = lambda: self.blend.weight  # or what an account says
 
     @property
     def roster(self) -> tuple[PeerId, ...]:
@@ -111,7 +111,7 @@ class OwnReplica(Exchanging, OuterReplica):
         So the sum of all weights stays the same when an island stops and resumes; its parameters
         differ from what the shares would have made of them by less than islands differ.
         """
-        return self.blend.weight + self.waiting()
+        return self.here()
 
     def flaw(self) -> str:
         """Why not every codec of the run can carry the snapshot in ``sent``; empty: they can."""

@@ -114,7 +114,7 @@ class Mishaps(Troubles):
         """What a checkpoint would hold now."""
         one = self.swarm.members[number]
         return [
-            (s.base.clone(), s.place.round, s.blend.weight + roamer.waiting_weight())
+            (s.base.clone(), s.place.round, roamer.account.balance.own if roamer.account else 1.0)
             for s, roamer in zip(one.states, one.roamers, strict=True)
         ]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from roamer_kit import Islander, islands
+from roamer_kit import islands
 
 from gossip.pairs.roamer import SPENT
 from protocols.memory.transport import Link
@@ -89,7 +89,7 @@ def test_a_share_counts_once_where_its_receiver_is_silent_for_a_while(silent: fl
             swarm.limit = 0
             await asyncio.sleep(30.0)
             assert not any(one.roamer.core.owed for one in swarm.living())
-            weights = [m.state.blend.weight + m.roamer.waiting_weight() for m in swarm.living()]
+            weights = [m.weight for m in swarm.living()]
             return sum(weights), alone
 
     total, alone = run(main())
@@ -101,25 +101,22 @@ def test_a_share_counts_once_where_its_receiver_is_silent_for_a_while(silent: fl
 def test_who_resumes_has_all_of_its_weight_again(later: float):
     """Killed ``later`` seconds after its checkpoint: what it has given and got since is known."""
 
-    def weight(islander: Islander) -> float:
-        return islander.state.blend.weight + islander.roamer.waiting_weight()
-
     async def main() -> tuple[float, float]:
         async with islands(4, rule="push-sum", seconds=lambda number: 1 + number / 10) as swarm:
             # one whose weight is not 1 just then, with nothing on its way to or from it
-            await swarm.until(lambda: abs(weight(swarm.members[2]) - 1) > 0.2)
+            await swarm.until(lambda: abs(swarm.members[2].weight - 1) > 0.2)
             await asyncio.sleep(0.3)
-            checkpoint = weight(swarm.members[2])
+            checkpoint = swarm.members[2].weight
             base, round_ = swarm.members[2].state.base.clone(), swarm.members[2].state.place.round
             await asyncio.sleep(later)
-            killed = weight(swarm.members[2])
+            killed = swarm.members[2].weight
             await swarm.kill(2)
             await asyncio.sleep(5.0)  # letters to it come back meanwhile
             swarm.start(2, base, round_, checkpoint)
             swarm.limit = 30
             await swarm.until(lambda: all(len(m.rounds) >= 30 for m in swarm.living()))
             await asyncio.sleep(5.0)
-            return sum(weight(one) for one in swarm.living()), killed - checkpoint
+            return sum(one.weight for one in swarm.living()), killed - checkpoint
 
     total, moved = run(main())
     assert total == pytest.approx(4, abs=1e-9)

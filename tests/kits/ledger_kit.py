@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from roamer_kit import Islander, ToyState
+from roamer_kit import Islander, ToyState, weight_here
 
 from gossip.pairs.letters import Letter
 from protocols.codecs import Encoded
@@ -45,8 +45,7 @@ class Ledger:
         self.holds(one, -1)
         for state, roamer in zip(one.states, one.roamers, strict=True):
             if roamer.account is not None:
-                balance, here = roamer.account.balance, state.blend.weight
-                here += roamer.waiting_weight()
+                balance, here = roamer.account.balance, weight_here(state, roamer)
                 self.blurred |= bool(balance.given) or abs(balance.own - here) > 1e-9
 
     def check(self, living: Sequence[Islander]) -> None:
@@ -58,8 +57,7 @@ class Ledger:
                 assert roamer.account is not None
                 balance = roamer.account.balance
                 doubts |= bool(balance.given)  # to somebody who is gone
-                here = state.blend.weight + roamer.waiting_weight()
-                assert here == pytest.approx(balance.own, abs=1e-9)
+                assert weight_here(state, roamer) == pytest.approx(balance.own, abs=1e-9)
         if not (self.blurred or doubts):
             assert (there.values - self.values).abs().max().item() < 1e-3
 

@@ -116,6 +116,11 @@ class Islander:
     def roamer(self) -> Roamer:
         return self.roamers[0]
 
+    @property
+    def weight(self) -> float:
+        """Push-sum weight of its first fragment that is here."""
+        return weight_here(self.state, self.roamer)
+
     def outcomes(self) -> list[str]:
         """How its exchanges ended, in order."""
         return [one.met.outcome for rounded in self.rounds for one in rounded.exchanged]
@@ -346,6 +351,11 @@ async def islands(
         yield swarm
         for one in swarm.members.values():
             one.task.cancel()
+
+
+def weight_here(state: ToyState, roamer: Roamer) -> float:
+    """Push-sum weight that is mixed in, or waits for it: what an account has to say."""
+    return state.blend.weight + sum(letter.weight for letter in roamer.letters.held.values())
 
 
 def share(swarm: Islands, outcome: str) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from gossip.membership.standing import first_announcement, with_places
+from gossip.pairs.account import NAME_BYTES, Account
 from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.checkpoints.outer_files import OuterFiles, write_outer
 from node.checkpoints.restoring import own_standing, restore
@@ -207,8 +209,8 @@ async def test_weights_and_rounds_of_all_fragments_are_kept_in_checkpoints(
     await own.settle(5)
     weights, rounds = [], own.rounds
     for n, replica in enumerate(own.replicas):
-        replica.blend.weight, replica.waiting = 0.625 + n, lambda: 0.5
         weights.append(1.125 + n)
+        replica.here = partial(float, weights[n])
         assert replica.weight == weights[n]
     signed = SignedManifest.create(own.manifest, ME)
     store, events = CheckpointStore(tmp_path), Events()
@@ -242,9 +244,9 @@ async def test_a_checkpoint_that_says_something_else_is_refused(
 
 
 async def test_a_checkpoint_has_the_weight_of_one_moment(own: Own, tmp_path: Path) -> None:
-    """While letters come, which changes what waits, and while one of them is being mixed in."""
+    """Also while a share that has come is being mixed in, which takes nothing from its account."""
     await own.settle(5)
-    replica, shares = own.replicas[0], [0.5]
+    replica, account = own.replicas[0], Account(1.0)
     begun, mixed = threading.Event(), threading.Event()
 
     def mix() -> None:
@@ -252,28 +254,19 @@ async def test_a_checkpoint_has_the_weight_of_one_moment(own: Own, tmp_path: Pat
         mixed.wait(10)
         replica.blend.weight += 0.5
 
-    def waiting() -> float:
-        assert threading.current_thread() is threading.main_thread()
-        return sum(shares)
-
-    async def take() -> None:
-        await replica._alone(mix)
-        shares.clear()
-
-    replica.waiting = waiting
+    replica.here = lambda: account.balance.own
+    await account.change(lambda b: b.take(ME.peer_id, b"\0" * NAME_BYTES, 0.5))
     with ThreadPoolExecutor(2) as pool:
         keeper = keeper_at(tmp_path, [])
         keeper.replicas = own.replicas
         keeper.lineages = lambda: [cast(Any, None)] * len(own.replicas)
         keeper.offload = replica.offload = offload_to(pool)
-        taking = asyncio.create_task(take())
+        taking = asyncio.create_task(replica._alone(mix))
         while not begun.is_set():  # noqa: ASYNC110 - of a thread
             await asyncio.sleep(0.001)
-        saving = asyncio.create_task(keeper._outer())
-        await asyncio.sleep(0.01)
+        found = (await keeper._outer()).files
         mixed.set()
         await taking
-        found = (await saving).files
     assert found.weights == (1.5, *[1.0] * (len(own.replicas) - 1))
     assert found.rounds == tuple(own.rounds)
 

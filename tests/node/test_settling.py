@@ -8,16 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from roamer_kit import Islander, ToyState, islands
+from roamer_kit import ToyState, islands
 from test_leaving import Leaver
 
 from node import leaving
 from protocols.errors import TransferStalled
 from protocols.memory import virtual_time
-
-
-def weight(islander: Islander) -> float:
-    return islander.state.blend.weight + islander.roamer.waiting_weight()
 
 
 @pytest.mark.parametrize("silent", [0.0, 4.0])
@@ -42,7 +38,7 @@ def test_what_it_gave_away_has_come_or_is_back_and_no_more_is_given(silent: floa
             assert leaver.roamer.letters.transfers.bytes_sent == before
             swarm.limit = 0  # and what the other one gives has come as well
             await asyncio.sleep(30.0)
-            return weight(leaver) + weight(other)
+            return leaver.weight + other.weight
 
     assert virtual_time.run(main()) == pytest.approx(2, abs=1e-9)
 
@@ -59,18 +55,18 @@ def test_a_share_that_arrives_while_it_leaves_is_its_own_or_its_senders(
             leaver, other = swarm.members[0], swarm.members[1]
             swarm.shape(bytes_a_second, 1)
             await swarm.until(lambda: bool(leaver.roamer.letters._pushes))
-            before = weight(leaver)
+            before = leaver.weight
             with suppress(TimeoutError):
                 async with asyncio.timeout(leaving.SETTLE_S):
                     await leaver.roamer.settle()
-            saved = weight(leaver)
+            saved = leaver.weight
             await asyncio.sleep(60.0)  # the trainer writes its files
-            assert weight(leaver) == saved
+            assert leaver.weight == saved
             await swarm.kill(0)
             swarm.limit = 0
             await asyncio.sleep(60.0)
             assert not other.roamer.core.owed
-            return saved + weight(other), saved > before
+            return saved + other.weight, saved > before
 
     total, came = virtual_time.run(main())
     assert total == pytest.approx(2, abs=1e-9)
@@ -94,9 +90,9 @@ def test_shares_of_a_round_that_is_about_to_begin_are_waited_for() -> None:
             early = settling.done()
             go_on.set()
             await asyncio.wait_for(settling, 5.0)
-            saved = weight(leaver)
+            saved = leaver.weight
             await asyncio.sleep(5.0)
-            return early, weight(leaver) - saved
+            return early, leaver.weight - saved
 
     assert virtual_time.run(main()) == (False, 0.0)
 
@@ -120,12 +116,12 @@ def test_who_leaves_says_whether_a_share_has_come_before_it_is_gone() -> None:
             swarm.limit = 0
             await leaver.roamer.settle()
             await leaver.roamer.presence.leave()
-            saved = weight(leaver)
+            saved = leaver.weight
             await asyncio.sleep(60.0)
             await swarm.kill(0)
             await asyncio.sleep(60.0)
             assert not other.roamer.core.owed
-            return saved + weight(other)
+            return saved + other.weight
 
     assert virtual_time.run(main()) == pytest.approx(2, abs=1e-9)
 
