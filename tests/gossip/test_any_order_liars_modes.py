@@ -203,13 +203,13 @@ async def pairs_meet(seed: int) -> None:
                 assert many < MANY, where
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 2])
 def test_whatever_some_say_the_others_merge_each_others_work(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 150))
+@pytest.mark.parametrize("seed", [1, *range(100, 150)])
 def test_whatever_some_say_the_others_merge_each_others_work_many_times(
     seed: int, tmp_path: Path
 ) -> None:

@@ -50,12 +50,12 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert any(more)
 
 
-@pytest.mark.parametrize("seed", range(300, 303))
+@pytest.mark.parametrize("seed", [300])
 def test_whatever_happens_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, drawn, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [301])
+@pytest.mark.parametrize("seed", [304])
 def test_whatever_happens_in_groups_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, in_groups, tmp_path)
 
@@ -78,7 +78,7 @@ def test_what_is_wrong_in_one_thing_alone_is_not_taken(seed: int, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(400, 430))
+@pytest.mark.parametrize("seed", [301, 302, *range(400, 430)])
 def test_whatever_happens_and_whatever_some_say_many_times(seed: int, tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(5)]
     for folder in folders:
