@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from blake3 import blake3
 
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.plans.rules import PATIENCE_S
 from gossip.rounds.round import Round
+from gossip.rounds.spreading import SMALL, legs
 from gossip.wiring import Wiring
 from protocols.errors import (
     RemoteProtocolError,
@@ -32,6 +35,7 @@ from protocols.wire import decode_any
 Control = Prepare | Vote | Suspect | Gram | Passed
 
 TRIES = 3  # of a control message
+NOTES = 16  # of one author that are passed on in a round: a plan and votes for each of some ballots
 
 
 @dataclass
@@ -46,6 +50,8 @@ class ControlSender:
     membership: Membership
     answered: Callable[[Round, PeerId, Promise | Certificate], None]
     rejected: Callable[[PeerId, RemoteProtocolError], None]
+    _passed_in: int = -1  # the round
+    _passed: dict[PeerId, dict[bytes, set[PeerId]]] = field(default_factory=dict)  # to whom
 
     def tell(self, of: Round, leg: Sequence[PeerId], message: Control) -> None:
         """Tell the first of these, who passes it on to the others; else tell these as well."""
@@ -53,15 +59,38 @@ class ControlSender:
 
         async def go() -> None:
             note = replace(message, to=tuple(rest)) if isinstance(message, Passed) else message
-            if not await self._send(of, first, note):
+            if not await self._send(of, first, note.encode()):
                 for peer in rest:
                     self.tell(of, (peer,), message)
 
         self.wiring.spawn(go())
 
-    async def _send(self, of: Round, to: PeerId, message: Control) -> bool:
+    def pass_on(self, of: Round, office: Sequence[PeerId], note: Passed) -> bool:
+        """Tell those in office whom a note is for, each once; False: that is for its author to do.
+
+        For one author that is bounded: by the length of a leg, and by its notes in a round.
+        """
+        if self._passed_in != of.place.round:
+            self._passed_in, self._passed = of.place.round, {}
+        others = set(office) - {self.wiring.identity.peer_id, note.author}
+        to = [peer for peer in dict.fromkeys(note.to) if peer in others]
+        if not to:
+            return True
+        notes = self._passed.setdefault(note.author, {})
+        name = blake3(note.body).digest()
+        most = max(SMALL, len(legs(office)[0]))
+        if len(to) > most or (name not in notes and len(notes) >= NOTES):
+            return False
+        told = notes.setdefault(name, set())
+        body = replace(note, to=()).encode()  # once for all of them: it may be long
+        for peer in to:
+            if peer not in told:
+                told.add(peer)
+                self.wiring.spawn(self._send(of, peer, body))
+        return True
+
+    async def _send(self, of: Round, to: PeerId, body: bytes) -> bool:
         """Whether it was taken."""
-        body = message.encode()
         patience = self.membership.answer_s(to, PATIENCE_S)
         upload = self.presence.status.upload
         if upload > 0:  # a long plan is on its way for a while

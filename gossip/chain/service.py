@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gossip.chain.chain import Chain
@@ -144,29 +144,35 @@ class Service:
 
     def _take(self, chain: Chain, sender: PeerId, note: Passed) -> bytes:
         """What a member in office says, from itself or by way of another one."""
-        message = self._pass_on(chain, sender, note)
+        message = self._checked(chain, note)
+        passed_on = sender != note.author or chain.sending.pass_on(
+            chain.round, chain.replica.roster, note
+        )
+        answer = b""
         if message.round < chain.replica.place.round:
             kept = chain.ledger.certificate(message.round)
-            return kept.encode() if kept and isinstance(message, Plan) else b""
-        of = chain.round
-        with self._signed_by(note.author):
-            instructions = of.on_message(note.author, message, chain.now())
-        if any(isinstance(one, FollowPlan) for one in instructions):  # it is adopted
-            chain.signed_plan = note
-        chain.carry_out(of, instructions)
-        return b""
+            answer = kept.encode() if kept and isinstance(message, Plan) else b""
+        else:
+            of = chain.round
+            with self._signed_by(note.author):
+                instructions = of.on_message(note.author, message, chain.now())
+            if any(isinstance(one, FollowPlan) for one in instructions):  # it is adopted
+                chain.signed_plan = note
+            chain.carry_out(of, instructions)
+        if not passed_on:
+            raise RemoteRefused("full", "that is more than is passed on for one member")
+        return answer
 
     async def _on_plan(self, sender: PeerId, body: bytes) -> bytes:
         request = PlanRequest.decode(body)
         return self._handing.answer(self._chain(request.fragment), sender, request).encode()
 
-    def _pass_on(self, chain: Chain, sender: PeerId, note: Passed) -> Plan | Votes:
-        """What a member in office says by way of others, to some of whom it goes from here.
+    def _checked(self, chain: Chain, note: Passed) -> Plan | Votes:
+        """What a member in office says by way of others.
 
-        It is checked before it is passed on: else members would spread what anybody made up.
+        Checked before it is passed on: else members would spread what anybody made up.
         """
-        office = chain.replica.roster
-        if note.author not in office:
+        if note.author not in chain.replica.roster:
             raise RemoteRefused("stranger", "not a member of this round")
         check_passed(self.wiring.run, note)
         with self._signed_by(note.author):
@@ -176,11 +182,6 @@ class Service:
                 raise Malformed("signed as what it is not")
         if message.round != note.round:  # that is not signed
             raise Malformed("passed on as of another round")
-        if sender == note.author:
-            told, here = replace(note, to=()), set(office) - {chain.me, sender}
-            for peer in dict.fromkeys(note.to):  # once, however often it is named
-                if peer in here:
-                    chain.sending.tell(chain.round, (peer,), told)
         return message
 
     @contextlib.contextmanager

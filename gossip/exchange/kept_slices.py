@@ -17,6 +17,7 @@ import torch
 from gossip.exchange.auditing import Shown
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.merging import AT_A_TIME, PartMerge, SliceDrain
+from gossip.exchange.slicing import FINITE, within
 from gossip.plans.commitments import SEAL_SIZE, TreeNode, check_seal, leaf, leaf_of, root, root_of
 from gossip.plans.mix import Column
 from gossip.plans.weighing import inner_products, triangle
@@ -48,17 +49,26 @@ class KeptMerge(PartMerge):
     def _values(self, index: int) -> tuple[list[PeerId], torch.Tensor]:
         """Who is in a chunk, in order, and their values: fp32 [K, n]."""
         chunk, kept = self.chunks[index], self._kept[index]
-        peers = [p for p in self._order if p in kept or (p == self._me and self._source)]
+        peers = [peer for peer in self._order if peer in kept]
         values = torch.empty(len(peers), chunk.stop - chunk.start)
         for peer, row in zip(peers, values, strict=True):
-            if peer != self._me:
-                self.codec.decode_chunk(chunk, kept[peer], row)
-            elif peer in kept:
+            if peer == self._me:
                 row.copy_(kept[peer].view(torch.float32))
             else:
-                assert self._source is not None
-                row.copy_(self._source.delta(chunk.start, chunk.stop, row))
+                self.codec.decode_chunk(chunk, kept[peer], row)
         return peers, values
+
+    def _keep_mine(self, index: int) -> None:
+        """Take my own values of a chunk as they are, never encoded, if they still are finite."""
+        if self._source is None or index >= self._sound:
+            return
+        chunk, scratch = self.chunks[index], self._scratch()
+        mine = self._source.delta(chunk.start, chunk.stop, scratch[: chunk.stop - chunk.start])
+        if within(mine, FINITE):
+            self._kept[index][self._me] = mine.clone().view(torch.uint8)
+        else:  # as in PartMerge._sum_of_all
+            self._sound = index
+        self._spare.append(scratch)
 
     def _note_lost(self, index: int, mean: torch.Tensor, data: torch.Tensor) -> None:
         """Nothing: where values are sorted or weighed, being louder makes up for no loss."""
@@ -73,6 +83,7 @@ class ColumnMerge(KeptMerge):
 
     def _sum_of_all(self, index: int) -> torch.Tensor:
         total = self._sum(index)
+        self._keep_mine(index)
         peers, values = self._values(index)
         self._kept[index].clear()
         if not peers:
@@ -140,6 +151,12 @@ class WeighedMerge(KeptMerge):
             self._seals[peer] = seal
         self.add(peer, index, data)
 
+    def give_up(self, peer: PeerId) -> None:
+        """As :meth:`PartMerge.give_up`; a seal counts with the chunk in front of it."""
+        if self._reached.get(peer, 0) < len(self.chunks):
+            self._seals.pop(peer, None)
+        super().give_up(peer)
+
     def close(self) -> None:
         """As :meth:`PartMerge.close`."""
         super().close()
@@ -163,7 +180,7 @@ class WeighedMerge(KeptMerge):
                 return
             self._multiply(len(self._products))
             if len(self._products) == len(self.chunks):
-                if self._source is not None:
+                if len(self._leaves.get(self._me, ())) == len(self.chunks):
                     self._seals[self._me] = root(self._leaves[self._me]).hash
                 self._tree = self._by_chunk()
                 self._weighed()
@@ -179,13 +196,9 @@ class WeighedMerge(KeptMerge):
         return open_ and not self._missing[looked]
 
     def _multiply(self, index: int) -> None:
-        chunk = self.chunks[index]
-        if self._source is not None:  # as it is, never encoded
-            scratch = self._scratch()
-            mine = self._source.delta(chunk.start, chunk.stop, scratch[: chunk.stop - chunk.start])
-            self._kept[index][self._me] = data = mine.clone().view(torch.uint8)
-            self._leaves[self._me].append(leaf(as_bytes(data)))
-            self._spare.append(scratch)
+        self._keep_mine(index)
+        if (mine := self._kept[index].get(self._me)) is not None:
+            self._leaves[self._me].append(leaf(as_bytes(mine)))
         peers, values = self._values(index)
         self._products.append((peers, inner_products(values)))
 

@@ -67,7 +67,8 @@ class GroupMerge(PartMerge):
         self.marks: list[bytes] = []  # of the chunks that are merged
 
     def _merge(self, index: int) -> None:
-        mine = self._source is not None
+        super()._merge(index)
+        mine = self._source is not None and index < self._sound
         self.marks.append(
             mark_of(
                 [
@@ -76,7 +77,6 @@ class GroupMerge(PartMerge):
                 ]
             )
         )
-        super()._merge(index)
 
     def _balance(self, total: torch.Tensor, count: int, weight: float) -> None:
         """Nothing: the owner, which knows of all groups, makes up for missing contributors."""

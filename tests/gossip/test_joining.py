@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.group_sums import JointMerge, magnitude, mark_of, mark_size, marked
+from gossip.exchange.relaying import GroupMerge
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
@@ -238,3 +239,33 @@ def test_magnitudes_are_powers_of_two_above_the_sum() -> None:
         found = magnitude(shares)
         assert math.frexp(found)[0] == 0.5
         assert sum(shares) <= found <= 2 * sum(shares)
+
+
+def test_a_relay_marks_its_own_values_only_where_they_are_in_the_sum() -> None:
+    """Memory that was sound when it was looked at, and has changed since: it is no number now."""
+
+    class Changed(Own):
+        def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+            return super().delta(start, stop, out) if not start else out.fill_(math.nan)
+
+    merge = GroupMerge(
+        RangeCodec("fp32", dense=SIZE),
+        0,
+        SIZE,
+        brought=(ME, A),
+        shares=SHARES,
+        expected={ME, A},
+        me=ME,
+        whole=Whole(SIZE),
+        post=lambda go: go(),
+        begun=lambda: None,
+        finished=lambda: None,
+    )
+    for index in range(CHUNKS):
+        merge.add(A, index, torch.full((CHUNK,), VALUES[A]).view(torch.uint8))
+    merge.settle(Changed())
+    assert [marked(mark, merge.brought) for mark in merge.marks] == [[ME, A], [A], [A]]
+    sums = merge.result.view(torch.float32).view(CHUNKS, CHUNK)[:, 0]
+    divisor = magnitude([SHARES[ME], SHARES[A]])
+    mine, other = (SHARES[peer] * VALUES[peer] / divisor for peer in (ME, A))
+    assert sums.tolist() == pytest.approx([mine + other, other, other])

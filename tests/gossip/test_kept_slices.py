@@ -114,6 +114,49 @@ def test_a_slice_that_breaks_off_is_not_present() -> None:
     assert torch.allclose(products_of(owner.merge), wide @ wide.T)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("loud", [0.0, 1e4])
+def test_a_sealed_slice_whose_last_chunk_is_unfit_is_not_present(codec: str, loud: float) -> None:
+    """It holds no numbers, or is louder than was announced; the seal on it is right."""
+    owner = Owner(WeighedMerge, codec, {"limits": dict.fromkeys(PEERS, 2e3)})
+    owner.merge.settle(Values(owner.values[0]))
+    owner.bring(OTHERS[1])
+    owner.bring(OTHERS[2])
+    with pytest.raises((NonFinite, Malformed)):
+        owner.bring_unfit(OTHERS[0], loud)
+    owner.run()
+    assert owner.told == ["weighed"]
+    assert list(owner.merge.seals) == [ME, OTHERS[1], OTHERS[2]]
+    wide = owner.values[[0, 2, 3]].double()
+    assert (products_of(owner.merge) - wide @ wide.T).norm() < ERRORS[codec] * (
+        wide @ wide.T
+    ).norm()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [(ColumnMerge, {"column": robust.coordinate_median}), (WeighedMerge, {})],
+)
+def test_of_mine_that_is_no_number_any_more_nothing_is_merged(
+    kind: type[PartMerge], more: dict[str, Any], codec: str
+) -> None:
+    """Memory that was sound when it was looked at, and has changed since."""
+    owner = Owner(kind, codec, dict(more))
+    owner.values[0, CHUNK + 5] = float("nan")
+    owner.bring_all()
+    if kind is WeighedMerge:
+        assert list(owner.merge.seals) == OTHERS
+        owner.merge.merge_with(dict.fromkeys(OTHERS, 0.25))
+        owner.run()
+        assert close(owner.result(), owner.values[1:].sum(0) / 4, codec)
+        return
+    with_mine = robust.coordinate_median(owner.values[:, :CHUNK], [1.0] * 4)
+    without = robust.coordinate_median(owner.values[1:, CHUNK:], [1.0] * 3)
+    assert close(owner.result(), torch.cat([with_mine, without]), codec)
+    assert owner.merge.elements(ME) == CHUNK
+
+
 def test_without_a_contribution_of_mine() -> None:
     owner = Owner(WeighedMerge)
     owner.merge.settle(None)

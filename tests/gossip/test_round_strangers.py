@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import replace
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN
 
+from gossip.chain.sending import NOTES
 from gossip.plans.certificate import sign_vote
 from gossip.rounds.spreading import check_passed, passed
-from protocols.errors import RemoteRefused
+from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.memory.transport import MemoryTransport
@@ -122,5 +125,33 @@ def test_plans_are_handed_to_members_alone_and_only_that_of_the_round() -> None:
                 await asked(member.transport, number + 1)
             with pytest.raises(RemoteRefused, match="stranger"):
                 await asked(swarm.network.join(STRANGER.peer_id), number)
+
+    virtual_time.run(main())
+
+
+def test_what_one_member_has_others_pass_on_is_bounded() -> None:
+    """In notes and in those told; beyond that it is refused, so that its author tells them."""
+
+    async def main() -> None:
+        async with simulated_swarm(24, size=40_000, think=(30.0, 31.0)) as swarm:
+            await asyncio.sleep(1.0)
+            here, liar, *others = swarm.living()
+            found = passed_on(swarm)
+
+            async def said(number: int, to: list[Member]) -> None:
+                votes = Votes(0, 0, bytes(32), 0, number, bytes(32), ())
+                note = replace(passed(liar.identity, RUN, votes), to=tuple(m.peer for m in to))
+                node = swarm.network.node(liar.peer)
+                assert node is not None
+                await node.transport.call(here.peer, "round", note.encode(), timeout=5.0)
+
+            with pytest.raises(RemoteRefused, match="more than is passed on"):
+                await said(0, others)
+            for number in range(NOTES + 4):
+                for _ in range(3):
+                    with contextlib.suppress(RemoteProtocolError, RemoteRefused):
+                        await said(number, others[:2])
+            await asyncio.sleep(6.0)
+            assert sum(sender == here.peer for sender, _ in found) == 2 * NOTES
 
     virtual_time.run(main())

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from gossip_kit import RUN, leader, plan_of
 
+from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole
 from gossip.exchange.kept_slices import KeptMerge, WeighedMerge
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.slicing import SealedFeed, SliceFeed
-from gossip.plans.commitments import seal
+from gossip.plans.commitments import leaf, seal
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.messages import TransferHeader
@@ -81,6 +82,23 @@ class Owner:
         number = min(chunks, len(self.merge.chunks) - first)
         for _ in range(number + (sealed and first + number == len(self.merge.chunks))):
             data = bytes(feed.next())
+            drain.room()[: len(data)] = data
+            drain.took(len(data))
+
+    def bring_unfit(self, peer: PeerId, loud: float) -> None:
+        """A slice, rightly sealed, whose last chunk is ``loud`` times as large; 0: no numbers."""
+        values = self.values[PEERS.index(peer)]
+        body = []
+        for chunk in (chunks := self.codec.chunks(START, STOP)):
+            here = values[chunk.start - START : chunk.stop - START]
+            data = torch.empty(chunk.size, dtype=torch.uint8)
+            self.codec.encode_chunk(chunk, here * loud if chunk is chunks[-1] else here, data)
+            body.append(data)
+        if not loud:
+            body[-1].fill_(255)
+        stamp = seal(BY_PEER[peer], self.header, [leaf(as_bytes(data)) for data in body])
+        drain = self.merge.drain(peer, 0)
+        for data in (*map(bytes, map(as_bytes, body)), stamp):
             drain.room()[: len(data)] = data
             drain.took(len(data))
 
