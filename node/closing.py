@@ -7,13 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.names import round_of
 
 
 def newest_round(checkpoints: Path) -> int | None:
     """The round of the checkpoint in that folder which was made last; None: there is none."""
     with suppress(OSError):
         for newest in CheckpointStore(checkpoints, owns=False).paths():
-            return int(newest.name.removeprefix("ckpt-"))
+            return round_of(newest.name)
     return None
 
 

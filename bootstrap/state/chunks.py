@@ -13,6 +13,7 @@ from math import inf
 from operator import or_
 from typing import Protocol
 
+from bootstrap.state.copies import ChunkFeed
 from bootstrap.state.digest import (
     HASH_BYTES,
     MAX_CHUNK,
@@ -245,12 +246,12 @@ class Work:
             bits[index // 8] |= 1 << index % 8
         return bytes(bits)
 
-    def chunk_in_place(self, index: int) -> bytes | None:
-        """A chunk's bytes; None where it is not here."""
+    def chunk_in_place(self, index: int, used: Callable[[], None]) -> ChunkFeed | None:
+        """A chunk on its way to a fellow; None where it is not here."""
         if index not in self._placed:
             return None
         start = index * self.chunk
-        return b"".join(self.state.pieces(start, min(start + self.chunk, self.state.length)))
+        return ChunkFeed(self.state, start, min(start + self.chunk, self.state.length), used)
 
     def is_shared_by(self, peer: PeerId) -> None:
         """A peer downloads the same."""

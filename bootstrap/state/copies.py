@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bootstrap.state.digest import StateBytes, chunk_size, copied, state_digest
-from protocols.bodies import BufferFeed
-from protocols.errors import Malformed
+from protocols.errors import Malformed, RemoteRefused
 from protocols.tasks import Background
 from protocols.transport import CHUNK_BYTES, Buffer, Feed
 
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-IDLE_S = 60.0  # a copy that nobody reads is given up
-COPY_COSTS = 10.0  # at most one part in this many of the time goes into copies, whoever asks
+# one part in this many of the time goes into copies of one kind at most, whoever asks; there are
+# two places for states
+COPY_COSTS = 10.0
+# reads keep a copy from making way for a newer one for as long as all of it takes a newcomer this
+# slow (bytes a second), and START_S: else whoever took a chunk now and then would keep it for ever
+SLOWEST, START_S = 1e6, 600.0
 TIMER_SLACK_S = 0.01
 
 
@@ -60,36 +64,52 @@ class Copy:
         start = index * self.chunk
         if start >= self.length:
             raise Malformed(f"there is no chunk {index}")
-        pieces = self.state.pieces(start, min(start + self.chunk, self.length))
-        # a slow reader keeps a chunk in memory, not the vectors
-        return _ChunkFeed(memoryview(b"".join(pieces)), used)
+        return ChunkFeed(self.state, start, min(start + self.chunk, self.length), used)
 
 
 class Use:
-    """When a copy was last used. Chunks on their way note it, from any thread."""
+    """When a copy of ``length`` bytes was last used. Chunks on their way note it, on any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int) -> None:
         self._clock = asyncio.get_running_loop().time
         self.at = self._clock()
+        self.most = self.at + START_S + length / SLOWEST  # until then reads count
 
     def note(self) -> None:
         """It is in use now."""
         self.at = self._clock()
 
+    def until(self, idle_s: float) -> float:
+        """Until when it need not make way, where nobody uses it any more from now on."""
+        return min(self.at + idle_s, self.most)
 
-class _ChunkFeed(BufferFeed):
-    """A chunk in pieces, so that it shows that it is being read."""
 
-    def __init__(self, chunk: memoryview, used: Callable[[], None]) -> None:
-        super().__init__(
-            *(chunk[at : at + CHUNK_BYTES] for at in range(0, len(chunk), CHUNK_BYTES))
-        )
-        self._used = used
+class ChunkFeed:
+    """Bytes [start, stop) of a state, in pieces that are copied when it is their turn.
+
+    So a slow reader keeps one piece in memory, neither the chunk nor the vectors, and shows that it
+    reads. ``used`` is told of each piece, on the transport's thread, and may raise. Where the state
+    is given up meanwhile the rest is ``gone``.
+    """
+
+    def __init__(
+        self, state: StateBytes, start: int, stop: int, used: Callable[[], None] = lambda: None
+    ) -> None:
+        self._state, self._at, self._stop, self._used = weakref.ref(state), start, stop, used
+        self.length = stop - start
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is always something to send: nobody needs waking."""
 
     def next(self) -> Buffer:
         """The next piece; empty after the last one."""
-        self._used()
-        return super().next()
+        state = self._state()
+        if state is None:
+            raise RemoteRefused("gone", "the copy was given up")
+        start, self._at = self._at, min(self._at + CHUNK_BYTES, self._stop)
+        piece = b"".join(state.pieces(start, self._at))
+        self._used()  # after that: what it says holds for this piece
+        return piece
 
 
 class Maker:

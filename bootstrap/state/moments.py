@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootstrap.state.chunks import DownloadProgress, Work, check_offer
-from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker, Use
+from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
 from protocols.asking import ask
@@ -26,6 +26,7 @@ from protocols.transport import Feed, Transport
 if TYPE_CHECKING:
     import torch
 
+MOMENTS_IDLE_S = 60.0  # a copy that nobody reads is given up
 MAX_AGE_S = 600.0  # an older copy is only for those that read it already
 MAX_STEPS = 2**53  # inner steps that moments may claim: a float64 counts exactly up to there
 
@@ -64,7 +65,7 @@ class MomentsServer:
         copy: Callable[[], Awaitable[Moments]],
         *,
         offload: Offload,
-        idle_s: float = IDLE_S,
+        idle_s: float = MOMENTS_IDLE_S,
     ) -> None:
         self._run, self._copy, self._offload = run, copy, offload
         self._kept: _Kept | None = None
@@ -89,6 +90,8 @@ class MomentsServer:
         self._check_run(MomentsRequest.decode(body).run)
         now = asyncio.get_running_loop().time()
         kept = self._kept
+        if kept is not None and now >= kept.use.most + MAX_AGE_S:
+            kept = self._kept = None  # whoever still reads it is too slow
         if kept is None:
             if now < self._next and not self._maker.busy:
                 raise RemoteRefused("busy", "a copy of the moments was made a moment ago")
@@ -107,7 +110,7 @@ class MomentsServer:
         finally:
             self._next = clock() + COPY_COSTS * (clock() - began)
         offer = MomentsOffer(moments.steps, copy.digest, copy.length, copy.chunk, copy.hashes)
-        self._kept = kept = _Kept(copy, offer.encode(), began, Use())
+        self._kept = kept = _Kept(copy, offer.encode(), began, Use(copy.length))
         self._touch(kept)  # also where nobody waits for it any more: it is given up in time
         return kept
 

@@ -127,6 +127,8 @@ class StateServer:
 
     async def _made(self, peer: PeerId, request: StateRequest) -> _Pin:
         """As :meth:`_pin`, for as long as a call may take."""
+        if (pin := self._there(peer, request)[1]) is not None:
+            return pin  # whatever is being copied for others
         try:
             async with asyncio.timeout(ANSWER_S), self._pinning:
                 # another peer that asks for this round meanwhile finds it below
@@ -135,8 +137,8 @@ class StateServer:
         except TimeoutError:
             raise RemoteRefused(MAKING, "a copy of the state is being made") from None
 
-    async def _pin(self, peer: PeerId, request: StateRequest) -> _Pin:
-        """What a peer may have: the round it asks for, or the newest one if that will do."""
+    def _there(self, peer: PeerId, request: StateRequest) -> tuple[int, _Pin | None]:
+        """The round that a peer may have, and the copy of it where there is one."""
         fragment, round_ = request.fragment, request.round
         if not 0 <= fragment < self._fragments:
             raise Malformed(f"there is no fragment {fragment}")
@@ -151,6 +153,12 @@ class StateServer:
         if pin is None:
             _check_round(here, round_, or_newer=request.or_newer)  # before it costs anybody a copy
         self._let_go(peer, (fragment, wanted))
+        return wanted, pin
+
+    async def _pin(self, peer: PeerId, request: StateRequest) -> _Pin:
+        """What a peer may have: the round it asks for, or the newest one if that will do."""
+        fragment, round_ = request.fragment, request.round
+        wanted, pin = self._there(peer, request)
         if pin is not None:
             return pin
         try:
@@ -188,7 +196,7 @@ class StateServer:
             copy: Copy = await self._offload(lambda: Copy.taken(live))
         offer = StateOffer(held, copy.digest, copy.length, copy.chunk, copy.hashes)
         now = loop.time()
-        pin = _Pin(copy, offer, Use(), now + COPY_COSTS * (now - began))
+        pin = _Pin(copy, offer, Use(copy.length), now + COPY_COSTS * (now - began))
         self._expiry.start()  # also where nobody waits for it any more
         return self._pins.setdefault((fragment, held), pin)
 
@@ -203,12 +211,17 @@ class StateServer:
                     del self._pins[key]
 
     def _make_room(self, fragment: int) -> None:
-        """Give up copies that nobody reads until there is room for one more; raises ``busy``."""
+        """Give up copies that nobody reads, or that were read for long enough, until there is room
+        for one more; raises ``busy``.
+        """
         while why := self._no_room(fragment):
             if not self._pins:
                 raise RemoteRefused("busy", why)
-            key, oldest = min(self._pins.items(), key=lambda item: item[1].use.at)
-            if asyncio.get_running_loop().time() - oldest.use.at < self._evict_s:
+            until, key = min(
+                (max(pin.replaceable, pin.use.until(self._evict_s)), key)
+                for key, pin in self._pins.items()
+            )
+            if asyncio.get_running_loop().time() < until:
                 raise RemoteRefused("busy", why)
             del self._pins[key]
 

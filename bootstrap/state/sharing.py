@@ -9,11 +9,10 @@ comes from a fellow is checked by its hash like all chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest
@@ -32,8 +31,8 @@ class Shared(Protocol):
         """A bit for each chunk, the lowest of a byte first."""
         ...
 
-    def chunk_in_place(self, index: int) -> bytes | None:
-        """A chunk's bytes; None where it is not here."""
+    def chunk_in_place(self, index: int, used: Callable[[], None]) -> Feed | None:
+        """A chunk, None where it is not here; ``used``: see :class:`.copies.ChunkFeed`."""
         ...
 
     def is_shared_by(self, peer: PeerId) -> None:
@@ -73,10 +72,15 @@ class Sharing:
         del peer  # whoever is admitted may have it
         request = ChunkRequest.decode(header)
         shared = self._of(request.run, request.fragment, request.round)
-        data = shared.chunk_in_place(request.index)
-        if data is None:
+
+        def goes_on() -> None:  # once the download has ended the vectors change
+            if self._open.get((request.fragment, request.round)) is not shared:
+                raise RemoteRefused("gone", "nothing is downloaded here any more")
+
+        feed = shared.chunk_in_place(request.index, goes_on)
+        if feed is None:
             raise RemoteRefused("gone", f"chunk {request.index} is not here")
-        return BufferFeed(data)
+        return feed
 
     def _of(self, run: bytes, fragment: int, round_: int) -> Shared:
         if run != self._run:

@@ -83,10 +83,14 @@ class ControlSender:
             return False
         told = notes.setdefault(name, set())
         body = replace(note, to=()).encode()  # once for all of them: it may be long
+
+        async def tell(peer: PeerId) -> None:
+            await self._send(of, peer, body)
+
         for peer in to:
             if peer not in told:
                 told.add(peer)
-                self.wiring.spawn(self._send(of, peer, body))
+                self.wiring.spawn(tell(peer))
         return True
 
     async def _send(self, of: Round, to: PeerId, body: bytes) -> bool:

@@ -25,18 +25,24 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from node.checkpoints import spared
+from node.checkpoints.names import (
+    ASIDE_PREFIX,
+    DRAFT_PREFIX,
+    FETCHED_PREFIX,
+    INDEX,
+    OLD_PREFIX,
+    name_of,
+    remove,
+    round_of,
+)
 from node.checkpoints.tensor_files import File, take_notes
+from node.errors import reason
 from protocols.errors import OperatorError
 
-INDEX = "checkpoint.json"
 MAX_INDEX_BYTES = 1024 * 1024
-DRAFT_PREFIX = ".draft-"
-OLD_PREFIX = f"{DRAFT_PREFIX}old-"  # in front of the name of one that a newer is to replace
-ASIDE_PREFIX = f"{DRAFT_PREFIX}aside-"  # of one that is being copied to a second place
-FETCHED_PREFIX = ".fetched-"  # of what is fetched to begin with, over restarts: see :meth:`commit`
-_NAME = re.compile(r"ckpt-(\d{8,})")
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+DAMAGED = (errno.ENOENT, errno.EIO)  # what a file's disk says that is lost
 
 
 class DiskFullError(OperatorError):
@@ -81,6 +87,7 @@ class Facts(BaseModel):
     tokens: int = Field(ge=0)  # trained by this island
     head: str = ""  # hash of the newest certificate, hex
     state: str = ""  # digest of the outer state, hex
+    peer: str = ""  # whose; empty in those of before it was said
 
 
 class Index(Facts):
@@ -131,7 +138,7 @@ class CheckpointStore:
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob(f"{OLD_PREFIX}*"):  # killed between two renames
             target = directory / old.name.removeprefix(OLD_PREFIX)
-            if _NAME.fullmatch(target.name) and not target.exists():
+            if round_of(target.name) is not None and not target.exists():
                 old.rename(target)
         for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
@@ -141,10 +148,8 @@ class CheckpointStore:
 
         ``copies``: and one that is still being copied to a second place (:meth:`aside`).
         """
-        there = (*self.paths(), *spared.spared(self.directory))
-        held = sum(map(bytes_in, there)) + sum(map(_taken, self._fetched()))
         count = self.keep + 1 + copies
-        needed = checkpoint_bytes * count - held
+        needed = checkpoint_bytes * count - self.held()
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise DiskFullError(
@@ -163,7 +168,7 @@ class CheckpointStore:
         The first may be of an earlier round: of another side of a split, or after damaged ones.
         """
         there = self.directory.glob("ckpt-*")  # none where the folder is gone
-        found = [(_made(p), p) for p in there if _NAME.fullmatch(p.name)]
+        found = [(_made(p), p) for p in there if round_of(p.name) is not None]
         return [path for _, path in sorted(found, reverse=True)]
 
     @contextmanager
@@ -209,7 +214,7 @@ class CheckpointStore:
             (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
             for path in (*draft.rglob("*"), draft):
                 _sync(path)
-            target = self.directory / f"ckpt-{facts.round:08d}"
+            target = self.directory / name_of(facts.round)
             old = self.directory / f"{OLD_PREFIX}{target.name}"
             if target.exists():  # made earlier in the same round; a rename cannot replace it
                 shutil.rmtree(old, ignore_errors=True)
@@ -226,8 +231,9 @@ class CheckpointStore:
             self._before = None
         spared.forget(self.directory, needed=sum(file.bytes for file in files.values()))
         others = [path for path in self.paths() if path != target]
-        for path in (*others[self.keep - 1 :], old):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in others[self.keep - 1 :]:
+            remove(path)
+        shutil.rmtree(old, ignore_errors=True)
         self.forget_fetched(but=self.ahead())
         return Checkpoint(target, index)
 
@@ -274,14 +280,26 @@ class CheckpointStore:
         if aside.parent.name.startswith(ASIDE_PREFIX):
             shutil.rmtree(aside.parent, ignore_errors=True)
 
+    def held(self) -> int:
+        """Bytes of the disk that are there for checkpoints already."""
+        there = (*self.paths(), *spared.spared(self.directory))
+        return sum(map(bytes_in, there)) + sum(map(_taken, self._fetched()))
+
     def latest(self) -> Search:
-        """The newest checkpoint that verifies. Reads every byte of it."""
+        """The newest checkpoint that verifies. Reads every byte of it.
+
+        Raises E404 where one cannot be read now: it may be whole, and an older one does not take
+        its place.
+        """
         damaged: list[CheckpointError] = []
         paths = self.paths()
         for older, path in enumerate(paths, start=1):
             try:
                 return Search(Checkpoint(path, verify(path)), tuple(damaged))
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno not in DAMAGED:
+                    fix = "let this user read it, or move it away"
+                    raise CheckpointError(path, reason(error), fix) from error
                 more = older < len(paths)
                 fix = f"nothing to do: {paths[older].name} is tried" if more else "none is left"
                 damaged.append(CheckpointError(path, str(error), fix))
@@ -323,12 +341,12 @@ def _made(path: Path) -> float:
     return 0.0
 
 
-def run_of(path: Path) -> str:
-    """The run a checkpoint says it is of, unverified; empty where it does not say."""
+def said_by(path: Path) -> Index | None:
+    """What a checkpoint says of itself, unverified; None where it says nothing."""
     try:
-        return _read_index(path).run
+        return _read_index(path)
     except (OSError, ValueError):
-        return ""
+        return None
 
 
 def _read_index(path: Path) -> Index:

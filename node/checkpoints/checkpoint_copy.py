@@ -8,7 +8,6 @@ checked like any other, against the hashes in its index.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,21 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from node.checkpoints.checkpoint import (
-    INDEX,
     MAX_INDEX_BYTES,
     CheckpointStore,
     Index,
     check_names,
     files_in,
     fingerprint,
-    run_of,
+    said_by,
     verify,
 )
+from node.checkpoints.names import INDEX, name_of, round_of
 from node.errors import operator_error
 from protocols.errors import OperatorError
 
 PIECE = 1 << 22  # bytes that are read there at once
-_NAME = re.compile(r"ckpt-\d{8,}")
 
 
 class CheckpointCopy:
@@ -41,6 +39,7 @@ class CheckpointCopy:
 
     def __init__(self, url: str, keep: int) -> None:
         self.url, self.keep = url.rstrip("/"), keep
+        self._others: set[float] | None = None  # other islands' that were there, by their times
 
     def check(self) -> None:
         """Tell at once what needs no network: no such protocol, its library, a path of no folder.
@@ -74,11 +73,12 @@ class CheckpointCopy:
 
             files, root = self._open()
             told = Callback(hooks={"moved": lambda size, value: moved()})
-            self._check_run(files, root, run_of(checkpoint))
+            if (mine := said_by(checkpoint)) is not None:
+                self._check_whose(files, root, mine)
             names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
             names.remove(INDEX)
-            chosen, round_ = checkpoint.name, int(checkpoint.name[5:])
-            same = [name for name in self._there(files, root) if int(name[5:]) == round_]
+            chosen, round_ = checkpoint.name, round_of(checkpoint.name)
+            same = [name for name in self._there(files, root) if round_of(name) == round_]
             if same[:1] == [chosen]:  # made earlier in the same round: it stays until this is whole
                 chosen = f"ckpt-0{chosen[5:]}"
             target = f"{root}/{chosen}"
@@ -88,7 +88,7 @@ class CheckpointCopy:
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                 files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
                 moved()
-            others = [name for name in self._there(files, root) if int(name[5:]) != round_]
+            others = [name for name in self._there(files, root) if round_of(name) != round_]
             kept = [chosen, *others[: self.keep - 1]]
             for old in self._named(files, root):
                 if old not in kept:
@@ -115,7 +115,7 @@ class CheckpointCopy:
                 try:
                     with store.fetching(name) as draft:
                         self._fetch(files, f"{root}/{name}", draft)
-                        target = store.directory / f"ckpt-{verify(draft).round:08d}"
+                        target = store.directory / name_of(verify(draft).round)
                         if target.exists():  # a damaged one
                             shutil.rmtree(target)
                         draft.rename(target)
@@ -204,7 +204,7 @@ class CheckpointCopy:
         for name in self._named(files, root):
             if files.exists(f"{root}/{name}/{INDEX}"):
                 index = self._index(files, f"{root}/{name}")
-                whole.append((index.created if index else 0.0, int(name[5:]), name))
+                whole.append((index.created if index else 0.0, round_of(name) or 0, name))
         return [name for _, _, name in sorted(whole, reverse=True)]
 
     def _index(self, files: Any, place: str) -> Index | None:
@@ -221,19 +221,37 @@ class CheckpointCopy:
         if not files.exists(root):
             return []
         names = (str(path).rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
-        return [name for name in names if _NAME.fullmatch(name)]
+        return [name for name in names if round_of(name) is not None]
 
-    def _check_run(self, files: Any, root: str, run: str) -> None:
-        """Raise E407 where a copy there is of another run: each would push the other's out."""
-        for name in self._there(files, root):
-            index = self._index(files, f"{root}/{name}")
-            if index is not None and index.run != run:
+    def _check_whose(self, files: Any, root: str, mine: Index) -> None:
+        """Raise E407 where a copy there is of another run, or of another island that makes copies
+        there as well: each would push the other's out.
+
+        What another island had there from the beginning is left to be replaced: it may have been
+        this one, which has lost its disk and its identity with it.
+        """
+        found = [(name, self._index(files, f"{root}/{name}")) for name in self._there(files, root)]
+        others = set()
+        for name, index in found:
+            if index is None:
+                continue
+            if index.run != mine.run:
                 raise operator_error(
                     "E407",
                     f"{self.url} has checkpoints of another run",
-                    why=f"{name} there is of the run {index.run[:16]}, and this is {run[:16]}",
+                    why=f"{name} there is of the run {index.run[:16]}, and this is {mine.run[:16]}",
                     fix="give each run another --checkpoint-copy, or remove those that are there",
                 )
+            if index.peer and mine.peer and index.peer != mine.peer:
+                others.add(index.created)
+                if self._others is not None and index.created not in self._others:
+                    raise operator_error(
+                        "E407",
+                        f"another island copies its checkpoints to {self.url} as well",
+                        why=f"{name} there is of …{index.peer[-8:]}, and was made meanwhile",
+                        fix="give each island a --checkpoint-copy of its own",
+                    )
+        self._others = others
 
     def _open(self) -> tuple[Any, str]:
         import fsspec

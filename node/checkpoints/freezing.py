@@ -138,11 +138,11 @@ class FrozenOuter:
             parts = [
                 part for each in self._parts.values() for part in each if part.fragment == fragment
             ]
-            needed = sum(part.values.nbytes for part in parts)
-            if not needed or self._given_up:
+            if self._given_up:
                 return
-            room = self.room()
-            if room is None or needed * SPARE <= room:
+            needed = sum(part.values.nbytes for part in parts)
+            room = self.room() if needed else None
+            if room is None or needed * SPARE <= room:  # also of nothing: the last may be in hand
                 await self.offload(lambda: self._copy(parts))
                 return
         await self._over.wait()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,13 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import (
-    INDEX,
-    CheckpointError,
-    CheckpointStore,
-    Index,
-    verify,
-)
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Index, verify
+from node.checkpoints.names import INDEX, round_of
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.errors import reason
@@ -210,7 +204,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Index | None]:
 
     With what it says where it has been verified.
     """
-    if re.fullmatch(r"ckpt-\d+", path.name) or os.path.isfile(path / INDEX):
+    if round_of(path.name) is not None or os.path.isfile(path / INDEX):
         return path, None
     try:
         directory = _folder(path)

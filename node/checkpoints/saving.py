@@ -381,6 +381,7 @@ class Keeper:
             tokens=pace.tokens if pace else 0,
             head=place.previous.hex(),
             state=place.state.hex(),
+            peer=self.replicas[0].me,
         )
 
 

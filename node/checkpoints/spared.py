@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from node.checkpoints.names import remove
+
 PREFIX = "before-"  # in front of a checkpoint's name
 KEPT_S = 86_400.0  # time to see the warning; peers have merged past its work by then
 
@@ -40,4 +42,4 @@ def forget(directory: Path, needed: int | None = None) -> None:
             # far ahead where the clock has been put back since: then nobody knows how old it is
             fresh = abs(time.time() - path.stat().st_mtime) < KEPT_S
             if needed is None or not fresh or shutil.disk_usage(directory).free < needed:
-                shutil.rmtree(path)
+                remove(path)

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from bootstrap.manifest import Manifest, Model
+from node.checkpoints.checkpoint import CheckpointStore, bytes_in
 from node.config import NodeConfig
 from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.doctor.software import torch_cuda
@@ -177,11 +178,10 @@ def parameters(model: Model) -> int:
 def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the state directory can be written, and holds the checkpoints of the model.
 
-    As :meth:`node.checkpoints.checkpoint.CheckpointStore.preflight`: those to keep, one being
+    As :meth:`~node.checkpoints.checkpoint.CheckpointStore.preflight`: those to keep, one being
     written, and one that is still being copied to a second place. ``manifest`` is None where nobody
     could tell the run.
     """
-    held = _checkpoints(config.dir)
     there = next(p for p in (config.dir, *config.dir.parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return fail(
@@ -193,15 +193,16 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     free = shutil.disk_usage(there).free
     if not config.checkpoint_every:
         return ok("disk", f"{_mib(free)} free at {there}; no checkpoints are written")
-    if held:
-        size, whose, more = held[-1], "the newest one there", " more"
+    newest, held = _checkpoints(StateDir(config.dir).checkpoints)
+    if newest:
+        size, whose, more = newest, "the newest one there", " more"
     elif manifest is not None and (elements := _parameters_of(manifest)) is not None:
         size = 4 * floats_saved(manifest) * elements
         whose, more = f"run {manifest.label}", ""
     else:
         return ok("disk", f"{_mib(free)} free at {there}; {_unknown(manifest)}")
     count = config.keep_checkpoints + 1 + bool(config.checkpoint_copy)
-    needed = max(0, count * size - sum(held))
+    needed = max(0, count * size - held)
     found = f"{_mib(free)} free at {there}; {count} checkpoints of {whose}: {_mib(needed)}{more}"
     if free < needed:
         why = "E402: without room for them a node does not start"
@@ -209,15 +210,13 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     return ok("disk", found)
 
 
-def _checkpoints(directory: Path) -> list[int]:
-    """Bytes of each checkpoint there, the oldest first."""
+def _checkpoints(directory: Path) -> tuple[int, int]:
+    """Bytes of the newest checkpoint there, and of all that the disk holds for them already."""
+    store = CheckpointStore(directory, owns=False)
     try:
-        return [
-            sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            for path in sorted((directory / "checkpoints").glob("ckpt-*"))
-        ]
+        return next((bytes_in(path) for path in store.paths()), 0), store.held()
     except OSError:
-        return []
+        return 0, 0
 
 
 def floats_saved(manifest: Manifest) -> int:

@@ -20,7 +20,7 @@ from bootstrap.handshake import LEAST_INVITATION
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointStore, run_of
+from node.checkpoints.checkpoint import CheckpointStore, said_by
 from node.checkpoints.outer_files import BESIDE, SHARD, read_beside
 from node.checkpoints.restoring import Restored
 from node.checkpoints.spared import PREFIX
@@ -117,7 +117,7 @@ class Finder:
         if config.resume or config.role != "island":
             return
         found = CheckpointStore(home.checkpoints, owns=False).paths()
-        runs = {path: run_of(path) for path in found}
+        runs = {path: said.run for path in found if (said := said_by(path)) is not None}
         # what names no run cannot be gone on from either
         others = [path for path, run in runs.items() if run not in ("", joined)]
         own = [path for path, run in runs.items() if run and run == joined]

@@ -20,7 +20,7 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
-from bootstrap.state.copies import COPY_COSTS, Copy
+from bootstrap.state.copies import COPY_COSTS, SLOWEST, START_S, Copy
 from bootstrap.state.offers import ANSWER_S, MAKING
 from bootstrap.state.server import IDLE_S
 from protocols.errors import RemoteRefused, TransportError
@@ -29,6 +29,7 @@ from protocols.memory import virtual_time
 from protocols.memory.transport import MemoryTransport
 from protocols.memory.virtual_time import inline
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
+from protocols.transport import CHUNK_BYTES
 
 
 async def ask(
@@ -64,16 +65,56 @@ def test_training_goes_on_while_the_copy_is_served(identities: Identities) -> No
     run(identities, [2e6], scenario)
 
 
-def test_who_reads_a_chunk_slowly_keeps_no_more_of_the_vectors() -> None:
+def test_who_reads_a_chunk_slowly_keeps_nothing_of_the_vectors() -> None:
     arrays = [np.full(40_000, index, np.float32) for index in range(2)]  # both in the third chunk
     data, kept = b"".join(map(bytes, arrays)), [weakref.ref(array) for array in arrays]
     copy = Copy.of([torch.from_numpy(array) for array in arrays])
-    size, feed = copy.chunk, copy.feed(2)
+    size, read, slow = copy.chunk, copy.feed(2), copy.feed(2)
+    assert read.length == size
+    assert bytes(read.next() or b"") == data[2 * size : 3 * size]
+    assert read.next() == b""
     del arrays, copy
     gc.collect()
     assert [array() for array in kept] == [None, None]
-    assert feed.length == size
-    assert bytes(feed.next() or b"") == data[2 * size : 3 * size]
+    with pytest.raises(RemoteRefused, match="gone"):
+        slow.next()
+
+
+def test_what_is_not_read_yet_of_a_chunk_takes_no_memory() -> None:
+    copy = Copy.of([torch.zeros(2_000_000)])
+    data, feed = bytearray(), copy.feed(0)
+    while piece := feed.next():
+        assert len(piece) <= CHUNK_BYTES
+        data += piece
+    assert data == bytes(copy.chunk)
+
+
+def test_reads_keep_newer_copies_out_for_no_longer_than_a_slow_newcomer_needs(
+    identities: Identities,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        server, others = (
+            bench.servers[0],
+            [bench.network.join(i.peer_id) for i in identities(9)[7:]],
+        )
+        clock, end = asyncio.get_running_loop().time, START_S + 8 * N / SLOWEST
+        await ask(bench)
+        bench.round += 1
+        await ask(bench, round_=ROUND + 1, by=others[0])
+        bench.round += 1
+        while clock() < end - 10.0:
+            with pytest.raises(RemoteRefused, match="busy"):
+                await ask(bench, round_=ROUND + 2, by=others[1])
+            for round_ in (ROUND, ROUND + 1):
+                await chunk_of(bench, 0, round_)
+            await asyncio.sleep(9.0)
+        await asyncio.sleep(end + 1.0 - clock())
+        for round_ in (ROUND, ROUND + 1):
+            await chunk_of(bench, 0, round_)
+        await ask(bench, round_=ROUND + 2, by=others[1])
+        assert server.pinned == [ROUND + 1, ROUND + 2]
+
+    run(identities, [1e9], scenario)
 
 
 def test_no_outer_step_is_applied_while_the_copy_is_taken(identities: Identities) -> None:

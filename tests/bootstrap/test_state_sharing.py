@@ -21,12 +21,14 @@ from bootstrap.state import (
     download_state,
     state_digest,
 )
+from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateRequest
+from protocols.transport import Feed
 
 RATE = 1e6  # bytes a second, of every link; the state goes out once in 4 s
 BYTES = 8 * N
@@ -252,8 +254,8 @@ class _Full:
         count = -(-BYTES // (64 * 1024))
         return bytes([255] * (count // 8)) + bytes([(1 << count % 8) - 1])
 
-    def chunk_in_place(self, index: int) -> bytes:
-        return bytes(64 * 1024)
+    def chunk_in_place(self, index: int, used: Callable[[], None]) -> Feed:
+        return BufferFeed(bytes(64 * 1024))
 
     def is_shared_by(self, peer: PeerId) -> None:
         return None

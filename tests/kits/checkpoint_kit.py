@@ -18,11 +18,12 @@ from node.checkpoints.tensor_files import File, write_tensors
 VALUES = np.arange(5000, dtype=np.float32)
 
 
-def make(store: CheckpointStore, round: int, run: str = "r") -> Checkpoint:
+def make(store: CheckpointStore, round: int, run: str = "r", peer: str = "") -> Checkpoint:
     with store.draft() as draft:
         write_tensors(draft / "outer.safetensors", {"base": VALUES + round})
         (draft / "trainer.json").write_text("{}")
-        return store.commit(draft, Facts(run=run, round=round, step=10 * round, tokens=0))
+        facts = Facts(run=run, round=round, step=10 * round, tokens=0, peer=peer)
+        return store.commit(draft, facts)
 
 
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:

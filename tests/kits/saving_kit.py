@@ -58,6 +58,7 @@ async def inline(work: Callable[[], Any]) -> Any:
 def keeper_at(directory: Path, events: list[Any]) -> Keeper:
     place = SimpleNamespace(round=3, previous=b"", state=b"")
     replica = SimpleNamespace(
+        me="me",
         place=place,
         residual=None,
         base=torch.zeros(2),

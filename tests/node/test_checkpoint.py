@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 from checkpoint_kit import VALUES, make
 
+from node.checkpoints import checkpoint
 from node.checkpoints.checkpoint import (
-    DRAFT_PREFIX,
-    FETCHED_PREFIX,
-    INDEX,
-    OLD_PREFIX,
     CheckpointError,
     CheckpointStore,
     DiskFullError,
     Facts,
     FolderGoneError,
+    Index,
 )
+from node.checkpoints.names import DRAFT_PREFIX, FETCHED_PREFIX, INDEX, OLD_PREFIX
 from node.checkpoints.tensor_files import read_tensors, write_tensors
 from node.checkpoints.under_way import forget_drafts, room_beside
 from node.directories import newest_checkpoint
@@ -167,6 +166,64 @@ def test_the_same_round_again_replaces(tmp_path: Path) -> None:
     found = store.latest().checkpoint
     assert found is not None
     assert found.facts.step == 77
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_a_kill_leaves_of_an_old_one_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    """Its index is gone first, and its folder was changed last: it would be the newest."""
+    store = CheckpointStore(tmp_path)
+    for round in (1, 2):
+        make(store, round)
+    removed: list[str] = []
+
+    def killed(path: Path, **how: Any) -> None:
+        if (path / INDEX).exists():
+            (path / INDEX).unlink()
+            removed.append(path.name)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(store, 3)
+    assert [name for name in removed if name.endswith("ckpt-00000001")]
+    again = CheckpointStore(tmp_path)
+    if anew:
+        again.begin_anew()
+    assert [path.name for path in again.paths()] == ["ckpt-00000003", "ckpt-00000002"]
+    make(again, 4)
+    kept = {"ckpt-00000004", "ckpt-00000002" if anew else "ckpt-00000003"}
+    assert {path.name for path in tmp_path.iterdir()} == kept | (
+        {"before-ckpt-00000003"} if anew else set()
+    )
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ESTALE, errno.EIO])
+def test_one_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It may be whole, and newer ones would push it out. What the disk has lost is damage."""
+    store = CheckpointStore(tmp_path)
+    for round in (1, 2):
+        make(store, round)
+    real = checkpoint.verify
+
+    def verify(path: Path) -> Index:
+        if path.name == "ckpt-00000002":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "verify", verify)
+    if number == errno.EIO:
+        found = store.latest().checkpoint
+        assert found is not None
+        assert found.facts.round == 1
+        return
+    with pytest.raises(CheckpointError, match=os.strerror(number)) as caught:
+        store.latest()
+    assert caught.value.fix == "let this user read it, or move it away"
 
 
 def test_a_draft_disappears_though_somebody_still_writes_into_it(

@@ -11,8 +11,9 @@ import pytest
 from checkpoint_kit import make
 from fsspec.implementations.local import LocalFileSystem
 
-from node.checkpoints.checkpoint import FETCHED_PREFIX, INDEX, CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.names import FETCHED_PREFIX, INDEX
 from protocols.errors import OperatorError
 
 
@@ -36,6 +37,34 @@ def test_the_newest_are_kept_and_one_comes_back(store: CheckpointStore, tmp_path
     assert found == tmp_path / "other" / "ckpt-00000003"
     assert verify(found) == verify(tmp_path / "checkpoints" / "ckpt-00000003")
     assert other.latest().checkpoint is not None
+
+
+def test_two_islands_that_copy_to_one_place_are_told(store: CheckpointStore, tmp_path: Path):
+    """Each would push the other's out, or be restored with the other's work."""
+    place = str(tmp_path / "copy")
+    one, other = CheckpointCopy(place, keep=2), CheckpointCopy(place, keep=2)
+    theirs = CheckpointStore(tmp_path / "theirs")
+    one.put(make(store, 1, peer="one").path)
+    other.put(make(theirs, 1, peer="other").path)
+    for copy, mine, peer in ((one, store, "one"), (other, theirs, "other")):
+        if copy is other:
+            (tmp_path / "copy").rename(tmp_path / "moved")  # what the first one would have made
+            CheckpointCopy(place, keep=2).put(make(store, 3, peer="one").path)
+        with pytest.raises(OperatorError, match="another island") as caught:
+            copy.put(make(mine, 2, peer=peer).path)
+        assert caught.value.code == "E407"
+
+
+def test_who_has_lost_its_identity_with_its_disk_goes_on_with_its_copies(
+    store: CheckpointStore, tmp_path: Path
+):
+    place = str(tmp_path / "copy")
+    CheckpointCopy(place, keep=2).put(make(store, 1, peer="before").path)
+    copy, other = CheckpointCopy(place, keep=2), CheckpointStore(tmp_path / "other")
+    assert copy.get_newest(other) is not None
+    for round in (2, 3, 4):
+        copy.put(make(other, round, peer="after").path)
+    assert there(tmp_path / "copy") == ["ckpt-00000003", "ckpt-00000004"]
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,21 @@ def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec, 
                 store.preflight(size, copies=copies)
 
 
+def test_what_the_disk_holds_of_other_starts_makes_room_too(tmp_path, monkeypatch):
+    """One kept of before a start, and what was fetched to begin with: the next ones replace it."""
+    store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=2)
+    make(store, 9).path.rename(store.directory / "before-ckpt-00000009")
+    newest = make(store, 3).path
+    size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    (store.directory / ".fetched-state-0").write_bytes(bytes(4096))
+    for free, status in ((3 * size - store.held(), "ok"), (3 * size - store.held() - 1, "fail")):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place, now=usage: now)
+        assert machine.disk(config(tmp_path), Manifest()).status == status
+        with contextlib.nullcontext() if status == "ok" else pytest.raises(DiskFullError):
+            store.preflight(size)
+
+
 def test_a_disk_that_cannot_hold_the_checkpoints(tmp_path):
     huge = Manifest(model=Model(d_model=65_536, n_heads=1024, n_kv_heads=2, n_layers=1024))
     found = machine.disk(config(tmp_path), huge)

@@ -21,7 +21,7 @@ from bootstrap.state.server import IDLE_S
 from gossip.catchup.approach import Approach
 from gossip.catchup.replay import Ending
 from gossip.place import Place
-from node.checkpoints.checkpoint import FETCHED_PREFIX
+from node.checkpoints.names import FETCHED_PREFIX
 from node.entry.downloading import take_state
 from node.entry.fetching import Fetcher
 from node.replicas.replica import ChainStanding

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from swarm_kit import Island, Record, islands, settings, until
 
-from node.checkpoints.checkpoint import FETCHED_PREFIX
+from node.checkpoints.names import FETCHED_PREFIX
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(500)]
 
