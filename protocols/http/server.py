@@ -56,7 +56,7 @@ class HttpServer:
         stats: TransportStats,
         limits: Limits,
         on_sent: Callable[[int], None],
-        expected: Callable[[socket.socket, bytes], Awaitable[bool]],
+        expected: Callable[[socket.socket, bytes, Callable[[], None]], Awaitable[bool]],
     ) -> None:
         self._peer_id = peer_id
         self._context = context

@@ -22,7 +22,7 @@ from bootstrap.state import (
 )
 from bootstrap.state.copies import COPY_COSTS, SLOWEST, START_S, Copy
 from bootstrap.state.offers import ANSWER_S, MAKING
-from bootstrap.state.server import IDLE_S
+from bootstrap.state.server import IDLE_S, MAX_PINS
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
 from protocols.memory import virtual_time
@@ -412,3 +412,53 @@ def test_who_wants_newer_copies_cannot_have_more_made_than_in_a_share_of_the_tim
         assert 5 < copies <= 2 * (100.0 / COPY_COSTS + 1)
 
     virtual_time.run(main())
+
+
+def test_a_copy_that_is_there_is_served_while_another_one_is_made(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        seconds = 0.0
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            await asyncio.sleep(seconds)
+            return work()
+
+        at, *askers = (bench.network.join(one.peer_id) for one in identities(9)[5:])
+        StateServer(at, RUN, bench.current, still=free, offload=offload)
+
+        async def asked(by: MemoryTransport, round_: int) -> StateOffer:
+            body = StateRequest(RUN, round_).encode()
+            return StateOffer.decode(await by.call(at.peer_id, "state", body, timeout=10.0))
+
+        await asked(askers[0], ROUND)
+        bench.round, seconds = ROUND + 1, 60.0
+        with pytest.raises(RemoteRefused, match=MAKING):
+            await asked(askers[1], ROUND + 1)
+        assert (await asked(askers[2], ROUND)).round == ROUND
+
+    run(identities, [], scenario)
+
+
+def test_one_peer_cannot_have_copies_made_all_the_time(identities: Identities) -> None:
+    """A copy that takes 4 s, rounds of 5: outer steps wait for a fifth of the time at most."""
+
+    async def scenario(bench: Bench) -> None:
+        making = 0.0
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            nonlocal making
+            making += 4.0
+            await asyncio.sleep(4.0)
+            return work()
+
+        at, by = (bench.network.join(one.peer_id) for one in identities(9)[7:])
+        StateServer(at, RUN, bench.current, still=free, offload=offload)
+        clock = asyncio.get_running_loop().time
+        while clock() < 1800.0:
+            bench.round = int(clock() / 5.0)
+            with contextlib.suppress(RemoteRefused):
+                body = StateRequest(RUN, bench.round).encode()
+                await by.call(at.peer_id, "state", body, timeout=10.0)
+            await asyncio.sleep(1.0)
+        assert making <= 1.05 * clock() * MAX_PINS / COPY_COSTS
+
+    run(identities, [], scenario)

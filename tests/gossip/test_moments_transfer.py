@@ -9,6 +9,7 @@ import pytest
 import torch
 from moments_kit import RUN, Bench, N, run
 
+from bootstrap.state.copies import SLOWEST, START_S
 from bootstrap.state.moments import MAX_AGE_S
 from protocols.errors import BadSignature, Malformed, RemoteRefused, Stale, TransportError
 from protocols.identity import Identity, PeerId
@@ -64,6 +65,22 @@ def test_all_who_ask_have_one_copy_which_is_given_up_when_idle() -> None:
         assert not bench.servers[0].keeps
         with pytest.raises(RemoteRefused, match="gone"):
             await bench.chunk(offers[0].digest)
+
+    run(scenario)
+
+
+def test_who_takes_a_chunk_now_and_then_does_not_keep_others_from_newer_ones() -> None:
+    async def scenario(bench: Bench) -> None:
+        clock, digest = asyncio.get_running_loop().time, (await bench.offer()).digest
+        end = clock() + MAX_AGE_S + START_S + 4 * N / SLOWEST
+        while clock() < end:
+            await bench.chunk(digest)
+            if clock() > MAX_AGE_S + 1:
+                with pytest.raises(RemoteRefused, match="busy"):
+                    await bench.offer()
+            await asyncio.sleep(50)
+        await bench.offer()
+        assert bench.copies == [2]
 
     run(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -239,3 +240,30 @@ def test_a_round_while_the_state_is_written_is_not_in_the_checkpoint(
 
     with replica_of(mode) as replica:
         virtual_time.run(story(replica))
+
+
+async def test_the_last_piece_is_waited_for_while_it_is_being_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is left to copy then, and the outer step would begin in the middle of it."""
+    vector, reading, take = normal(1, ONE), threading.Event(), freezing._Part.take
+
+    def slow(part: freezing._Part, most: int) -> np.ndarray[Any, Any]:
+        got = take(part, most)
+        if len(got):
+            reading.set()
+            stepped.wait(0.2)  # with the lock: it is in vain
+        return got
+
+    monkeypatch.setattr(freezing._Part, "take", slow)
+    stepped, before = threading.Event(), vector.clone()
+    one = FrozenOuter(NOBODY, {"base": [vector]}, asyncio.to_thread)
+    (entry,) = one.entries()
+    writing = asyncio.create_task(
+        asyncio.to_thread(lambda: [np.array(piece).view(np.float32) for piece in entry.pieces()])
+    )
+    assert await asyncio.to_thread(reading.wait, 10)
+    await one.thaw(0)
+    vector.zero_()
+    stepped.set()
+    assert np.array_equal(np.concatenate(await writing), before.numpy())
