@@ -27,6 +27,7 @@ from bootstrap.dht import CLOCK_LIMIT
 from bootstrap.dial_back import DialBack
 from protocols.envelope import open_envelope
 from protocols.errors import (
+    UPGRADE,
     Malformed,
     OperatorError,
     RemoteProtocolError,
@@ -331,7 +332,7 @@ def _versions(peer: PeerId, software: str, theirs: str) -> OperatorError:
         "E202",
         "protocol versions differ",
         f"this node: {_version(PROTOCOL_VERSION, software)}; {peer}: {theirs}",
-        "install the version the swarm uses: pip install atoll==VERSION",
+        UPGRADE,
     )
 
 

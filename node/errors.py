@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocols.errors import OperatorError
+from protocols.errors import UPGRADE, OperatorError
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -99,7 +99,7 @@ _ROWS = (
         "protocol versions differ",
         "the two nodes run versions of Atoll that do not understand each other; the message has "
         "both",
-        "install the version the swarm uses: pip install atoll==VERSION",
+        UPGRADE,
     ),
     Kind(
         "E203",
@@ -113,7 +113,7 @@ _ROWS = (
         "E204",
         "bad configuration",
         "a flag or key is unknown, a value is out of its bounds, or two contradict each other",
-        "correct what is named; `node config show` lists every setting, its value and its source",
+        "correct what is named; `node config show` lists every setting of a node and of a run",
         EXIT_USAGE,
     ),
     Kind(

@@ -100,7 +100,7 @@ def _known(error: BaseException, home: Path) -> BaseException:
                 "E605",
                 f"the library {library} is not installed",
                 why="Atoll needs it: its installation is not complete",
-                fix="pip install --upgrade atoll (in a clone: make clean, then make .venv)",
+                fix="make clean, then make .venv, in the clone of Atoll",
             )
     if not isinstance(error, OSError):
         return error

@@ -33,6 +33,10 @@ def printable(text: str, kept: str = "") -> str:
     return "".join(c if c.isprintable() or c in kept else "?" for c in text)
 
 
+# what to do where protocol versions differ (E202)
+UPGRADE = "install the version the swarm uses (docs/operators/upgrade.md)"
+
+
 class AtollError(Exception):
     """Base of everything Atoll raises on purpose."""
 

@@ -18,7 +18,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Index, verify
-from node.checkpoints.names import INDEX, round_of
+from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.errors import reason
@@ -204,7 +204,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Index | None]:
 
     With what it says where it has been verified.
     """
-    if round_of(path.name) is not None or os.path.isfile(path / INDEX):
+    if path.name.startswith("ckpt-") or os.path.isfile(path / INDEX):
         return path, None
     try:
         directory = _folder(path)

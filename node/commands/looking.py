@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from node import __version__
-from node.commands.shared import AsJson, ConfigFile, Preset, finite, given_path
+from node.commands.shared import (
+    AsJson,
+    Changes,
+    ConfigFile,
+    Mode,
+    Preset,
+    changes_of,
+    finite,
+    given_path,
+)
 from node.config import SECRETS, NodeConfig, resolve
 from node.errors import without_credentials
 from node.options import with_settings
@@ -160,13 +169,23 @@ def version() -> None:
 
 @with_settings()
 def config_show(
-    flags: dict[str, Any], config_file: ConfigFile = None, as_json: AsJson = False
+    flags: dict[str, Any],
+    config_file: ConfigFile = None,
+    preset: Preset = "",
+    changes: Changes = None,
+    mode: Mode = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Every setting with its value and source, and the manifest of the run file."""
-    from bootstrap.manifest import load
+    """Every setting with its value and source, and all of the run that `node start` would create.
+
+    A run to join has settings of its own, which its peers tell.
+    """
+    from node.commands.manifest import manifest_for
 
     config = resolve(flags, os.environ, config_file)
-    manifest = load(config.run) if config.run is not None else None
+    given = changes_of(changes, mode)
+    creates = preset or given or config.run is not None or config.role in ("island", "server")
+    manifest = manifest_for(config, preset, given) if creates else None
     typer.echo(_as_json(config, manifest) if as_json else _as_text(config, manifest))
 
 
@@ -189,7 +208,8 @@ def _as_text(config: NodeConfig, manifest: Manifest | None) -> str:
         else:
             lines.append(f"{key} = {toml_value(value)}  # {source}")
     if manifest is not None:
-        lines += ["", f"# manifest of {config.run}: run {manifest.label}", to_toml(manifest)]
+        of = f" of {config.run}" if config.run is not None else ""
+        lines += ["", f"# manifest{of}: run {manifest.label}", to_toml(manifest)]
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bootstrap.validation import bad_config, nearest
-from node.commands.shared import AsJson, ConfigFile, Preset, finite
+from node.commands.shared import AsJson, Changes, ConfigFile, Mode, Preset, changes_of, finite
 from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.hosts.meeting import meeting, refuse_hosts
@@ -26,14 +26,6 @@ HOSTS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")  # see node.hosts.me
 TRAINING = (*IslandSettings.model_fields, "data", "data_cache", "inner_steps")
 SAVING = ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_copy")
 TEMPLATE_NAMES = ", ".join(TEMPLATES)
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change the preset, as in inner.lr=1e-3."),
-]
-Mode = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="Mode of the run to create: diloco, async, … (docs/modes)."),
-]
 
 
 @with_settings()
@@ -56,8 +48,7 @@ def start(
         from node.hosts.helper import run
 
         raise typer.Exit(run(config, place))
-    given = [*(changes or ()), *([f"mode={mode}"] if mode else ())]
-    _run(config, manifest_for(config, preset, given))
+    _run(config, manifest_for(config, preset, changes_of(changes, mode)))
 
 
 def _refuse_training(flags: dict[str, Any], role: str) -> None:

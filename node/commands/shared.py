@@ -54,6 +54,21 @@ Preset = Annotated[
 ]
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the preset, as in inner.lr=1e-3."),
+]
+Mode = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Mode of the run to create: diloco, async, … (docs/modes)."),
+]
+
+
+def changes_of(changes: list[str] | None, mode: str) -> list[str]:
+    """What ``--set`` and ``--mode`` change."""
+    return [*(changes or ()), *([f"mode={mode}"] if mode else ())]
+
+
 class Command(TyperCommand):
     """A command that names the nearest of its options for one that it does not have."""
 

@@ -16,7 +16,7 @@ from bootstrap.manifest import Manifest, Model
 from node.checkpoints.checkpoint import CheckpointStore, bytes_in
 from node.config import NodeConfig
 from node.doctor.finding import Finding, fail, failed, ok, warn
-from node.doctor.software import torch_cuda
+from node.doctor.software import INSTALL, torch_cuda
 from node.monitor.machine import Machine
 from node.statedir import StateDir
 from protocols.connections.listening import listen_on
@@ -41,7 +41,7 @@ def gpu(device: str) -> Finding:
     cards, driver = _nvidia()
     built = torch_cuda()
     if built is None:
-        return fail("gpu", "torch is not installed", "it trains the model", "pip install atoll")
+        return fail("gpu", "torch is not installed", "it trains the model", INSTALL)
     version, cuda = built
     told = f"{cards}, driver {driver}" if cards else "no NVIDIA GPU"
     if device == "cpu":

@@ -13,6 +13,9 @@ from pathlib import Path
 import node
 from node.doctor.finding import Finding, fail, ok, warn
 
+INSTALL = (
+    "pip install -e . -c constraints.txt, in the clone of Atoll and with this environment's pip"
+)
 OURS = ("node", "protocols", "diloco", "gossip", "bootstrap")
 OLDEST_PYTHON = (3, 11)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~][^;]*)?(;.*)?")
@@ -38,7 +41,7 @@ def packages() -> Finding:
             "packages",
             "Atoll runs from a folder, not as an installed package",
             "so nothing has seen to what it needs",
-            "pip install atoll, or pip install -e . in its folder",
+            INSTALL,
         )
     return judge_packages(wanted)
 
@@ -68,7 +71,7 @@ def judge_packages(wanted: Iterable[str]) -> Finding:
             "packages",
             "; ".join(wrong),
             "Atoll was made for and tested with other versions",
-            "pip install --upgrade atoll in this environment",
+            INSTALL,
         )
     return ok("packages", f"{torch}, {found} packages as required")
 
@@ -153,7 +156,7 @@ def imports(paths: Sequence[str] | None = None, working: Path | None = None) -> 
             "imports",
             "; ".join(wrong),
             "Atoll imports that, or a mixture of both, in place of its own",
-            "use an environment of its own: python -m venv, and pip install atoll there",
+            "use an environment of its own, as make .venv makes one in the clone",
         )
     here = (working or Path.cwd()).resolve()
     near = [name for name in OURS if here != root and _has(here, name)]

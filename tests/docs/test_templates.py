@@ -180,7 +180,7 @@ def test_slurm(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
 def test_skypilot(tmp_path, kind):
     task = yaml.safe_load(render("skypilot", **kind))
-    assert set(task) == {"name", "resources", "envs", "setup", "run"}
+    assert set(task) == {"name", "workdir", "resources", "envs", "setup", "run"}
     for part in ("setup", "run"):
         script = tmp_path / part
         script.write_text("#!/bin/bash\n" + task[part])

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 import types
 
 import pytest
@@ -181,6 +182,26 @@ def test_config_show_names_sources_and_hides_secrets(command, tmp_path, monkeypa
     assert plain["settings"]["threads"] == {"value": 2, "source": "--threads"}
     assert plain["run"]["id"] == Manifest(seed=3).run_id.hex()
     assert "hunter2" not in json.dumps(plain)
+
+
+def test_config_show_lists_all_of_the_run_that_would_be_created(command):
+    status, out, _ = command("config", "show", "--mode", "async", "--set", "inner.lr=1e-3")
+    assert status == 0
+    _, _, run = out.partition("# manifest: run ")
+    _, _, tables = run.partition("\n")
+    shown = tomllib.loads(tables)
+    assert (shown["mode"], shown["inner"]["lr"]) == ("async", 1e-3)
+    whole = Manifest(mode="async", inner={"lr": 1e-3}).model_dump(mode="json")
+    assert {name: set(table) for name, table in shown.items() if isinstance(table, dict)} == {
+        name: {key for key, value in table.items() if value is not None}
+        for name, table in whole.items()
+        if isinstance(table, dict)
+    }
+    # which run another node would join only its peers can tell
+    for words in (("--peers", "a:1"), ("--role", "observer")):
+        status, out, _ = command("config", "show", *words)
+        assert status == 0
+        assert "# manifest" not in out
 
 
 # --- checkpoints and export -------------------------------------------------------------------

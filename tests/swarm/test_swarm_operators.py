@@ -24,14 +24,15 @@ PAGES = [*OPERATORS, ROOT / "README.md", ROOT / "docs" / "own.md", ROOT / "docs"
 # what pip would fetch is not this test's business, what make runs is every change's, there is no
 # other machine to log in to, and this one's kernel is left as it is
 NOT_RUN = {
-    "pip install --upgrade atoll": [sys.executable, "-m", "pip", "--version"],
+    "git pull": ["git", "--version"],
+    ".venv/bin/pip install -e . -c constraints.txt": [sys.executable, "-m", "pip", "--version"],
     "make demo": ["make", "--version"],
     "make test": ["make", "--version"],
     "ssh -L 4391:127.0.0.1:4391 HOST": ["true"],
     "modprobe tcp_bbr": ["true"],
     'sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"': ["true"],
 }
-COMMAND = re.compile(r"^(node|pip|make|ssh|modprobe|sysctl) [^…]+$")
+COMMAND = re.compile(r"^(node|git|\.venv/bin/pip|make|ssh|modprobe|sysctl) [^…]+$")
 STAYS = ("start", "bootstrap")  # until it is stopped
 
 

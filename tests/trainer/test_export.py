@@ -1,12 +1,14 @@
 """The export: transformers loads it and computes what we compute."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from data_kit import tokenizer_bytes
 from hf_kit import GPT2, MIXTRAL
+from places import ROOT
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -119,6 +121,23 @@ def test_it_generates(tmp_path: Path):
     )
     assert out[0, :2].tolist() == [72, 105]
     assert 3 <= out.shape[1] <= 8
+
+
+def test_the_docs_example_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = (ROOT / "docs" / "data.md").read_text()
+    (code,) = (
+        block
+        for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+        if "generate" in block
+    )
+    export_hf(BASE, vector_of(BASE), tmp_path / "weights")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/data.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert said.startswith("Once upon a time")
+    assert len(said) > len("Once upon a time\n")
 
 
 SHARDED = {
