@@ -142,31 +142,7 @@ class Progress(Cycle):
         states = tuple(FragmentState(round=round_) for round_ in rounds)
         self.rewarm_from = command.step if cold or (command.rewarm and not warm) else None
         if command.resume:
-            kept, cold = load(
-                Path(command.resume), self.weights, self.optimizer, one_disk=self.files.one_disk
-            )
-            states = kept.fragments
-            if (made := tuple(state.round for state in states)) != rounds:
-                raise OperatorError(
-                    "E404",
-                    f"cannot resume from {command.resume}",
-                    f"it was made at round {_listed(made)}, not {_listed(rounds)}",
-                    "begin at the checkpoint's round, then apply the later ones",
-                )
-            self.round_step, self.step = kept.round_step, kept.step
-            self.position = max(kept.position, kept.step)
-            self.tokens, self.rewarm_from = kept.tokens, kept.rewarm_from
-            if self.gradients:  # no checkpoint has the one that was in hand: its step comes again
-                lost = states[0].carried + states[0].unsent
-                states, self.round_step = (FragmentState(round=command.round),), 0
-                self.step, self.tokens = self.step - lost.steps, self.tokens - lost.tokens
-                self.position -= lost.steps
-            if self.forgets or self.gradients:
-                cold = ""  # there are none to lose
-            elif kept.step and not (cold or kept.optimizer_steps or stateless(self.optimizer)):
-                cold = "the checkpoint holds none"
-            if cold:
-                self.rewarm_from = self.step  # its moments are as cold as a joiner's
+            states, cold = self._resume(Path(command.resume), rounds)
         elif command.moments and not (self.forgets or self.gradients):
             cold = self._take_moments(Path(command.moments), command.moments_steps)
         self._set_pace(command)
@@ -178,6 +154,33 @@ class Progress(Cycle):
         if command.evaluate:
             self.report(Evaluated(self.round, self.step, self.evaluate()))
         self._read_vectors(None, None)
+
+    def _resume(self, path: Path, rounds: tuple[int, ...]) -> tuple[tuple[FragmentState, ...], str]:
+        """Take what a checkpoint of these rounds has: its fragments, and why moments are lost."""
+        kept, cold = load(path, self.weights, self.optimizer, one_disk=self.files.one_disk)
+        states = kept.fragments
+        if (made := tuple(state.round for state in states)) != rounds:
+            raise OperatorError(
+                "E404",
+                f"cannot resume from {path}",
+                f"it was made at round {_listed(made)}, not {_listed(rounds)}",
+                "begin at the checkpoint's round, then apply the later ones",
+            )
+        self.round_step, self.step = kept.round_step, kept.step
+        self.position = max(kept.position, kept.step)
+        self.tokens, self.rewarm_from = kept.tokens, kept.rewarm_from
+        if self.gradients:  # no checkpoint has the one that was in hand: its step comes again
+            lost = states[0].carried + states[0].unsent
+            states, self.round_step = (FragmentState(round=rounds[0]),), 0
+            self.step, self.tokens = self.step - lost.steps, self.tokens - lost.tokens
+            self.position -= lost.steps
+        if self.forgets or self.gradients:
+            return states, ""  # there are none to lose
+        if kept.step and not (cold or kept.optimizer_steps or stateless(self.optimizer)):
+            cold = "the checkpoint holds none"
+        if cold:
+            self.rewarm_from = self.step  # its moments are as cold as a joiner's
+        return states, cold
 
     def _take_moments(self, path: Path, steps: int) -> str:
         """Take a donor's moments, or an earlier checkpoint's; why some of them are lost."""
