@@ -267,6 +267,7 @@ async def test_other_hosts_are_known_to_train_once_all_ranks_have_met(
         def met(self) -> None:
             met.append(1)
 
+    monkeypatch.setattr(node.island.island, "STOP_GRACE_S", 0.2)
     async with standing_in(tmp_path, "exec sleep 60") as running:
         with monkeypatch.context() as patched:
             patched.setattr(running, "crew", Alone())
