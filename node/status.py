@@ -119,6 +119,13 @@ def _checked(api: str, status: int, body: bytes, has: str) -> dict[str, Any]:
             why="its API is open to the network",
             fix="set ATOLL_API_KEY, or run this on the node's own machine as its user",
         )
+    if status >= 500:
+        raise operator_error(
+            "E106",
+            f"the node at {api} fails to answer",
+            why=f"its answer is HTTP status {status}: an error of its own",
+            fix="see logs/daemon.log in that node's state directory, and report the defect",
+        )
     try:
         if status != 200 or len(body) > MAX_STATE_BYTES:
             raise ValueError(f"status {status}, {len(body)} bytes")

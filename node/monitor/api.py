@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from node.monitor.dashboard import STATE, add_dashboard, is_open
+from node.monitor.dashboard import STATE, add_dashboard, is_open, json_response
 from node.monitor.event_log import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
@@ -75,7 +74,7 @@ def make_app(
         answer: dict[str, Any] = {"healthy": not reasons}
         if not key or _has_key(request, key):  # they hold texts of errors, and paths
             answer["reasons"] = reasons
-        return _json(answer, 503 if reasons else 200)
+        return json_response(answer, 503 if reasons else 200)
 
     app.router.add_get("/api/v1/state", _state)
     app.router.add_get("/api/v1/events", _events)
@@ -195,19 +194,14 @@ def _has_key(request: web.Request, key: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), key.encode())
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return web.json_response(text=text, status=status)
-
-
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
-    response = _json({"error": reason}, status)
+    response = json_response({"error": reason}, status)
     response.headers.update(headers or {})
     return response
 
 
 async def _state(request: web.Request) -> web.Response:
-    return _json(request.app[STATE].snapshot())
+    return json_response(request.app[STATE].snapshot())
 
 
 async def _events(request: web.Request) -> web.Response:
@@ -216,9 +210,9 @@ async def _events(request: web.Request) -> web.Response:
         since = _natural(request.query.get("since", "0"))
         limit = _natural(request.query.get("limit", str(MAX_EVENTS)))
     except ValueError as error:
-        return _json({"error": str(error)}, 400)
+        return json_response({"error": str(error)}, 400)
     records = log.since(since, min(limit, MAX_EVENTS))
-    return _json(
+    return json_response(
         {
             "instance": log.instance,
             "next": records[-1].seq if records else since,

@@ -98,7 +98,7 @@ class Feed:
         self.readers = 0
         self.closing = asyncio.Event()
         self._state, self._log, self._history, self._clock = state, log, history, clock
-        self._text = ""
+        self._encoded = b""
         self._made_at = float("-inf")
 
     def cursor(self) -> Cursor:
@@ -131,20 +131,20 @@ class Feed:
         done = sum(isinstance(record.event, RoundDone) for record in records)  # of all fragments
         rounds = self._state.last_rounds(min(done, SHOWN_ROUNDS)) if done else []
         shown = [r for r in records if not isinstance(r.event, Step | RoundDone)]
-        news = _text(
+        news = encoded(
             {
                 "rows": rows,
                 "rounds": rounds,
                 "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
             }
         )
-        data = f'{{"state":{self._state_text()},{news[1:]}'
-        return here, f"event: update\nid: {here}\ndata: {data}\n\n".encode()
+        head = f"event: update\nid: {here}\ndata: ".encode()
+        return here, head + b'{"state":' + self._encoded_state() + b"," + news[1:] + b"\n\n"
 
-    def _state_text(self) -> str:
+    def _encoded_state(self) -> bytes:
         if (now := self._clock()) - self._made_at >= INTERVAL_S:
-            self._made_at, self._text = now, _text(self._brief())
-        return self._text
+            self._made_at, self._encoded = now, encoded(self._brief())
+        return self._encoded
 
     def _brief(self) -> dict[str, Any]:
         state = self._state.brief()
@@ -268,11 +268,19 @@ def _natural(request: web.Request, name: str, default: int) -> int:
 
 
 def _json(request: web.Request, value: Any) -> web.Response:
-    response = web.Response(text=_text(value), content_type="application/json")
+    response = json_response(value)
     if not is_loopback(request.remote or ""):  # there it would cost more time than it saves
         response.enable_compression()
     return response
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def json_response(value: Any, status: int = 200) -> web.Response:
+    """An answer of the API."""
+    body = encoded(value)
+    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+
+
+def encoded(value: Any) -> bytes:
+    """A value as JSON. Names of files may hold what is no UTF-8 (PEP 383): there is a ``?``."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode(errors="replace")

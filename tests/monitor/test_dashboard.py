@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -21,7 +22,7 @@ from node.monitor import dashboard
 from node.monitor.api import make_app
 from node.monitor.console import render
 from node.monitor.dashboard import POLICY, STATIC, Cursor, Feed
-from node.monitor.events import Notice, Started
+from node.monitor.events import CheckpointSaved, Notice, Started
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -215,6 +216,18 @@ async def test_the_picture_has_all_panels(client: Browser, swarm: Imagined) -> N
     assert picture["state"]["machine"]["cores"] == 64
     assert picture["state"]["alarms"] == []
     assert Cursor.parse(picture["cursor"]) is not None
+
+
+async def test_a_name_that_is_no_utf_8_stops_nothing(client: Browser, swarm: Imagined) -> None:
+    name = os.fsdecode(b"/data/caf\xe9.jpg")
+    swarm.log.emit(Notice(text=f"leaves out {name}"))
+    swarm.log.emit(CheckpointSaved(round=5, path=name))
+    for path in ("dashboard", "events", "state", "links", "history"):
+        answer = await client.get(f"/api/v1/{path}")
+        assert (answer.status, answer.content_type) == (200, "application/json"), path
+    assert "/data/caf?.jpg" in str(await (await client.get("/api/v1/events")).json())
+    update = await event(await client.get(f"/api/v1/stream?since={swarm.log.instance}.0.0"))
+    assert "/data/caf?.jpg" in str(json.loads(update["data"])["events"])
 
 
 async def test_the_history_by_itself(client: Browser) -> None:

@@ -297,6 +297,14 @@ async def test_status_of_something_else(tmp_path, body):
             await asyncio.to_thread(status.fetch, tmp_path, api=f"{host}:{port}")
 
 
+async def test_a_node_that_fails_is_not_said_to_be_something_else(kit, server):
+    kit.state.providers.peers = None
+    with pytest.raises(OperatorError, match="fails to answer") as caught:
+        await asyncio.to_thread(status.fetch, None, api=server.address)
+    assert "status 500" in caught.value.why
+    assert "logs/daemon.log" in caught.value.fix
+
+
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
 async def test_an_answer_that_drips_is_not_waited_for(monkeypatch, head):
     monkeypatch.setattr(status, "WHOLE_S", 0.5)
