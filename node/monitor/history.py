@@ -18,7 +18,6 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from node.monitor import rounding
 from node.monitor.events import Record, RoundDone, RoundFailed, Step
 from node.monitor.lines import append_line, replace_lines
+from node.monitor.whole_rounds import WholeRounds
 
 SCHEMA = 1
 MAX_ROWS = 16_384
@@ -36,7 +36,6 @@ MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 MAX_DRAWN = 1e12  # what is larger is made up by a peer, or says no more than that it is large
-MAX_PARTS = 64  # rounds of other fragments that count to one of fragment 0
 OUTCOMES = ("committed", "degraded")
 PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
 # of a round: see RoundDone; "failed" counts the attempts before it that came to nothing
@@ -103,8 +102,7 @@ class History:
             (_START_ROWS, MAX_ISLANDS), np.nan, dtype=np.float32
         )
         self._failed = 0
-        # of other fragments since fragment 0's last round
-        self._parts: deque[RoundDone] = deque(maxlen=MAX_PARTS)
+        self._wholes = WholeRounds()
         self._step: Step | None = None
 
     def __len__(self) -> int:
@@ -131,22 +129,11 @@ class History:
                 self._step = step
             case RoundFailed():
                 self._failed += 1
-            case RoundDone() as done if done.fragment:
-                self._parts.append(done)
             case RoundDone() as done:
-                self._on_round(record.time, self._with_parts(done))
+                if (whole := self._wholes.take(done)) is not None:
+                    self._on_round(record.time, whole)
             case _:
                 pass
-
-    def _with_parts(self, done: RoundDone) -> RoundDone:
-        """Fragment 0's round, with the bytes of the other fragments' before it: a whole model's."""
-        parts = [done, *self._parts]
-        self._parts.clear()
-        sums = {
-            name: sum(getattr(part, name) for part in parts)
-            for name in ("sent_bytes", "received_bytes", "raw_bytes")
-        }
-        return replace(done, **sums)
 
     def _on_round(self, when: float, done: RoundDone) -> None:
         step = self._step

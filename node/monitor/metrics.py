@@ -124,9 +124,12 @@ class SwarmCollector(Collector):
                 yield _gauge(name, text, value)
 
     def _last_round(self) -> Iterable[Metric]:
-        if not self._state.rounds:
+        validated = self._state.validation_loss  # the newest: not every round has one
+        if validated is not None:
+            yield _gauge("swarm_validation_loss_nats", "On the shared shard, the newest", validated)
+        _, done = self._state.last_whole()
+        if done is None:
             return
-        done = self._state.rounds[-1][1]
         yield _gauge("swarm_round_members", "Islands merged in the last round", done.members)
         if done.agreeing is not None:
             yield _gauge("swarm_agreeing_peers", "Peers of bit-equal state", done.agreeing)
@@ -139,7 +142,6 @@ class SwarmCollector(Collector):
             discounted = sum(scale < 1 for scale in scales)
             yield _gauge("swarm_discounted_islands", "By the merge rule, last round", discounted)
         for name, text, value in (
-            ("swarm_validation_loss_nats", "On the shared shard", done.validation_loss),
             ("swarm_consensus_distance_ratio", "To the mean, before the merge", done.consensus),
             ("swarm_consensus_after_ratio", "To the mean, after the merge", done.consensus_after),
             ("swarm_compute_utilisation_ratio", "Of the last round, 0 to 1", done.utilisation),

@@ -20,6 +20,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from bootstrap.validation import bad_config
 from node.errors import operator_error, reason
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Record, RoundDone, Step
+from node.monitor.whole_rounds import WholeRounds
 from protocols.errors import OperatorError
 
 KINDS = ("jsonl", "tensorboard", "wandb")
@@ -207,6 +209,7 @@ class Sinks:
                 loop.call_soon_threadsafe(tell, name, what)
 
         self._writers = [_Writer(name, sink, later) for name, sink in sinks.items()]
+        self._wholes = WholeRounds()
 
     @property
     def dropped(self) -> int:
@@ -214,10 +217,17 @@ class Sinks:
         return sum(writer.dropped for writer in self._writers)
 
     def __call__(self, record: Record) -> None:
-        """Queue a record that has figures."""
-        if isinstance(record.event, Step | RoundDone):
-            for writer in self._writers:
-                writer.put(record)
+        """Queue a record that has figures; rounds of fragments as one of the whole model."""
+        match record.event:
+            case Step():
+                self._put(record)
+            case RoundDone() as done:
+                if (whole := self._wholes.take(done)) is not None:
+                    self._put(replace(record, event=whole))
+
+    def _put(self, record: Record) -> None:
+        for writer in self._writers:
+            writer.put(record)
 
     async def aclose(self) -> None:
         """Write what is queued and close; gives up after :data:`CLOSE_S` seconds."""

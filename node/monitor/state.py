@@ -212,7 +212,7 @@ class NodeState:
         now = self._clock()
         views = self.peers()
         reasons = self.unhealthy()
-        when, last = self._last_whole()
+        when, last = self.last_whole()
         return {
             "schema": SCHEMA,
             "time": now,
@@ -282,7 +282,7 @@ class NodeState:
         """As :meth:`alarms`, of the peers now."""
         return self.alarms(self.peers())
 
-    def _last_whole(self) -> tuple[float, RoundDone | None]:
+    def last_whole(self) -> tuple[float, RoundDone | None]:
         """The newest round and its time; with fragments, that of fragment 0, which tells of all."""
         newest = self.rounds[-1] if self.rounds else (self._moved, None)
         return next((one for one in reversed(self.rounds) if not one[1].fragment), newest)

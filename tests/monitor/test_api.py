@@ -194,6 +194,23 @@ async def test_metrics(client, kit):
         assert expected in lines
 
 
+async def test_figures_of_a_round_are_of_the_whole_model_and_the_validation_loss_stays(client, kit):
+    kit.log.emit(
+        RoundDone(round=3, fragments=2, members=5, agreeing=4, validation_loss=2.5, consensus=0.04)
+    )
+    kit.log.emit(RoundDone(round=3, fragment=1, fragments=2, members=2, agreeing=1))
+    text = await (await client.get("/metrics")).text()
+    for expected in (
+        "swarm_validation_loss_nats 2.5",
+        "swarm_round_members 5.0",
+        "swarm_agreeing_peers 4.0",
+        "swarm_consensus_distance_ratio 0.04",
+    ):
+        assert expected in text.splitlines()
+    kit.log.emit(RoundDone(round=4, fragments=2, members=5))  # which nobody evaluated
+    assert "swarm_validation_loss_nats 2.5" in await (await client.get("/metrics")).text()
+
+
 async def test_a_loss_that_nobody_told_is_none_that_is_no_number(client, kit):
     """A script may tell it every few hundred steps, or never."""
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,23 @@ async def test_jsonl(tmp_path):
     assert "round/loss" not in lines[2]
     await play({"j": open_sink(f"jsonl:{path}")})
     assert len(path.read_text().splitlines()) == 6
+
+
+async def test_a_round_in_fragments_is_one_with_the_bytes_of_all(tmp_path):
+    path = tmp_path / "x.jsonl"
+    made = Sinks({"j": open_sink(f"jsonl:{path}")}, lambda name, error: None)
+    log = EventLog()
+    log.subscribe(made)
+    for number in range(2):
+        for fragment in (1, 2, 0):
+            loss = None if fragment else 2.0
+            done = RoundDone(round=number, fragment=fragment, fragments=3, validation_loss=loss)
+            log.emit(replace(done, sent_bytes=10 ** (fragment + 1)))
+    await made.aclose()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1]
+    assert [line["round/sent_bytes"] for line in lines] == [1110, 1110]
+    assert [line["round/validation_loss"] for line in lines] == [2.0, 2.0]
 
 
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path):
