@@ -37,6 +37,7 @@ from node.monitor.state import NodeState
 from node.setting_values import is_loopback
 
 INTERVAL_S = 1.0  # between two updates
+LINKS_S = 2.0  # between two looks at all links
 RETRY_MS = 2000  # what a reader is told to wait before it comes back
 MAX_READERS = 64  # of one listener
 STUCK_S = 30.0  # that one may take for one event
@@ -100,6 +101,8 @@ class Feed:
         self._state, self._log, self._history, self._clock = state, log, history, clock
         self._encoded = b""
         self._made_at = float("-inf")
+        self._links: dict[str, Any] = {}
+        self._looked_at = float("-inf")
 
     def cursor(self) -> Cursor:
         """Where a reader stands who has just got everything."""
@@ -119,6 +122,12 @@ class Feed:
             "rounds": self._state.last_rounds(SHOWN_ROUNDS),
             "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
         }
+
+    def links(self) -> dict[str, Any]:
+        """As :meth:`NodeState.links`, for all readers of :data:`LINKS_S`: there may be many."""
+        if (now := self._clock()) - self._looked_at >= LINKS_S:
+            self._looked_at, self._links = now, self._state.links()
+        return self._links
 
     def update(self, cursor: Cursor) -> tuple[Cursor, bytes]:
         """The event for a reader who stands at ``cursor``, and where it stands then."""
@@ -226,7 +235,7 @@ async def _history(request: web.Request) -> web.Response:
 
 
 async def _links(request: web.Request) -> web.Response:
-    return _json(request, request.app[STATE].links())
+    return _json(request, request.app[FEED].links())
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:

@@ -35,7 +35,16 @@ from node.monitor.events import (
     plain,
     table,
 )
-from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
+from node.monitor.views import (
+    MAX_LINKS,
+    KnownLinks,
+    LinkView,
+    MachineView,
+    NodeView,
+    PeerView,
+    RunView,
+    Traffic,
+)
 from protocols.bounds import MAX_PEERS
 from protocols.errors import Reason
 
@@ -43,7 +52,6 @@ SCHEMA = 1
 KEPT_ROUNDS = 256
 KEPT_STEPS = 1024
 KEPT_PROBLEMS = 20
-MAX_LINKS = 4096
 MAX_FRAGMENTS = 64
 STALL_S = 120.0  # without an inner step, an island that takes part is not healthy
 STALL_STEPS = 20  # nor after that many times its usual step
@@ -59,7 +67,7 @@ class Providers:
     offices: Callable[[], Sequence[Sequence[str]]] = tuple  # who decides, by fragment
     traffic: Callable[[], Mapping[str, Traffic]] = dict
     links: Callable[[], Sequence[LinkView]] = tuple  # this node's own
-    all_links: Callable[[], Sequence[LinkView]] = tuple  # the swarm's; asks for them
+    all_links: Callable[[], KnownLinks] = KnownLinks  # the swarm's; asks for them
     strangers: Callable[[], Mapping[str, int]] = dict  # what came to nothing, by reason
     met: Callable[[], int] = int  # connections past a relay
     machine: Callable[[], MachineView] = MachineView
@@ -180,6 +188,7 @@ class NodeState:
             state["run"]["manifest"] = plain(self.run.manifest)
         state["training"]["steps"] = [[number, plain(loss)] for number, loss in self.steps]
         state["rounds"]["last"] = self.last_rounds()
+        state["network"]["links"] = [table(link) for link in self.providers.links()[:MAX_LINKS]]
         return state
 
     def links(self) -> dict[str, Any]:
@@ -187,8 +196,9 @@ class NodeState:
 
         ``links``: places of source and target in ``peers``, bytes a second, seconds for a round
         trip (both may be null), and seconds since it was told (0: this node's own measurement).
+        ``left_out``: how many more are known, where there are too many.
         """
-        views = self.providers.all_links()[:MAX_LINKS]
+        known = self.providers.all_links()
         places: dict[str, int] = {}
         rows = [
             [
@@ -198,9 +208,10 @@ class NodeState:
                 None if view.round_trip_s is None else round(view.round_trip_s, 6),
                 round(view.age_s),
             ]
-            for view in views
+            for view in known.links
         ]
-        return {"peers": list(places), "links": rows}
+        found = {"peers": list(places), "links": rows}
+        return found | ({"left_out": known.left_out} if known.left_out else {})
 
     def last_rounds(self, limit: int = KEPT_ROUNDS) -> list[dict[str, Any]]:
         """The newest rounds, oldest first, each with its ``time``."""
@@ -326,7 +337,6 @@ class NodeState:
                 "compression": self.raw_bytes / self.sent_bytes if self.sent_bytes else None,
             },
             "by_kind": {kind: table(item) for kind, item in self.providers.traffic().items()},
-            "links": [table(link) for link in self.providers.links()[:MAX_LINKS]],
         }
 
     def _newest(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from protocols.messages import Announce
+
+MAX_LINKS = 4096  # that are told at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,14 @@ class LinkView:
     bytes_per_second: float | None  # None: no body was long enough to tell
     round_trip_s: float | None = None
     age_s: float = 0.0  # since it was told; 0: this node's own
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLinks:
+    """Links between all islands, :data:`MAX_LINKS` at most."""
+
+    links: Sequence[LinkView] = ()
+    left_out: int = 0  # that are known as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

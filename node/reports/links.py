@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from node.monitor.views import LinkView
+from node.monitor.views import MAX_LINKS, KnownLinks, LinkView
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
@@ -66,7 +66,14 @@ class _Told:
     """The answer of one peer, and when it came."""
 
     when: float
-    links: dict[PeerId, Link]
+    links: Mapping[PeerId, Link]
+    sent: frozenset[PeerId] = field(init=False)  # to whom it tells of a link
+    received: frozenset[PeerId] = field(init=False)  # and from whom
+
+    def __post_init__(self) -> None:
+        known = self.links.items()
+        self.sent = frozenset(p for p, link in known if link.upload or link.round_trip)
+        self.received = frozenset(p for p, link in known if link.download or link.round_trip)
 
 
 @dataclass
@@ -86,10 +93,26 @@ class LinkTable:
     _asked: dict[PeerId, float] = field(default_factory=dict)
     _looked: float = float("-inf")
 
-    def look(self) -> list[LinkView]:
-        """All links that are known; for a while after this, peers are asked for more."""
-        self._looked = self.now()
-        return list(self._views())
+    def look(self, limit: int = MAX_LINKS) -> KnownLinks:
+        """The links that are known; for a while after this, peers are asked for more.
+
+        Of more than ``limit``: all of this node, and of each other sender about as many, to
+        receivers from all of them.
+        """
+        self._looked = now = self.now()
+        tellers = self._tellers(now)
+        order = sorted({self.me, *self.islands()})
+        ends = _ends(tellers, order)
+        total = sum(map(len, ends))
+        if total > limit:
+            ends = _cut(order, ends, self.me, limit)
+        links = tuple(
+            view
+            for sender, receivers in zip(order, ends, strict=True)
+            for receiver in receivers
+            if (view := self._view(tellers, sender, receiver, now)) is not None
+        )
+        return KnownLinks(links, max(0, total - len(links)))
 
     def own(self) -> list[LinkView]:
         """As :meth:`look`, of this node's own links, and without asking anybody."""
@@ -132,30 +155,72 @@ class LinkTable:
         self.offsets[peer] = answer.time - (sent + self.clock()) / 2
         self._told[peer] = _Told(self.now(), {link.peer: link for link in answer.links})
 
-    def _views(self) -> Iterator[LinkView]:
+    def _tellers(self, now: float) -> dict[PeerId, _Told]:
+        """Who tells of links, and what: this node of its own, and others not too long ago."""
+        there, measured = self.islands(), self.transport.stats.by_peer
+        own = {peer: _link(peer, measured[peer]) for peer in there if peer in measured}
+        told = {p: said for p, said in self._told.items() if now - said.when <= FORGOTTEN_S}
+        return {**told, self.me: _Told(now, own)}
+
+    def _view(
+        self, tellers: Mapping[PeerId, _Told], sender: PeerId, receiver: PeerId, now: float
+    ) -> LinkView | None:
         """Own measurements first; else what the sender told, else what the receiver did."""
-        now, there = self.now(), {self.me, *self.islands()}
-        told = [
-            (peer, view)
-            for peer, said in self._told.items()
-            if now - said.when <= FORGOTTEN_S
-            for link in said.links.values()
-            for view in _both(peer, link, now - said.when)
-        ]
-        sent = [view for peer, view in told if view.source == peer]
-        received = [view for peer, view in told if view.source != peer]
-        found: dict[tuple[PeerId, PeerId], LinkView] = {}
-        for view in (*self.own(), *sent, *received):
-            ends = PeerId(view.source), PeerId(view.target)
-            if not there.issuperset(ends):
+        found: LinkView | None = None
+        for teller in (receiver, sender) if receiver == self.me else (sender, receiver):
+            told = tellers.get(teller)
+            link = told.links.get(receiver if teller == sender else sender) if told else None
+            if told is None or link is None:
                 continue
-            held = found.get(ends)
-            if held is None:
-                found[ends] = view
-            elif held.bytes_per_second is None and view.bytes_per_second is not None:
-                trip = view.round_trip_s if held.round_trip_s is None else held.round_trip_s
-                found[ends] = replace(view, round_trip_s=trip)
-        yield from found.values()
+            speed = (link.upload if teller == sender else link.download) or None
+            trip = link.round_trip or None
+            if found is not None and found.round_trip_s is not None:
+                trip = found.round_trip_s
+            if speed or (found is None and trip):
+                found = LinkView(sender, receiver, speed, trip, now - told.when)
+            if found is not None and found.bytes_per_second is not None:
+                break
+        return found
+
+
+def _ends(tellers: Mapping[PeerId, _Told], order: Sequence[PeerId]) -> list[list[PeerId]]:
+    """By sender, in order: the receivers to which a link is known, those behind it first."""
+    sent = {teller: told.sent for teller, told in tellers.items()}
+    received = {teller: told.received for teller, told in tellers.items()}
+    nobody: frozenset[PeerId] = frozenset()
+    found = []
+    for place, sender in enumerate(order):
+        to = sent.get(sender, nobody)
+        found.append(
+            [
+                other
+                for other in (*order[place + 1 :], *order[:place])
+                if other in to or sender in received.get(other, nobody)
+            ]
+        )
+    return found
+
+
+def _cut(
+    order: Sequence[PeerId], ends: list[list[PeerId]], me: PeerId, limit: int
+) -> list[list[PeerId]]:
+    """All links of ``me``, and of the others about as many each, evenly over their receivers."""
+    kept = [
+        found if one == me else [me] if me in found else []
+        for one, found in zip(order, ends, strict=True)
+    ]
+    others = [
+        [to for to in found if one != me and to != me]
+        for one, found in zip(order, ends, strict=True)
+    ]
+    room = limit - sum(map(len, kept))
+    by_count = sorted(range(len(order)), key=lambda place: len(others[place]))
+    for left, place in zip(range(len(order), 0, -1), by_count, strict=True):
+        count = min(len(others[place]), max(0, room) // left)
+        room -= count
+        step = len(others[place]) / max(1, count)
+        kept[place] = kept[place] + [others[place][int(i * step)] for i in range(count)]
+    return kept
 
 
 def _both(teller: PeerId, link: Link, age: float) -> Iterator[LinkView]:

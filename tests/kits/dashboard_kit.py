@@ -9,7 +9,17 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, PeerJoined, RoundDone, Step
 from node.monitor.history import PHASES, History
 from node.monitor.state import NodeState
-from node.monitor.views import GpuView, LinkView, MachineView, NodeView, PeerView, RunView, Traffic
+from node.monitor.views import (
+    MAX_LINKS,
+    GpuView,
+    KnownLinks,
+    LinkView,
+    MachineView,
+    NodeView,
+    PeerView,
+    RunView,
+    Traffic,
+)
 
 GB = 2**30
 REGIONS = ("eu-north", "eu-west", "us-east", "us-west", "ap-south", "sa-east")
@@ -187,7 +197,7 @@ class Imagined:
             *(LinkView(peer, me, 2e6 * 1.1**i) for i, peer in enumerate(others)),
         ]
 
-    def all_links(self) -> list[LinkView]:
+    def all_links(self) -> KnownLinks:
         """Of everybody: this node's own, and all others as one end told them."""
         others = [
             LinkView(one, two, 1e6 * (1 + (7 * i + 3 * j) % 40), 0.004 * (1 + (i + j) % 30), 9.0)
@@ -196,4 +206,5 @@ class Imagined:
             if i and j and i != j and (i + j) % 11
         ]
         mine = [LinkView(v.source, v.target, v.bytes_per_second, 0.02) for v in self.links()]
-        return mine + others
+        known = mine + others
+        return KnownLinks(known[:MAX_LINKS], max(0, len(known) - MAX_LINKS))

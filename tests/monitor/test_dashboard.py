@@ -312,6 +312,20 @@ def test_the_state_is_put_into_words_once_a_second(swarm: Imagined) -> None:
     assert len(asked) == 2
 
 
+def test_links_are_looked_up_once_for_all_readers_of_a_moment(swarm: Imagined) -> None:
+    now, looks = 100.0, []
+    swarm.state.providers.all_links = lambda: looks.append(now) or swarm.all_links()  # type: ignore[func-returns-value]
+    feed = Feed(swarm.state, swarm.log, swarm.history, clock=lambda: now)
+    assert feed.links() == feed.links() == swarm.state.links()
+    assert looks == [100.0, 100.0]
+    now += dashboard.LINKS_S
+    feed.links()
+    assert len(looks) == 3
+    # which nobody reads in each second's state
+    assert "links" not in feed.picture(10)["state"]["network"]
+    assert len(swarm.state.snapshot()["network"]["links"]) == 6
+
+
 async def test_too_many_readers_are_told(client: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "MAX_READERS", 1)
     async with client.get("/api/v1/stream") as answer:

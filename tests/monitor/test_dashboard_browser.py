@@ -17,7 +17,7 @@ from node_process import nodes
 
 from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, Rejected, RoundDone, RoundFailed
-from node.monitor.views import LinkView
+from node.monitor.views import KnownLinks, LinkView
 
 pytestmark = IN_A_BROWSER
 KEY = "k" * 20
@@ -208,7 +208,7 @@ async def test_links_between_two_others_show_what_they_tell_or_both_publish(page
     swarm = Imagined(4, 20)
     _, second, _, fourth = swarm.ids
     told = [LinkView(second, fourth, 3e6, 0.25, 9.0), LinkView(fourth, second, None, 0.25, 9.0)]
-    swarm.state.providers.all_links = lambda: [*swarm.links(), *told]
+    swarm.state.providers.all_links = lambda: KnownLinks([*swarm.links(), *told])
     async with served(swarm) as url:
         await page.go(url)
         await page.until(FILLED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,7 @@ class Here:
             setattr(stats, name, value)
 
     def seen(self) -> dict[tuple[PeerId, PeerId], tuple[float | None, float | None]]:
-        views = self.table.look()
+        views = self.table.look().links
         keys = [(PeerId(v.source), PeerId(v.target)) for v in views]
         assert len(set(keys)) == len(keys)
         return {k: (v.bytes_per_second, v.round_trip_s) for k, v in zip(keys, views, strict=True)}
@@ -96,6 +97,26 @@ def test_what_this_node_has_measured_comes_first_and_the_sender_before_the_recei
         assert seen[MESA, ALPS][0] == 4e6
 
     run(main)
+
+
+def test_of_too_many_links_each_island_has_its_share() -> None:
+    async def main(here: Here) -> None:
+        for one in (ME, *here.others):
+            for other in (ME, *here.others):
+                if one != other:
+                    here.measure(one, other, upload=1e6)
+        for _ in range(2):
+            await here.table.ask()
+        assert len(here.seen()) == 56
+        found = here.table.look(28)
+        assert (len(found.links), found.left_out) == (28, 28)
+        others = [link for link in found.links if ME not in (link.source, link.target)]
+        assert len(others) == 14  # and all 14 of its own
+        assert set(Counter(link.source for link in others).values()) == {2}
+        assert max(Counter(link.target for link in others).values()) <= 3
+        assert {link.target for link in others} == set(here.others)
+
+    run(main, count=8)
 
 
 def test_of_links_of_others_among_themselves_a_peer_is_not_believed() -> None:

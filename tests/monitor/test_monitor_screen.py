@@ -123,6 +123,21 @@ async def test_the_table_shows_links_and_fragments_as_well(log):
         assert len(table.columns) == len(drawing.PEER_COLUMNS)
 
 
+async def test_a_table_says_how_much_of_it_is_left_out(log):
+    app = Monitor(ReplaySource(log, 0))
+    async with app.run_test(size=(120, 46)) as pilot:
+        await shown(app, pilot)
+        table = app.query_one("#peers")
+        assert table.border_title == "islands by merged tokens"
+        many = app._picture["state"]["peers"] * 100
+        app._picture["state"]["peers"] = many
+        app._picture["links"] = {"peers": PEERS, "links": [[0, 1, 2e6, 0.1, 0]], "left_out": 5000}
+        app.draw(app._picture)
+        assert table.border_title == f"islands by merged tokens, 256 of {len(many)}"
+        await pilot.press("v")
+        assert table.border_title == "links, the slowest first, 1 of 5,001"
+
+
 class Claiming:
     """Of three islands one was merged less than the others, and says that it has trained most."""
 

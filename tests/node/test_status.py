@@ -18,7 +18,7 @@ from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, RoundDone, Validation
 from node.monitor.history import History
 from node.monitor.terminal import drawing
-from node.monitor.views import GpuView, LinkView, MachineView, PeerView, RunView
+from node.monitor.views import GpuView, KnownLinks, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
@@ -228,7 +228,7 @@ def test_the_newest_validation_stays_until_there_is_another(kit):
 
 async def test_links_of_all_are_asked_for_apart_and_short(kit, server):
     views = [LinkView("a", "b", 1e6, 0.25, 3.2), LinkView("b", "a", None, 0.25)]
-    kit.state.providers.all_links = lambda: views
+    kit.state.providers.all_links = lambda: KnownLinks(views)
     found = await asyncio.to_thread(status.ask, server.address, "", "/api/v1/links", "links")
     assert found == {
         "peers": ["a", "b"],

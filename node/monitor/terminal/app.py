@@ -178,7 +178,10 @@ class Monitor(App[int]):
         if other:
             table.add_columns(*columns)
             self._heads, row, top = columns, 0, 0
-        table.border_title = title
+        shown, known = min(len(rows), _SHOWN_ROWS), len(rows)
+        if self.VIEWS[self._view] == "links":
+            known += (picture.get("links") or {}).get("left_out", 0)
+        table.border_title = title + (f", {shown:,} of {known:,}" if shown < known else "")
         for cells in rows[:_SHOWN_ROWS]:
             table.add_row(*map(Text, cells))
         table.move_cursor(row=row)
