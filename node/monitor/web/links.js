@@ -44,8 +44,10 @@ export class Links {
 
   note(peers, cell) {
     const any = peers.some((a) => peers.some((b) => known(cell(a, b)?.speed)));
+    const rest = this.store.links.left_out;
+    const more = rest ? ` There are too many links to show: of those of other islands ${rest.toLocaleString("en")} more are known.` : "";
     return any
-      ? `Filled: measured by an island on bodies over 256 KB. Outlined: no more than both ends announced. A dash: not known. Round trips with ≈: the mean of what both ends see with all their peers.${this.slowest(peers)}`
+      ? `Filled: measured by an island on bodies over 256 KB. Outlined: no more than both ends announced. A dash: not known. Round trips with ≈: the mean of what both ends see with all their peers.${this.slowest(peers)}${more}`
       : "No throughput yet: it is measured on bodies over 256 KB, and this run's are shorter, or none has passed.";
   }
 
@@ -90,7 +92,9 @@ export class Links {
   picture(peers, cell) {
     if (this.kind !== "picture") {
       this.kind = "picture";
+      this.shape = "";
       this.canvas = el("canvas", { tabindex: 0, role: "img", class: "matrix" });
+      this.sheet = el("canvas"); // the matrix without the cursor
       this.told = el("p", { class: "words" });
       this.spoken = el("p", { class: "sr", "aria-live": "polite" }); // what keys ask for, not what changes by itself
       this.canvas.addEventListener("pointermove", (event) => {
@@ -110,9 +114,13 @@ export class Links {
     }
     this.peers = peers;
     this.cell = cell;
-    say(this.words, this.note(peers, cell));
-    this.canvas.setAttribute("aria-label", `Matrix of links between ${peers.length} islands. Arrow keys move from link to link, Home to the first.`);
-    this.paint();
+    const shape = JSON.stringify([colours(), peers.map((p) => [p.peer, this.store.names.of(p.peer), p.upload, p.download, p.link, p.address])]);
+    if (shape !== this.shape || this.painted !== this.from) {
+      Object.assign(this, { shape, painted: this.from });
+      say(this.words, this.note(peers, cell));
+      this.canvas.setAttribute("aria-label", `Matrix of links between ${peers.length} islands. Arrow keys move from link to link, Home to the first.`);
+      this.paint();
+    }
     this.go(...this.at);
   }
 
@@ -124,20 +132,18 @@ export class Links {
     const names = [from, to].map((p) => this.store.names.of(p.peer));
     const rtt = found?.trip ? `, round trip ${found.trip}` : "";
     say(this.told, found ? `${names[0]} → ${names[1]}: ${found.speed ? rate(found.speed) : DASH} (${found.how})${rtt}` : `${names[0]}: itself`);
-    this.paint();
+    this.point();
   }
 
+  /** Draw the matrix, which has as many cells as there are pairs: only when they have changed. */
   paint() {
-    const width = this.canvas.clientWidth;
+    const width = Math.round(this.canvas.clientWidth * (devicePixelRatio || 1));
     if (!width) return;
-    const scale = devicePixelRatio || 1;
-    if (this.canvas.width !== Math.round(width * scale)) this.canvas.width = this.canvas.height = Math.round(width * scale);
-    const pen = this.canvas.getContext("2d");
-    const style = getComputedStyle(document.documentElement);
-    const [ink, line, strong] = ["--blue", "--line", "--strong"].map((name) => style.getPropertyValue(name));
-    const size = (width * scale) / this.peers.length;
+    for (const one of [this.canvas, this.sheet]) one.width = one.height = width;
+    const pen = this.sheet.getContext("2d");
+    const [ink, line] = colours();
+    const size = width / this.peers.length;
     const gap = size > 6 ? 1 : 0;
-    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
     this.peers.forEach((from, row) =>
       this.peers.forEach((to, column) => {
         const found = this.cell(from, to);
@@ -152,11 +158,26 @@ export class Links {
         pen.fillRect(x + inset, y + inset, size - 2 * inset, size - 2 * inset);
       }),
     );
-    pen.globalAlpha = 1;
-    pen.strokeStyle = strong;
-    pen.lineWidth = 2 * scale;
+    this.point();
+  }
+
+  /** Put the cursor on the matrix. */
+  point() {
+    if (!this.sheet.width) return;
+    const pen = this.canvas.getContext("2d");
+    const size = this.sheet.width / this.peers.length;
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.drawImage(this.sheet, 0, 0);
+    pen.strokeStyle = colours()[2];
+    pen.lineWidth = 2 * (devicePixelRatio || 1);
     pen.strokeRect(this.at[1] * size, this.at[0] * size, size, size);
   }
+}
+
+/** Of measured links, of lines and of the cursor, in the theme of now. */
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  return ["--blue", "--line", "--strong"].map((name) => style.getPropertyValue(name));
 }
 
 /** 0 to 1 for 10 kB/s to 10 GB/s, by powers of ten. */

@@ -5,6 +5,7 @@ import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seco
 const STATES = { active: "●", joining: "◐", leaving: "◌", left: "◌", suspect: "▲", dead: "✕", alive: "●" };
 const CLOCK_S = 1; // seconds apart from this node's clock that are worth a look
 const SHOWN = 64; // rows, the rest is counted
+const TROUBLE = ["suspect", "dead", "leaving", "joining"];
 const LARGEST_FIRST = ["round", "merged_tokens", "tokens_per_second", "distance", "upload"];
 const COLUMNS = [
   ["name", "Island", (p) => (p.name || p.peer).toLowerCase(), ""],
@@ -59,12 +60,13 @@ export class Peers {
     this.byRegion(islands);
     for (const head of this.heads) head.setAttribute("aria-sort", head.dataset.key !== this.by ? "none" : this.down ? "descending" : "ascending");
     const value = COLUMNS.find(([key]) => key === this.by)[2];
+    const first = peers.length > SHOWN ? unusual : () => 0;
     const sorted = [...peers].sort((a, b) => {
       const [x, y] = [value(a), value(b)];
-      return (x < y ? -1 : x > y ? 1 : a.peer < b.peer ? -1 : 1) * (this.down ? -1 : 1);
+      return first(a) - first(b) || (x < y ? -1 : x > y ? 1 : a.peer < b.peer ? -1 : 1) * (this.down ? -1 : 1);
     });
     const shown = sorted.slice(0, SHOWN);
-    say(this.more, sorted.length > shown.length ? `and ${sorted.length - shown.length} more; /api/v1/state has all` : "");
+    say(this.more, sorted.length > shown.length ? `and ${sorted.length - shown.length} more; this node and those in trouble come first, and /api/v1/state has all` : "");
     const rounds = live.map((peer) => peer.round).sort((a, b) => a - b);
     const head = rounds[rounds.length >> 1] ?? 0; // the median: one alone may claim anything
     const most = Math.max(...peers.map((peer) => peer.merged_tokens), 1);
@@ -132,4 +134,10 @@ export class Peers {
     say(cells[13], peer.region || DASH);
     return row;
   }
+}
+
+/** Sorts this node first, then who has another state, then who is in trouble. */
+function unusual(peer) {
+  if (peer.link === "self") return 0;
+  return peer.agrees === false ? 1 : TROUBLE.includes(peer.status) ? 2 : 3;
 }
