@@ -99,7 +99,9 @@ class Node:
         self.state.providers.met = lambda: transport.relays.met
         self.state.providers.machine = Machine(self.home.root, Gpus())
         self.state.providers.reachability = self.outbound.describe
-        self.history = History(self.home.history, failed=self._on_history_lost)
+        self.history = History(
+            self.home.history, me=self.state.node.peer, failed=self._on_history_lost
+        )
         events.subscribe(self.history)
         self.api = ApiServer(
             make_app(

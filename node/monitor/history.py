@@ -32,6 +32,7 @@ from node.monitor.whole_rounds import WholeRounds
 SCHEMA = 1
 MAX_ROWS = 16_384
 MAX_ISLANDS = 64  # with a loss curve of their own
+GONE_ROWS = 16  # without a loss, after which an island's curve gives way to a newcomer's
 MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
@@ -76,20 +77,24 @@ Array = npt.NDArray[np.float64]
 class History:
     """Rounds of one run. ``path`` None: in memory only.
 
-    ``failed`` is told of the first row that cannot be written.
+    ``me``: the island that has a loss curve in any case. ``failed`` is told of the first row that
+    cannot be written.
     """
 
     def __init__(
         self,
         path: Path | None = None,
         *,
+        me: str = "",
         max_rows: int = MAX_ROWS,
         failed: Callable[[OSError], None] | None = None,
     ) -> None:
         self.path = path
-        self._tell = failed
+        self._me, self._tell = me, failed
         self.run = ""
         self.islands: list[str] = []  # whose losses are kept, in the order of their columns
+        self._told: list[int] = []  # by column: the turn of its newest loss
+        self._turn = 0  # rows that were taken in
         self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
         self._counted: deque[tuple[float, dict[str, int]]] = deque(maxlen=MAX_UNDONE)
         self.added = 0  # rows since the start of this process: a cursor for readers
@@ -115,7 +120,7 @@ class History:
         if run == self.run:
             return
         self.__init__(  # type: ignore[misc]  # all anew
-            self.path, max_rows=self._max_rows, failed=self._tell
+            self.path, me=self._me, max_rows=self._max_rows, failed=self._tell
         )
         self.run = run
         self._begun = self._restore()
@@ -168,8 +173,9 @@ class History:
             self._losses = np.concatenate([self._losses, np.full_like(self._losses, np.nan)])
         self._rows[self._size] = row
         self._losses[self._size] = np.nan
+        self._turn += 1
         counted: dict[str, int] = {}
-        for peer, (loss, tokens) in islands.items():
+        for peer, (loss, tokens) in sorted(islands.items(), key=lambda item: item[0] != self._me):
             if peer in self.totals or len(self.totals) < MAX_TOTALS:
                 counted[peer] = int(tokens)
                 self.totals[peer] = self.totals.get(peer, 0) + counted[peer]
@@ -179,16 +185,26 @@ class History:
                 and (column := self._column(peer)) is not None
             ):
                 self._losses[self._size, column] = loss
+                self._told[column] = self._turn
         self._counted.append((float(row[_ROUND]), counted))
         self._size += 1
         self.added += 1
 
     def _column(self, peer: str) -> int | None:
-        if peer not in self.islands:
-            if len(self.islands) == MAX_ISLANDS:
-                return None
+        """The place of its curve, if need be of whoever has told no loss for longest."""
+        if peer in self.islands:
+            return self.islands.index(peer)
+        if len(self.islands) < MAX_ISLANDS:
             self.islands.append(peer)
-        return self.islands.index(peer)
+            self._told.append(self._turn)
+            return len(self.islands) - 1
+        others = [place for place, one in enumerate(self.islands) if one != self._me]
+        column = min(others, key=self._told.__getitem__)
+        if self._turn - self._told[column] <= GONE_ROWS and peer != self._me:
+            return None
+        self.islands[column] = peer
+        self._losses[:, column] = np.nan
+        return column
 
     def _thin(self) -> None:
         """Put older rows together by equal numbers of rounds, until they fill half of the room."""

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from node.monitor.event_log import EventLog
 from node.monitor.events import Record, RoundDone, RoundFailed, Step
-from node.monitor.history import COLUMNS, MAX_ISLANDS, MAX_POINTS, MAX_TOTALS, PHASES, History
+from node.monitor.history import (
+    COLUMNS,
+    GONE_ROWS,
+    MAX_ISLANDS,
+    MAX_POINTS,
+    MAX_TOTALS,
+    PHASES,
+    History,
+)
 
 RUN = "8c41"
 
@@ -32,9 +40,9 @@ def island(loss: float, tokens: int = 0) -> dict[str, float]:
 class Kit:
     """A history behind an event log with a clock in hand."""
 
-    def __init__(self, path: Path | None = None, max_rows: int = 64) -> None:
+    def __init__(self, path: Path | None = None, max_rows: int = 64, me: str = "") -> None:
         self.now = 1000.0
-        self.history = History(path, max_rows=max_rows)
+        self.history = History(path, max_rows=max_rows, me=me)
         self.history.begin(RUN)
         self.log = EventLog(clock=lambda: self.now)
         self.log.subscribe(self.history)
@@ -164,6 +172,42 @@ def test_a_million_names_take_no_more_room() -> None:
         kit.rounds(number, islands=names)
     assert len(kit.history.islands) == MAX_ISLANDS
     assert len(kit.history.totals) == MAX_TOTALS
+
+
+def curves(history: History) -> set[str]:
+    """Whose losses the newest row has."""
+    return {peer for peer, losses in history.columns()["islands"].items() if losses[-1] is not None}
+
+
+def test_of_hundreds_of_islands_this_node_has_a_curve() -> None:
+    kit = Kit(me="me")
+    others = {f"peer{number:03d}": island(2.0) for number in range(299)}
+    kit.rounds(0, islands=others | {"me": island(1.5)})  # itself last, as rounds are told
+    assert "me" in curves(kit.history)
+    late = Kit(me="me")
+    late.rounds(0, 1, islands=others)
+    late.rounds(2, islands=others | {"me": island(1.5)})
+    assert late.history.columns()["islands"]["me"] == [None, None, 1.5]
+    assert len(curves(late.history)) == len(late.history.islands) == MAX_ISLANDS
+
+
+def test_a_newcomer_gets_the_curve_of_whoever_is_gone_and_nobody_else_s(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path, max_rows=256)
+    gone = {f"gone{number}": island(3.0) for number in range(24)}
+    stay = {f"stay{number}": island(2.0) for number in range(40)}
+    new = {f"new{number}": island(1.0) for number in range(40)}
+    kit.rounds(0, 1, islands=stay | gone)
+    kit.rounds(*range(2, 2 + GONE_ROWS), islands=stay | new)
+    assert curves(kit.history) == set(stay), "who misses some rounds has its curve when it is back"
+    kit.rounds(2 + GONE_ROWS, islands=stay | new)
+    again = Kit(path, max_rows=256)
+    for history in (kit.history, again.history):
+        there = curves(history)
+        assert there > set(stay)
+        assert len(there) == MAX_ISLANDS
+        losses = history.columns()["islands"]["new0"]
+        assert losses == [None] * (2 + GONE_ROWS) + [1.0], "nothing of whose place it has"
 
 
 def test_going_back_in_the_chain_takes_rows_back() -> None:
