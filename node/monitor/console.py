@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from signal import Signals
 from typing import TextIO
+from urllib.parse import quote
 
 from node.monitor.alarms import NAMED
 from node.monitor.events import (
@@ -232,7 +233,7 @@ def _started(event: Started, key: str) -> str:
     if event.api:
         lines.append(f"{_INDENT}dashboard http://{event.api}/")
     if event.dashboard:
-        secret = f"#key={key}" if key else ""
+        secret = f"#key={quote(key, safe='')}" if key else ""
         lines.append(f"{_INDENT}for others http://{event.dashboard}/{secret}")
     if event.join_address:
         line = join_line(

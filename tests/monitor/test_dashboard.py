@@ -192,6 +192,7 @@ def test_the_banner_shows_the_address_and_the_log_no_key() -> None:
     event = Started(peer="p", run="r", version="1", api="127.0.0.1:1", dashboard="203.0.113.7:4392")
     assert f"http://203.0.113.7:4392/#key={KEY}" in render(event, KEY)
     assert "http://203.0.113.7:4392/\n" in render(event) + "\n"
+    assert "#key=ab%2Bcd%26ef%2541%23%2F\n" in render(event, "ab+cd&ef%41#/") + "\n"
     assert "for others" not in render(Started(peer="p", run="r", version="1", api="127.0.0.1:1"))
 
 

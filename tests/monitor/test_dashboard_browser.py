@@ -10,6 +10,7 @@ import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
 from dashboard_kit import Imagined
@@ -281,6 +282,26 @@ async def test_a_locked_dashboard_is_opened_by_the_key(page: Page) -> None:
         await page.go(f"{url}#key={KEY}")
         await page.until(f"{UPDATES} > 0")
         assert KEY not in await page.evaluate("location.href"), "it does not stay in the address"
+
+
+async def test_a_printed_address_opens_the_tab_that_asks_for_the_key(page: Page) -> None:
+    key = "ab+cd&ef%41gh#ijklmn"
+    printed = f"#key={quote(key, safe='')}"
+    async with served(Imagined(3, 10), key=key) as url:
+        await page.go(url)
+        await page.until("!document.querySelector('#unlock').hidden")
+        unlock = "key.value = {!r}; document.querySelector('#unlock').requestSubmit()"
+        await page.evaluate(unlock.format("ab+cd…"))
+        await page.until(f"{text('#unlock-error')}.includes('ASCII')")
+        await page.send("Page.navigate", url=url + printed)  # loads nothing: another fragment only
+        await page.until(f"{UPDATES} > 0 && document.querySelector('#unlock').hidden")
+        assert "key" not in await page.evaluate("location.href")
+        await page.evaluate("sessionStorage.clear()")
+        await page.go("about:blank")
+        await page.go(url)
+        await page.until("!document.querySelector('#unlock').hidden")
+        await page.evaluate(unlock.format(f" {url}{printed}"))
+        await page.until(f"{UPDATES} > 0")
 
 
 async def test_a_real_swarm(page: Page, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import { Links } from "./links.js";
 import { Panels } from "./panels.js";
 import { Peers } from "./peers.js";
 import { Rounds } from "./rounds.js";
-import { Locked, Stream, get, recall, remember, setKey, takeKey } from "./stream.js";
+import { Locked, Stream, get, keyIn, recall, remember, setKey, takeKey } from "./stream.js";
 import { Names, el, say } from "./text.js";
 
 const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25 rounds", 25]];
@@ -81,11 +81,14 @@ class App {
     this.makeTheme();
     document.querySelector("#unlock").addEventListener("submit", (event) => {
       event.preventDefault();
-      setKey(document.querySelector("#key").value.trim());
-      say(document.querySelector("#unlock-error"), "");
+      const given = document.querySelector("#key").value.trim();
+      const taken = setKey(keyIn(given) ?? given);
+      say(document.querySelector("#unlock-error"), taken ? "" : "A key has letters, digits and signs of ASCII only: copy it, or the whole address, again.");
       this.tried = true;
-      this.open();
+      if (taken) this.open();
     });
+    // the whole address, in the tab that asks for the key: only its fragment is another
+    addEventListener("hashchange", () => takeKey() && this.open());
   }
 
   async open() {

@@ -9,20 +9,28 @@ export class Locked extends Error {}
 
 const slot = `atoll-key ${location.host}`;
 
-/** The key: from the address's fragment, which is never sent, then kept for this tab. */
+/** The key of the address's fragment, which is never sent, is kept for this tab; whether there is one. */
 export function takeKey() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (given) {
-    setKey(given);
-    history.replaceState(null, "", location.pathname);
-  }
+  const given = keyIn(location.href);
+  if (!given) return false;
+  history.replaceState(null, "", location.pathname);
+  return setKey(given);
+}
+
+/** The key in an address that the node has printed; null where there is none. */
+export function keyIn(address) {
+  const [, hash] = address.split("#");
+  return new URLSearchParams(hash).get("key");
 }
 
 let kept = ""; // where the browser keeps nothing
 
+/** Use a key from here on; false for what cannot be one, as a header cannot have it. */
 export function setKey(key) {
+  if (!/^[\x21-\x7e]+$/.test(key)) return false;
   kept = key;
   remember(() => sessionStorage, slot, key);
+  return true;
 }
 
 /** What a storage has under a name; null where the browser was told to allow none. */
