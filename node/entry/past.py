@@ -10,7 +10,8 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
-from node.monitor.history import History, can_be_drawn
+from node.monitor.history import History
+from node.monitor.rounding import can_be_drawn
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId

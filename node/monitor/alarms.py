@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median, median_high
 from typing import Literal
@@ -23,6 +23,7 @@ from node.monitor.events import (
     RoundDone,
 )
 from node.monitor.views import PeerView
+from node.monitor.wording import names_apart
 
 KEPT = 64  # of the newest rounds, of all fragments, are looked at
 DRIFT_FACTOR = 3.0  # times the usual distance to the nearest other island
@@ -133,6 +134,8 @@ def raised(
     here: Here | None = None,
 ) -> list[Alarm]:
     """The alarms of now, critical ones first; ``rounds`` with their times, oldest first."""
+    names = names_apart({peer.peer: peer.name for peer in peers})
+    peers = [replace(peer, name=names.get(peer.peer, "")) for peer in peers]
     found = [*_split(peers), *_silence(peers), *_drift(peers, rounds), *_lag(peers)]
     if here is not None:
         found += [*_office(peers, here, now), *_loss(here), *_checkpoint(here)]

@@ -36,7 +36,6 @@ GONE_ROWS = 16  # without a loss, after which an island's curve gives way to a n
 MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
-MAX_DRAWN = 1e12  # what is larger is made up by a peer, or says no more than that it is large
 OUTCOMES = ("committed", "degraded")
 PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
 # of a round: see RoundDone; "failed" counts the attempts before it that came to nothing
@@ -181,7 +180,7 @@ class History:
                 self.totals[peer] = self.totals.get(peer, 0) + counted[peer]
             if (
                 loss is not None
-                and can_be_drawn(loss)
+                and rounding.can_be_drawn(loss)
                 and (column := self._column(peer)) is not None
             ):
                 self._losses[self._size, column] = loss
@@ -366,11 +365,6 @@ class History:
         self.lost += 1
         if self.lost == 1 and self._tell is not None:
             self._tell(error)
-
-
-def can_be_drawn(value: float) -> bool:
-    """Whether a value is small enough for a chart, and for sums of many; peers may say anything."""
-    return abs(value) < MAX_DRAWN
 
 
 def _starts(groups: Array) -> npt.NDArray[np.int64]:

@@ -34,7 +34,8 @@ from node.monitor.alarms import Watch
 from node.monitor.dashboard import Feed
 from node.monitor.event_log import EventLog
 from node.monitor.events import PeerJoined, PeerLeft, RoundDone
-from node.monitor.history import History, can_be_drawn
+from node.monitor.history import History
+from node.monitor.rounding import can_be_drawn
 from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
 from node.monitor.views import NodeView, PeerView, RunView

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from node.monitor.rounding import can_be_drawn
+
 if TYPE_CHECKING:
     from protocols.messages import Announce
 
@@ -69,7 +71,7 @@ class PeerView:
 
     @classmethod
     def of(cls, said: Announce) -> PeerView:
-        """What a peer says of itself."""
+        """What a peer says of itself; figures that nobody can have are left out."""
         return cls(
             peer=said.peer,
             name=said.name,
@@ -78,14 +80,18 @@ class PeerView:
             region=said.region,
             version=said.version,
             round=said.round,
-            loss=said.loss or None,
-            validation_loss=said.validation_loss or None,
-            tokens_per_second=said.tokens_per_second,
+            loss=_figure(said.loss) or None,
+            validation_loss=_figure(said.validation_loss) or None,
+            tokens_per_second=_figure(said.tokens_per_second),
             total_tokens=said.total_tokens,
-            own_rtt_s=said.round_trip or None,
-            upload=said.upload,
-            download=said.download,
+            own_rtt_s=_figure(said.round_trip) or None,
+            upload=_figure(said.upload),
+            download=_figure(said.download),
         )
+
+
+def _figure(said: float) -> float:
+    return said if can_be_drawn(said) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

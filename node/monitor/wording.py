@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 JOIN_STEPS = 6
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # are letters or signs, and show nothing
 
 
 def number(value: float | None) -> str:
@@ -63,6 +65,24 @@ def of_scripts(run: Mapping[str, Any] | None) -> bool:
 def of_own_text(run: Mapping[str, Any] | None) -> bool:
     """Whether each island of a run, as the API describes it, has to bring text."""
     return bool(run and run["manifest"].get("data", {}).get("recipe") == "text")
+
+
+def names_apart(names: Mapping[str, str]) -> dict[str, str]:
+    """Names by peer id, with the end of the id where others have the same name.
+
+    Who has a name of which nothing can be seen is left out.
+    """
+    looks = {peer: _seen(name) for peer, name in names.items()}
+    times = Counter(looks.values())
+    return {
+        peer: name if times[looks[peer]] == 1 else f"{name} {short(peer)}"
+        for peer, name in names.items()
+        if looks[peer]
+    }
+
+
+def _seen(name: str) -> str:
+    return "".join(c for c in name if c.isprintable() and not c.isspace() and c not in _BLANK)
 
 
 def short(peer: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
+from node.monitor.rounding import can_be_drawn
 from node.monitor.views import MAX_LINKS, KnownLinks, LinkView
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, TransportError
@@ -55,6 +56,10 @@ def tell_links(transport: Measuring, clock: Callable[[], float] = time.time) -> 
 
 def _any(stats: PeerStats) -> bool:
     return bool(stats.upload or stats.download or stats.round_trip)
+
+
+def _possible(link: Link) -> bool:
+    return all(map(can_be_drawn, (link.upload, link.download, link.round_trip)))
 
 
 def _link(peer: PeerId, stats: PeerStats) -> Link:
@@ -152,8 +157,11 @@ class LinkTable:
         except (TransportError, RemoteProtocolError):
             return  # it may be older than this question; it is asked again later
         # as NTP does: their time was read half way between our two (RFC 5905, section 8)
-        self.offsets[peer] = answer.time - (sent + self.clock()) / 2
-        self._told[peer] = _Told(self.now(), {link.peer: link for link in answer.links})
+        offset = answer.time - (sent + self.clock()) / 2
+        if can_be_drawn(offset):
+            self.offsets[peer] = offset
+        links = {link.peer: link for link in answer.links if _possible(link)}
+        self._told[peer] = _Told(self.now(), links)
 
     def _tellers(self, now: float) -> dict[PeerId, _Told]:
         """Who tells of links, and what: this node of its own, and others not too long ago."""

@@ -77,6 +77,14 @@ def test_a_split_is_critical_and_named() -> None:
     assert alarm.peers == (views[2].peer,)
 
 
+def test_islands_of_one_name_and_of_none_that_can_be_seen_are_told_apart() -> None:
+    views = [replace(p, agrees=False) for p in peers()]
+    names = ("alps", "alps", "\u200b", "reef")
+    views = [replace(view, name=name) for view, name in zip(views, names, strict=True)]
+    [split] = raised(views, [], 0.0)
+    assert "split: alps …KooWalps, alps …ooWfjord, …KooWmesa, reef have" in split.what
+
+
 def test_a_peer_at_another_round_is_no_split() -> None:
     views = peers()
     views[2] = replace(views[2], agrees=None, round=8)

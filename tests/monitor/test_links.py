@@ -133,6 +133,21 @@ def test_of_links_of_others_among_themselves_a_peer_is_not_believed() -> None:
     run(main)
 
 
+def test_figures_that_no_link_can_have_are_left_out() -> None:
+    async def main(here: Here) -> None:
+        async def lie(peer: PeerId, body: bytes) -> bytes:
+            told = (Told(MESA, 1.7e308, 1e6, 0.1), Told(ME, 1e6, 0.0, 1e300))
+            return Links(1.7e308, told).encode()
+
+        here.others[ALPS].on_call("links", lie, max_body=0)
+        await here.table.ask()
+        assert (ALPS, MESA) not in here.seen()
+        assert here.seen()[ALPS, ME] == (None, pytest.approx(0.02))  # as measured here
+        assert ALPS not in here.table.offsets
+
+    run(main)
+
+
 @pytest.mark.parametrize("answer", [b"", b"\x93garbage", b"\x00" * 4000])
 def test_an_answer_that_is_none_changes_nothing(answer: bytes) -> None:
     async def main(here: Here) -> None:

@@ -218,6 +218,18 @@ def test_the_terminal_tells_who_was_waited_for():
     assert drawing.waited_for({"round": 4, "islands": row}, {}) == ""
 
 
+def test_peers_of_one_name_are_told_apart_in_the_terminal():
+    named = zip(PEERS, ("alps", "alps", "\u200b"), strict=True)
+    state = {"peers": [{"peer": peer, "name": name} for peer, name in named]}
+    first, second, third = (f"…{peer[-8:]}" for peer in PEERS)
+    found = {"peers": PEERS, "links": [[0, 1, 1.0, None, 0], [1, 2, 2.0, None, 0]]}
+    rows = drawing.link_rows({"state": state, "links": found})
+    assert [row[:2] for row in rows] == [
+        (f"alps {first}", f"alps {second}"),
+        (f"alps {second}", third),
+    ]
+
+
 class Pouring:
     """Pictures without a pause, whatever happens to who draws them."""
 

@@ -192,6 +192,18 @@ async def test_one_island_that_lies_spoils_no_figure_of_the_others():
         await stream.aclose()
 
 
+async def test_figures_that_nobody_can_have_are_shown_nowhere():
+    async with Swarm() as swarm:
+        names = ("tokens_per_second", "upload", "download", "round_trip", "loss", "validation_loss")
+        told = dict.fromkeys(names, 1.7e308)
+        swarm.say(2, round=3, state=b"s" * 32, work=3000, **told)
+        picture = await first_picture(Observer([parse_address(swarm.address)], interval_s=0.0))
+        by_id = {peer["peer"]: peer for peer in picture["state"]["peers"]}
+        liar = by_id[swarm.islands[2].peer_id]
+        shown = ("tokens_per_second", "upload", "download", "own_rtt_s", "loss", "validation_loss")
+        assert [liar[name] for name in shown] == [0, 0, 0, None, None, None]
+
+
 async def test_losses_that_no_sum_can_hold_end_nothing():
     async with Swarm() as swarm:
         observer = Observer([parse_address(swarm.address)], interval_s=0.0)

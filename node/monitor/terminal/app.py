@@ -161,8 +161,7 @@ class Monitor(App[int]):
             CHART_ROWS,
         )
         self._put("consensus", apart)
-        names = {peer["peer"]: peer["name"] for peer in state["peers"] if peer["name"]}
-        rounds = drawing.rounds(picture["rounds"], self._room("rounds"), 7, names)
+        rounds = drawing.rounds(picture["rounds"], self._room("rounds"), 7, drawing.names(state))
         self._put("rounds", rounds)
         self._put("node", drawing.node(state))
         self._fill_table(picture)

@@ -12,6 +12,7 @@ from node.monitor.wording import (
     duration,
     join_line,
     megabytes,
+    names_apart,
     number,
     of_own_text,
     of_scripts,
@@ -256,15 +257,20 @@ def waited_for(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     if len(ready) < 2:
         return ""
     last = max(ready, key=lambda peer: ready[peer])
-    who = clean(names.get(last, ""), 16) or short(last)
+    who = clean(names.get(last, ""), 32) or short(last)
     return f"round {row['round']}: all waited for {who}, {ready[last]:.1f} s after the first"
+
+
+def names(state: Mapping[str, Any]) -> dict[str, str]:
+    """What peers are called, by their ids, as far as they have names."""
+    return names_apart({peer["peer"]: clean(peer["name"], 16) for peer in state["peers"]})
 
 
 def link_rows(picture: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The links between islands, the slowest that were measured first, under LINK_COLUMNS."""
-    names = {peer["peer"]: clean(peer["name"], 16) for peer in picture["state"]["peers"]}
+    called = names(picture["state"])
     found = picture.get("links") or {"peers": [], "links": []}
-    who = [names.get(peer) or short(peer) for peer in found["peers"]]
+    who = [called.get(peer) or short(peer) for peer in found["peers"]]
     ordered = sorted(found["links"], key=lambda link: (link[2] is None, link[2] or link[3] or 0.0))
     return [
         (

@@ -6,7 +6,7 @@ import { Panels } from "./panels.js";
 import { Peers } from "./peers.js";
 import { Rounds } from "./rounds.js";
 import { Locked, Stream, get, keyIn, recall, remember, setKey, takeKey } from "./stream.js";
-import { Names, el, say } from "./text.js";
+import { Names, attempt, el, say } from "./text.js";
 
 const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25 rounds", 25]];
 const POINTS = 360;
@@ -157,11 +157,7 @@ class App {
   draw(still = false) {
     for (const panel of this.panels) {
       if (still && panel === this.charts) continue;
-      try {
-        panel.draw(this.store);
-      } catch (error) {
-        reportError(error);
-      }
+      attempt(() => panel.draw(this.store));
     }
   }
 

@@ -1,6 +1,6 @@
 // Charts of the run: drawn by uPlot, described in words, told as a table, and walked with arrow keys.
 
-import { DASH, count, el, fill, fixed, hidden, known, say, seconds, small, table } from "./text.js";
+import { DASH, attempt, count, el, fill, fixed, hidden, known, say, seconds, small, table } from "./text.js";
 
 const HEIGHT = 220;
 const NAMED_ISLANDS = 8; // with more of them only this node's line is named
@@ -21,8 +21,8 @@ const variable = (name) => getComputedStyle(document.documentElement).getPropert
 
 /** One chart in a panel. `series` is asked anew with each update, as islands come and go. */
 class Chart {
-  constructor(host, { title, series, format, empty, summary, height = HEIGHT, from, headed }) {
-    Object.assign(this, { title, series, format, why: empty, summary, height, from });
+  constructor(host, { title, series, format, empty, summary, height = HEIGHT, from, headed, range }) {
+    Object.assign(this, { title, series, format, why: empty, summary, height, from, range });
     const heading = headed ? el("h3", {}, title) : null;
     this.legend = el("ul", { class: "legend" });
     this.plot = el("div", { class: "plot", tabindex: 0, role: "img" });
@@ -40,6 +40,7 @@ class Chart {
     const rounds = store.columns.round;
     this.lines = this.series(store);
     this.data = [rounds, ...this.lines.map((line) => line.values)];
+    this.bounds = this.range?.(store);
     const nothing = !rounds.length || this.lines.every((line) => !line.values.some(known));
     this.plot.classList.toggle("blank", nothing);
     const words = nothing ? this.why : this.summary(store);
@@ -71,7 +72,7 @@ class Chart {
         height: this.height,
         legend: { show: false },
         padding: [8, 22, 0, 0],
-        scales: { x: { time: false }, y: { range: (_, low, high) => span(low, high, this.from) } },
+        scales: { x: { time: false }, y: { range: (_, low, high) => span(...(this.bounds ?? [low, high]), this.from) } },
         cursor: { drag: { x: false, y: false }, y: false, points: { size: 7 } },
         hooks: { setCursor: [(chart) => this.read(chart.cursor.idx)] },
         axes: [
@@ -189,22 +190,32 @@ function lossLines(store) {
     return { name: mine ? `${store.names.of(peer)} (this node)` : store.names.of(peer), values: store.islands[peer], color, dash, width: mine && !few ? 2 : 1.25, named: few || mine };
   });
   if (!few) islands.sort((a, b) => Number(a.named) - Number(b.named));
-  const mean = few ? [] : [{ name: `mean of ${peers.length}`, values: means(store), color: "--green", width: 2.5, dash: [7, 3] }];
-  return [...islands, ...mean, { name: "validation", values: store.columns.validation_loss, color: "--strong", width: 2.5, span: true }];
+  const middle = few ? [] : [{ name: `median of ${peers.length}`, values: medians(store), color: "--green", width: 2.5, dash: [7, 3] }];
+  return [...islands, ...middle, { name: "validation", values: store.columns.validation_loss, color: "--strong", width: 2.5, span: true }];
 }
 
-function means(store) {
+/** By round, of `least` islands or more: one of them may say anything of its loss. */
+function medians(store, least = 1) {
   const columns = Object.values(store.islands);
   return store.columns.round.map((_, i) => {
-    let sum = 0;
-    let n = 0;
-    for (const column of columns)
-      if (known(column[i])) {
-        sum += column[i];
-        n += 1;
-      }
-    return n ? sum / n : null;
+    const told = columns.map((column) => column[i]).filter(known).sort((a, b) => a - b);
+    return told.length < least ? null : told[(told.length - 1) >> 1];
   });
+}
+
+/** From the lowest to the highest loss; what is far from those that can be relied on is not in it, and leaves the chart. */
+function lossRange(store) {
+  const sure = [...store.columns.validation_loss, ...(store.islands[store.me] ?? []), ...medians(store, 3)].filter(known);
+  const relied = sure.length ? sure : medians(store).filter(known);
+  if (!relied.length) return undefined;
+  const [low, high] = extent(relied);
+  const room = Math.max(high - low, Math.abs(high) / 2);
+  const all = Object.values(store.islands).flat().filter((value) => known(value) && value >= low - room && value <= high + room);
+  return extent([...relied, ...all]);
+}
+
+function extent(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 }
 
 const PHASES = [
@@ -253,6 +264,7 @@ export function makeCharts() {
     new Chart(body("loss"), {
       title: "Loss by round",
       series: lossLines,
+      range: lossRange,
       format: (value) => fixed(value, value < 10 ? 2 : 1),
       height: 260,
       empty: "No round is committed yet. The first loss is shown with the first round.",
@@ -276,6 +288,7 @@ export function makeCharts() {
       summary: (store) => {
         const v = ends(store.columns.consensus, store.columns.round);
         const after = ends(store.columns.consensus_after, store.columns.round);
+        if (!v) return `Not measured before a merge; after round ${after.lastRound} islands were ${small(after.last)} from their mean.`;
         return `Islands were ${small(v.last)} from their mean before round ${v.lastRound} was merged, ${small(after?.last)} after. Estimated from 1 KB sketches, good to 15 %.`;
       },
     }),
@@ -303,7 +316,7 @@ export function makeCharts() {
   return {
     draw: (store) => {
       document.querySelector("#steps").hidden = !store.columns.lr.some(known); // a seed takes none
-      charts.forEach((chart) => chart.update(store));
+      charts.forEach((chart) => attempt(() => chart.update(store)));
     },
     rebuild: () => charts.forEach((chart) => chart.lines && chart.build()),
   };

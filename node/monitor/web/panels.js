@@ -297,7 +297,7 @@ export class Panels {
 }
 
 function tellEvent(event, names) {
-  const who = event.peer ? names.of(event.peer) : "";
+  const who = event.peer ? names.of(event.peer, event.name) : "";
   switch (event.kind) {
     case "join":
       return `${event.name}: ${event.text}`;
@@ -334,6 +334,6 @@ function tellEvent(event, names) {
     case "started":
       return `${event.role} on ${event.device}, atoll ${event.version}`;
     default:
-      return [event.name || who, event.region, event.reason ?? event.text].filter(Boolean).join(" · ");
+      return [who || event.name, event.region, event.reason ?? event.text].filter(Boolean).join(" · ");
   }
 }

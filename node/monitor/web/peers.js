@@ -1,6 +1,6 @@
 // The table of islands: state, contribution, lag, link; sorted as the reader wants it.
 
-import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seconds, short, small } from "./text.js";
+import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seconds, seen, short, small } from "./text.js";
 
 const STATES = { active: "●", joining: "◐", leaving: "◌", left: "◌", suspect: "▲", dead: "✕", alive: "●" };
 const CLOCK_S = 1; // seconds apart from this node's clock that are worth a look
@@ -109,7 +109,7 @@ export class Peers {
     row.classList.toggle("mine", mine);
     row.dataset.status = peer.status;
     const cells = row.children;
-    say(cells[0].children[0], peer.name || short(peer.peer));
+    say(cells[0].children[0], seen(peer.name) ? peer.name : short(peer.peer));
     say(cells[0].children[1], mine ? "this node" : peer.role === "island" ? short(peer.peer) : peer.role);
     const silent = !mine && peer.silent_s > 5 ? ` · silent ${duration(peer.silent_s)}` : "";
     say(cells[1], `${STATES[peer.status] ?? "?"} ${peer.status}${silent}`);
@@ -131,7 +131,7 @@ export class Peers {
     say(cells[10], known(offset) ? `${offset < 0 ? "−" : "+"}${Math.abs(offset).toFixed(2)} s` : DASH);
     say(cells[11], peer.upload || peer.download ? `${rate(peer.upload)} / ${rate(peer.download)}` : DASH);
     say(cells[12], peer.version || "?");
-    say(cells[13], peer.region || DASH);
+    say(cells[13], seen(peer.region) ? peer.region : DASH);
     return row;
   }
 }

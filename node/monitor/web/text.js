@@ -5,6 +5,9 @@ const MAX_NAMES = 4096; // of peers, those who are gone included
 // turn what follows them round (Unicode, UAX 9): in a peer's name they would rewrite a sentence
 const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
+// what shows nothing by itself, some of it as a letter (Hangul fillers) or a sign (an empty braille cell)
+const UNSEEN = /[\p{C}\p{Z}\u115f\u1160\u2800\u3164\uffa0]/gu;
+
 /** An element: el("td", {class: "num", title: "x"}, "text", child). Text is never markup. */
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -108,28 +111,47 @@ export function short(peer) {
   return `…${peer.slice(-6)}`;
 }
 
+/** What can be seen of a name. */
+export function seen(name) {
+  return name.replace(UNSEEN, "");
+}
+
+/** Do something that may fail without what comes after it: it is reported to the console. */
+export function attempt(work) {
+  try {
+    work();
+  } catch (error) {
+    reportError(error);
+  }
+}
+
 /** Names of peers by id, as the newest state has them; falls back to the end of the id. */
 export class Names {
   constructor() {
     this.byId = new Map();
+    this.times = new Map(); // that a name is given, by what can be seen of it
   }
   learn(peers) {
-    for (const peer of peers)
-      if (peer.name) {
-        this.byId.delete(peer.peer); // the newest last
-        this.byId.set(peer.peer, peer.name);
-      }
+    for (const peer of peers) {
+      this.byId.delete(peer.peer); // the newest last
+      if (seen(peer.name)) this.byId.set(peer.peer, peer.name);
+    }
     for (const id of this.byId.keys()) {
       if (this.byId.size <= MAX_NAMES) break;
       this.byId.delete(id);
     }
+    this.times.clear();
+    for (const name of this.byId.values()) this.times.set(seen(name), (this.times.get(seen(name)) ?? 0) + 1);
   }
   /** How many of the islands of a round have names by now. */
   known(round) {
     return Object.keys(round.islands).filter((peer) => this.byId.has(peer)).length;
   }
-  of(peer) {
-    return this.byId.get(peer) ?? short(peer);
+  /** What a peer is called, or once has `said`: who is not alone with a name has the end of the id as well. */
+  of(peer, said = "") {
+    const name = this.byId.get(peer) ?? said;
+    if (!seen(name)) return short(peer);
+    return this.times.get(seen(name)) > 1 ? `${name} ${short(peer)}` : name;
   }
 }
 

@@ -1,0 +1,87 @@
+"""The dashboard in a browser, where a peer claims what it likes: others' figures stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
+from dashboard_kit import Imagined
+
+from node.monitor.events import Record, RoundDone
+
+pytestmark = IN_A_BROWSER
+# what is written on a canvas, as the ends of an axis are
+WRITTEN = """
+  window.written = [];
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    if (this.canvas.closest('#loss')) written.push(text);
+    return write.call(this, text, ...rest);
+  };
+"""
+
+
+async def test_a_loss_that_is_made_up_leaves_the_chart_to_the_others(page: Page) -> None:
+    swarm = Imagined(4, 0)
+    liar = swarm.ids[2]
+
+    def lie(record: Record) -> None:
+        if isinstance(record.event, RoundDone):
+            record.event.islands[liar]["loss"] = 9e11
+
+    swarm.log.unsubscribe(swarm.history)
+    swarm.log.subscribe(lie)
+    swarm.log.subscribe(swarm.history)
+    for _ in range(20):
+        swarm.step()
+    await page.send("Page.addScriptToEvaluateOnNewDocument", source=WRITTEN)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0 && written.length > 0")
+        ends = {float(said) for said in await page.evaluate("written") if "." in said}
+        assert ends
+        assert max(ends) <= 8
+        assert "899999989760" in await page.evaluate(text("#loss .legend"))
+
+
+async def test_islands_of_one_name_and_of_none_that_can_be_seen_are_told_apart(page: Page) -> None:
+    swarm = Imagined(4, 10)
+    views, names = swarm.peers, ("alps", "alps\u200b", "\u200b\u3164", "mesa")
+    swarm.state.providers.peers = lambda: [
+        replace(view, name=name) for view, name in zip(views(), names, strict=True)
+    ]
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        first, second, third, _ = (f"…{peer[-6:]}" for peer in swarm.ids)
+        for panel in ("#loss .legend", "#waits", "#links"):
+            told = await page.evaluate(text(panel))
+            assert f"alps {first}" in told, panel
+            assert f"alps\u200b {second}" in told, panel
+            assert third in told, panel
+        assert "mesa …" not in await page.evaluate(text("#waits"))
+        shown = "[...document.querySelectorAll('.peers .who')].map(e => e.textContent)"
+        assert third in await page.evaluate(shown)
+
+
+async def test_rows_of_the_past_that_lack_a_figure_leave_no_chart_empty(page: Page) -> None:
+    swarm = Imagined(1, 0)
+    row = {"outcome": 0.0, "failed": 0.0, "consensus_after": 0.25, "ready": 1.0, "apply": 1.0}
+    swarm.history.prepend([{**row, "round": i, "time": 1.79e9 + i} for i in range(5)], {})
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        assert "took 2.0 s" in await page.evaluate(text("#time .words"))
+        assert "0.25 from their mean" in await page.evaluate(text("#consensus .words"))
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_a_chart_that_fails_does_not_stop_the_others(page: Page) -> None:
+    swarm = Imagined(3, 10)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        await page.evaluate("document.querySelector('#loss .legend').replaceChildren()")
+        swarm.step()
+        await page.until(f"{text('#time .legend')}.includes('Round 10')")
+        assert [error for error in page.errors if "TypeError" in error]
