@@ -114,6 +114,7 @@ class SwarmCollector(Collector):
         yield _gauge("swarm_lost_inner_steps", lost, state.lost_steps)
         yield _gauge("swarm_learning_rate", "Of the inner optimizer", step.lr)
         yield _gauge("swarm_tokens_per_second", "Of this node", step.tokens_per_second)
+        yield _gauge("swarm_round_steps_seconds", "A round's inner steps, here", state.steps_s())
         for name, text, value in (
             ("swarm_loss_nats", "Training loss of the last inner step", step.loss),
             ("swarm_gradient_norm", "Before clipping", step.grad_norm),
@@ -130,6 +131,8 @@ class SwarmCollector(Collector):
         _, done = self._state.last_whole()
         if done is None:
             return
+        newest, _ = self._state.rounds[-1]
+        yield _gauge("swarm_round_time_seconds", "Unix time of the newest one", newest)
         yield _gauge("swarm_round_members", "Islands merged in the last round", done.members)
         if done.agreeing is not None:
             yield _gauge("swarm_agreeing_peers", "Peers of bit-equal state", done.agreeing)

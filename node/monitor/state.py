@@ -275,7 +275,7 @@ class NodeState:
             self.skipped,
             self.providers.machine().disk_free,
             self._began,
-            self._steps_s(),
+            self.steps_s(),
             self.node.peer,
             self.providers.offices(),
         )
@@ -283,7 +283,7 @@ class NodeState:
         training = self.status == "active" or (self.status == "joining" and not self.rounds)
         return raised(views, rounds, self._clock(), training=training, here=here)
 
-    def _steps_s(self) -> float:
+    def steps_s(self) -> float:
         """What the inner steps of a round take this island, seconds; 0 before it is known."""
         if self.step is None or self.run is None:
             return 0.0

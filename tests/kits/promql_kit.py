@@ -1,4 +1,4 @@
-"""Whether the two sides of an operator in PromQL can have a series in common.
+"""What an expression in PromQL is of one scrape, and whether the sides of its operators can meet.
 
 Without ``on`` or ``ignoring`` only series whose labels are all equal meet, and an expression whose
 sides never do is empty for ever, without any complaint. (Prometheus: Vector matching.)
@@ -6,7 +6,8 @@ sides never do is empty for ever, without any complaint. (Prometheus: Vector mat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from promql_parser import (
@@ -17,6 +18,7 @@ from promql_parser import (
     LabelModifierType,
     MatchOp,
     MatrixSelector,
+    NumberLiteral,
     ParenExpr,
     UnaryExpr,
     VectorSelector,
@@ -24,6 +26,38 @@ from promql_parser import (
 
 Labels = dict[str, set[str]]  # beside instance and job, which all series of a node share
 NONE = {""}  # a label that is not there
+REDUCED: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+}  # fmt: skip
+COMPARED: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt, "<": operator.lt, "==": operator.eq,
+}  # fmt: skip
+
+
+def evaluated(expression: Any, samples: Mapping[str, float], now: float) -> float | None:
+    """Of one node at ``now``: of single samples by name and labels; None where it is empty."""
+    match expression:
+        case NumberLiteral():
+            return float(expression.val)
+        case ParenExpr():
+            return evaluated(expression.expr, samples, now)
+        case VectorSelector():
+            given = ",".join(f'{one.name}="{one.value}"' for one in expression.matchers.matchers)
+            return samples.get(f"{expression.name}{{{given}}}" if given else expression.name or "")
+        case Call() if expression.func.name == "time":
+            return now
+        case BinaryExpr():
+            left = evaluated(expression.lhs, samples, now)
+            right = evaluated(expression.rhs, samples, now)
+            sign = str(expression.op)
+            if sign == "or":
+                return right if left is None else left
+            if left is None or right is None:
+                return None
+            if sign in REDUCED:
+                return REDUCED[sign](left, right)
+            return left if sign == "and" or COMPARED[sign](left, right) else None
+    raise NotImplementedError(expression)
 
 
 def labels(expression: Any, exported: Mapping[str, Mapping[str, set[str]]]) -> Labels | None:

@@ -7,7 +7,7 @@ import promql_parser
 import pytest
 import yaml
 from api_kit import Kit
-from promql_kit import labels
+from promql_kit import evaluated, labels
 
 from node.monitor import metrics
 from node.monitor.events import CheckpointSaved, RoundDone, Step
@@ -102,6 +102,33 @@ def test_what_meets(expression, meet, exported):
     else:
         with pytest.raises(AssertionError, match="on one side"):
             labels(parsed, exported)
+
+
+@pytest.mark.parametrize(("step_s", "after_h"), [(2.0, 3.0), (60.0, 5 * 50 / 3)])
+def test_a_stall_is_told_of_by_what_the_steps_of_a_round_take(step_s, after_h):
+    """As well where the alarm ``stall`` is silent: at an island that joins again."""
+    [rule] = [expr for title, expr in expressions() if title == "AtollRoundsStalled"]
+    rule = promql_parser.parse(rule)
+    kit = Kit()
+    manifest = {"rounds": {"inner_steps": 1000}}
+    kit.state.run = RunView(id="ab", label="x", total_rounds=50, manifest=manifest)
+
+    def fires(hours):
+        lines = exposition(registry(kit.state)).decode().splitlines()
+        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        samples = {name: float(said) for name, said in told}
+        return evaluated(rule, samples, kit.now + 3600 * hours) is not None
+
+    kit.now = kit.state.node.started
+    kit.log.emit(Step(step=1, round=0, loss=2.0, seconds=step_s))
+    assert not fires(after_h - 0.1)
+    assert fires(after_h + 0.1)
+    kit.now += 36_000
+    kit.log.emit(RoundDone(round=0))
+    assert not fires(after_h - 0.1)
+    assert fires(after_h + 0.1)
+    kit.log.emit(RoundDone(round=50))
+    assert not fires(after_h + 0.1), "the run is over"
 
 
 def test_every_label_of_a_legend_is_there(exported):
