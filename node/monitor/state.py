@@ -45,14 +45,13 @@ from node.monitor.views import (
     RunView,
     Traffic,
 )
-from protocols.bounds import MAX_PEERS
+from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
 from protocols.errors import Reason
 
 SCHEMA = 1
 KEPT_ROUNDS = 256
 KEPT_STEPS = 1024
 KEPT_PROBLEMS = 20
-MAX_FRAGMENTS = 64
 STALL_S = 120.0  # without an inner step, an island that takes part is not healthy
 STALL_STEPS = 20  # nor after that many times its usual step
 

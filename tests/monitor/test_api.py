@@ -27,7 +27,7 @@ from node.monitor.metrics import OTHER
 from node.monitor.state import STALL_S
 from node.monitor.views import PeerView, Traffic
 from node.templates import render
-from protocols.bounds import MAX_PEERS
+from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
 
 
 def alerts():
@@ -94,10 +94,11 @@ async def test_a_snapshot_is_bounded(kit):
     kit.state.providers.peers = lambda: [PeerView(peer=str(i)) for i in range(2 * MAX_PEERS)]
     for number in range(5000):
         kit.log.emit(Step(step=number, round=0, loss=float("nan")))
-        kit.log.emit(RoundDone(round=number))
+        kit.log.emit(RoundDone(round=number, fragment=number % 100))
         kit.log.emit(Problem(code="E402", what="w" * 5000, why="", fix=""))
     snapshot = kit.state.snapshot()
     assert len(snapshot["peers"]) == MAX_PEERS
+    assert len(snapshot["fragments"]) == MAX_FRAGMENTS
     assert len(json.dumps(snapshot, allow_nan=False)) < 1_000_000
 
 
