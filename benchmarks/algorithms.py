@@ -5,6 +5,7 @@ with the same number of tokens. Rows are made one at a time and added to the JSO
 study can be stopped and started again, and run in pieces::
 
     python -m benchmarks.algorithms --json FILE --seconds 200    # rows until the time is over
+    # --no-compile: slower, with other bits; such rows say so
     python -m benchmarks.algorithms --json FILE --docs docs/algorithms.md --plot docs/images/…
 
 Data parallelism, against which all is measured, DiLoCo, NoLoCo and DiLoCo with Muon inside have
@@ -37,7 +38,9 @@ from node.simulate.world import simulate
 from node.trainer import muon
 
 
-def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> None:
+def run_for(
+    seconds: float, path: Path, *, part: int = 0, parts: int = 1, compiled: bool = True
+) -> None:
     """Add rows until the time is over; the one under way is finished.
 
     Where several processes share the work, each makes every ``parts``-th row.
@@ -53,15 +56,17 @@ def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> Non
             return
         key, scenario = row
         same = (row for row in rows.values() if is_of(row, scenario))
-        found = {"scenario": scenario.model_dump(mode="json")}
+        found: Row = {"scenario": scenario.model_dump(mode="json")}
         try:
             found = next(same, None) or simulate(scenario).to_json()
         except* Diverged as error:  # a result too
             found["failed"] = repr(error.exceptions[0])
         with Path(tempfile.gettempdir(), f"atoll-{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            rows = read(path) | {key: found}
-            path.write_text(_dump(rows), encoding="utf-8")
+            rows = read(path) | {key: found if compiled else found | {"compiled": False}}
+            whole = path.with_name(f".{path.name}.new")  # others read it, and may be killed
+            whole.write_text(_dump(rows), encoding="utf-8")
+            whole.replace(path)
         print(f"{key:45} {found.get('loss')} {found.get('bytes_per_parameter')}", flush=True)
         if time.monotonic() > end:
             return
@@ -93,7 +98,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="rows are read and added there")
     parser.add_argument("--seconds", type=float, default=math.inf, help="make rows for so long")
     parser.add_argument("--part", default="0/1", help="as in 0/3: the first of three processes")
-    parser.add_argument("--compile", action="store_true", help="faster rows; needs a C++ compiler")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="faster rows; needs a C++ compiler",
+    )
     parser.add_argument("--docs", type=Path, help="write the tables there, make no rows")
     parser.add_argument("--plot", type=Path, help="draw loss against bytes there, make no rows")
     options = parser.parse_args()
@@ -111,7 +121,7 @@ def main() -> None:
         muon.orthogonalised = torch.compile(muon.orthogonalised, dynamic=False)
     try:
         part, parts = (int(number) for number in options.part.split("/"))
-        run_for(options.seconds, options.json, part=part, parts=parts)
+        run_for(options.seconds, options.json, part=part, parts=parts, compiled=options.compile)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -16,6 +16,7 @@ COMPARED: dict[str, tuple[str, str, int, int]] = {
     "muon_vs_dp_loss": ("Muon inside, int4", BASE, 4, 4),
     "muon_h10_vs_dp_loss": ("Muon inside, H 10, int4", BASE, 4, 4),
     "muon_h5_vs_dp_loss": ("Muon inside, H 5, int4", BASE, 4, 4),
+    "straggler_loss_pct": ("straggler, fewer steps", "straggler, waited for", 4, 4),
     "churn_loss_pct": ("8 islands, 30 % replaced", "8 islands", 8, 8),
     "byzantine_loss_pct": ("8 islands, 2 attack, open trust", "8 islands", 8, 8),
     "byzantine_equal_tokens_loss_pct": (

@@ -61,13 +61,15 @@ tokens. The tables of 8 and 16 islands stand for {short} x {steps} inner steps a
 "bytes a parameter" is what an island sends of tensors over the whole run, and its share of what a
 server sends, where there is one, as counted on the simulated network; control messages do not grow
 with the model (their bytes are in the JSON).
-"loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is
-the mean over islands. Data parallelism takes AdamW's steps; islands do too, but for those with
-"Muon inside", of which a part of what they gain is Muon's and not the rounds'. Inner learning rates
-were tuned at K = 4 with the first seed: {rates}. **Outer rates were tuned
-too** and are not a run's defaults: DiLoCo's rate is {eta:g} and its momentum {mu:g} (with Muon
-inside {muon_mu:g}), those of NoLoCo {beta:g} and {alpha:g}. Rows "of the paper" have what
-`node start` takes where a manifest says nothing.
+"loss" is in nats a byte on files that nobody trains on; for pairs and push-sum it is the mean over
+islands, for SPARTA and branch-train-merge that of the mean of their parameters. Data parallelism
+takes AdamW's steps; islands do too, but for those with "Muon inside", of which a part of what they
+gain is Muon's and not the rounds'. Inner learning rates were tuned at K = 4 with the first seed:
+{rates}. **Outer rates were tuned too, for DiLoCo and NoLoCo alone**, and are not a run's defaults:
+DiLoCo's rate is {eta:g} and its momentum {mu:g} (with Muon inside {muon_mu:g}), those of NoLoCo
+{beta:g} and {alpha:g}. Rows "of the paper" have what `node start` takes where a manifest says
+nothing; all other modes, outer optimizers and codecs have their defaults, and might gain as much
+by tuning as DiLoCo did.
 
 Rows that a target hangs on have {more} seeds, the others up to {seeds}; "against it" is over the
 seeds that both have. The model is small and the runs are short: differences below the spread
@@ -213,6 +215,7 @@ TARGETS = {
     "muon_vs_dp_loss": "at most 0",
     "muon_h10_vs_dp_loss": "the same with H 10",
     "muon_h5_vs_dp_loss": "the same with H 5",
+    "straggler_loss_pct": "what the quicker one ends above the one that waits",
     "straggler_speedup": "at least 2",
     "churn_loss_pct": "at most 1",
     "byzantine_loss_pct": "at most 2",

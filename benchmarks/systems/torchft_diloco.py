@@ -1,7 +1,8 @@
 """torchft's DiLoCo over gloo: ``python -m benchmarks.systems.torchft_diloco JSON``.
 
 One process an island, H inner steps between two syncs of the whole model, no quantisation (its
-kernels need a GPU), no delay: what it offers on a CPU. The lighthouse lives in the first one.
+kernels need a GPU), and no delay of its syncs, which it has for models in fragments. The lighthouse
+lives in the first one.
 """
 
 from __future__ import annotations
