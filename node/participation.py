@@ -98,7 +98,8 @@ class Participation:
         """Find or make the run, get the state, start to take part."""
         if self.config.role == "island" and self.node.daemon.script is None:
             device, _ = self._hardware()
-            self.hub = await open_hub(self.config, device, self._notice, stack)
+            leaving = self.node.daemon.stop_reason.done
+            self.hub = await open_hub(self.config, device, self._notice, leaving, stack)
         if self.config.role == "island" and (copy := self._copy) is not None:
             await self.node.offload(copy.check)
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)

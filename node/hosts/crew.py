@@ -96,13 +96,20 @@ class Crew:
 
 
 async def open_hub(
-    config: NodeConfig, device: str, say: Callable[[str], None], stack: AsyncExitStack
+    config: NodeConfig,
+    device: str,
+    say: Callable[[str], None],
+    leaving: Callable[[], bool],
+    stack: AsyncExitStack,
 ) -> Hub | None:
-    """Listen for this island's other hosts until ``stack`` ends; None where there are none."""
+    """Listen for this island's other hosts until ``stack`` ends; None where there are none.
+
+    ``leaving``: whether this node is about to end.
+    """
     place = meeting(config, os.environ)
     if place is None:
         return None
-    hub = Hub(place, device, say)
+    hub = Hub(place, device, say, leaving)
     await hub.open()
 
     async def close(

@@ -2,7 +2,8 @@
 
 It has no identity, no open port and no part in the swarm. It asks host 0 for the run, makes or
 opens the training tokens, starts ranks when it is told to, and kills them when host 0 is gone; then
-it looks for host 0 for as long as it was given.
+it looks for host 0 for as long as it was given. Told to stop, it asks host 0 to let it go: where
+all hosts are stopped at once, host 0 needs the ranks for its last checkpoint.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from node.hosts.wire import (
     HostLostError,
     Job,
     Launch,
+    Leaving,
     Prepared,
     RankEnded,
     Welcome,
@@ -81,7 +83,9 @@ class Helper:
         self._running: list[RankProcess] = []
         self._life = -1
         self._waiting: asyncio.TaskGroup
+        self._asked = False  # to stop
         self._stopped: asyncio.Event
+        self._host_0: HostConnection
         self.events: EventLog
 
     async def main(self) -> int:
@@ -102,17 +106,25 @@ class Helper:
         return 0
 
     def _stop(self, name: str) -> None:
-        """Once: stop, and tell host 0. Twice: end at once; the ranks die with this process."""
-        if self._stopped.is_set():  # a thread may be reading text, or a disk may hang
+        """Once: leave; where ranks run, when host 0 can do without them. Twice: end at once.
+
+        The ranks die with this process.
+        """
+        if self._asked:  # a thread may be reading text, or a disk may hang
             os._exit(EXIT_INTERRUPTED)
+        self._asked = True
         self.events.emit(Stopping(reason=name))
-        self._stopped.set()
+        if any(rank.running for rank in self._running):
+            self._host_0.send(Leaving())
+            self.say("its ranks run until host 0 has left as well, or goes on without them")
+        else:
+            self._stopped.set()
 
     async def _serve(self) -> None:
         """Follow host 0, and look for it again when it is lost."""
         why = ""
         while True:
-            connection = await self._find(why)
+            self._host_0 = connection = await self._find(why)
             try:
                 if await self._follow(connection):
                     return
@@ -121,6 +133,8 @@ class Helper:
                 self.say(f"host 0 of this island is lost: {why}; this host's ranks are stopped")
             finally:
                 connection.close()
+            if self._asked:
+                return
             await asyncio.sleep(RETRY_S)
 
     # --- coming to host 0 ---------------------------------------------------------------------

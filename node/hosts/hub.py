@@ -27,6 +27,7 @@ from node.hosts.wire import (
     HostLostError,
     Job,
     Launch,
+    Leaving,
     Prepared,
     RankEnded,
     Welcome,
@@ -44,6 +45,9 @@ LAST_CALL_S = 30.0  # to wait for others once the minimum is there: when the isl
 RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
 FAREWELL_S = 3.0
+# between the word that another host was told to stop and the same to host 0, where all are: Slurm
+# and Kubernetes tell each of them for itself
+LEAVING_S = 10.0
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
 # memory, disk, and the way to the data, which a host may lack for a while
 PASSING = ("E401", "E402", "E601", "E603")
@@ -53,8 +57,15 @@ GONE_BEATS = 2  # silent beats after which another machine may take a host's num
 class Hub:
     """The other hosts of this node's island."""
 
-    def __init__(self, meeting: Meeting, device: str, say: Callable[[str], None]) -> None:
-        self.meeting, self.device, self.say = meeting, device, say
+    def __init__(
+        self,
+        meeting: Meeting,
+        device: str,
+        say: Callable[[str], None],
+        leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``leaving``: whether host 0 is about to end, with a last checkpoint of all ranks."""
+        self.meeting, self.device, self.say, self.leaving = meeting, device, say, leaving
         self.hosts: dict[int, Host] = {}
         self.lost: dict[int, str] = {}  # why, of those that are not there any more
         # what a host said that it lacks, or was turned away for though it knows the rendezvous id
@@ -129,7 +140,8 @@ class Hub:
     @property
     def ready(self) -> list[Host]:
         """Hosts that can train, by number."""
-        return [host for _, host in sorted(self.hosts.items()) if host.prepared]
+        there = [host for _, host in sorted(self.hosts.items())]
+        return [host for host in there if host.prepared and not host.leaving.is_set()]
 
     @property
     def grown(self) -> bool:
@@ -187,14 +199,19 @@ class Hub:
     def _missing(self) -> str:
         wanted = range(1, self.meeting.maximum)
         here = [host.number for host in self.ready]
-        missing = [
-            f"{n} (reads its data)" if n in self.hosts else str(n) for n in wanted if n not in here
-        ]
+        missing = [f"{n}{self._why_not(n)}" for n in wanted if n not in here]
         need = self.meeting.minimum
         return (
             f"hosts of this island: {len(here) + 1} of {self.meeting.maximum} are ready, "
             f"host {', '.join(missing)} is missing" + (f" (at least {need})" if need > 1 else "")
         )
+
+    def _why_not(self, number: int) -> str:
+        """Why a host that is there cannot train; empty for one that is not."""
+        host = self.hosts.get(number)
+        if host is None:
+            return ""
+        return " (is leaving)" if host.leaving.is_set() else " (reads its data)"
 
     def _whys(self) -> str:
         whys = [f"host {number}: {why}" for number, why in sorted(self.lost.items())]
@@ -244,6 +261,9 @@ class Hub:
         except HostLostError as error:
             if host is not None:
                 self._lose(host, str(error))
+        except asyncio.CancelledError:
+            if not self._closing:  # Python 3.11 calls a cancelled callback an error, and logs it
+                raise
         finally:
             connection.close()
             self._connections.discard(task)
@@ -329,7 +349,22 @@ class Hub:
 
     async def _follow(self, host: Host) -> None:
         """Take in what a host says until the connection is lost; raises HostLostError."""
-        await every((host.connection.watch(), self._read(host)))
+        await every((host.connection.watch(), self._read(host), self._let_go(host)))
+
+    async def _let_go(self, host: Host) -> None:
+        """Once a host is leaving, go on without it; unless host 0 leaves as well.
+
+        That needs the host's ranks for its last checkpoint, and says farewell afterwards.
+        """
+        await host.leaving.wait()
+        await asyncio.sleep(LEAVING_S)
+        if self.leaving():
+            return
+        why = "it was stopped"
+        self._lose(host, why)
+        host.connection.send(Farewell("", "host 0 goes on without this host"))
+        await host.connection.flush(FAREWELL_S)
+        raise HostLostError(why)
 
     async def _read(self, host: Host) -> None:
         while True:
@@ -344,6 +379,8 @@ class Hub:
                     if rank is not None and rank.life == ended.life:
                         status = -ended.signal or ended.status
                         rank.ended(status, ended.log, ended.tail)
+                case Leaving():
+                    host.leaving.set()
                 case Farewell() as last:
                     if last.code and not self._may_be_back(host, last):
                         self._refused[host.number] = operator_error(

@@ -21,6 +21,7 @@ class Host:
     ranks: int
     connection: HostConnection
     prepared: bool = False
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)  # it was told to stop
     running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank
 
     @property

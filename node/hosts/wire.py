@@ -11,6 +11,7 @@ Host 0 listens at the rendezvous endpoint, the others connect to it::
     Launch(life, settings, store) ->     starts its ranks
                                   <-     RankEnded, for each of them
     Halt(life)                    ->     kills them; RankEnded follows all the same
+                                  <-     Leaving, when it is told to stop and has ranks
     Beat                         <->     every :data:`BEAT_S` seconds
     Farewell                     <->     the end, in order
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from typing import Annotated
+from typing import Annotated, get_args
 
 from blake3 import blake3
 
@@ -123,6 +124,10 @@ class Farewell(Message, kind=139):
     fix: Text = ""
 
 
+class Leaving(Message, kind=140):
+    """This host was told to stop. Its ranks run on until host 0 says farewell."""
+
+
 def fitting(text: str) -> str:
     """The text, cut at its end where it is too long to travel."""
     return text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore")
@@ -133,8 +138,20 @@ def farewell(error: OperatorError) -> Farewell:
     return Farewell(error.code, fitting(error.what), fitting(error.why), fitting(error.fix))
 
 
-Word = Challenge | Hello | Welcome | Job | Prepared | Launch | Halt | RankEnded | Beat | Farewell
-WORDS = (Challenge, Hello, Welcome, Job, Prepared, Launch, Halt, RankEnded, Beat, Farewell)
+Word = (
+    Challenge
+    | Hello
+    | Welcome
+    | Job
+    | Prepared
+    | Launch
+    | Halt
+    | RankEnded
+    | Leaving
+    | Beat
+    | Farewell
+)
+WORDS: tuple[type[Word], ...] = get_args(Word)
 
 
 class HostLostError(AtollError):

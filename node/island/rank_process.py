@@ -75,6 +75,11 @@ class RankProcess:
             )
         return cls(number, process, log, start)
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended, as far as is known here."""
+        return self.process.returncode is None
+
     async def wait(self) -> int:
         """Its exit status, or the negative number of the signal that has ended it.
 
@@ -85,7 +90,7 @@ class RankProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Send to the rank's whole process group, if it is still there."""
-        if self.process.returncode is None:
+        if self.running:
             try:
                 os.killpg(self.process.pid, number)  # pid and group id are equal: own session
             except ProcessLookupError:

@@ -326,6 +326,22 @@ async def test_why_the_island_ended_is_told_to_all() -> None:
         await closing
 
 
+async def test_the_end_of_host_0_is_no_error_of_its_connections() -> None:
+    """Python 3.11 tells the event loop so of each that is cancelled."""
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with hub() as (made, _):
+        other = await Other.dial(made)
+        assert isinstance(await other.greet(), Welcome)
+        await (await Other.dial(made)).receive(Challenge)
+        closing = asyncio.ensure_future(made.aclose())
+        await other.receive(Farewell)
+        other.connection.close()
+        await closing
+    await asyncio.sleep(0)
+    assert told == []
+
+
 async def test_an_error_of_any_length_is_told() -> None:
     async with hub() as (made, _):
         other = await Other.dial(made)

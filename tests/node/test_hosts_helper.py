@@ -9,19 +9,22 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from data_kit import folder, serving
 from hub_kit import WAIT_S, hub, place, quicken, until
-from trainer_kit import tiny_manifest
+from trainer_kit import tiny_manifest, tiny_settings
 
 import node.hosts.hub
 import node.hosts.wire
 from node.config import resolve
 from node.hosts.helper import Helper
+from node.hosts.hub import Hub
+from node.hosts.remote import HOST_LOST, RemoteRank
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Challenge, HostConnection, HostLostError, Job, Welcome, nonce
+from node.island.rank_process import RankProcess
 from protocols.errors import OperatorError
 
 
@@ -151,6 +154,103 @@ async def test_ctrl_c_stops_a_helper_and_a_second_one_ends_it_at_once(
         assert await running == 0
     assert statuses == [130]
     assert "leaving: SIGINT (Ctrl-C again stops now)" in capsys.readouterr().out
+
+
+class Training(NamedTuple):
+    """Host 0, a helper, the one rank that host 0 has asked it for, and those that it started."""
+
+    hub: Hub
+    running: asyncio.Task[int]
+    rank: RemoteRank
+    started: list[RankProcess]
+
+
+@asynccontextmanager
+async def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Training]:
+    """Ranks are processes that do nothing."""
+    started: list[RankProcess] = []
+
+    async def spawn(number: int, directory: Path, *_: Any) -> RankProcess:
+        process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
+        started.append(RankProcess(number, process, directory / "log", 0))
+        return started[-1]
+
+    monkeypatch.setattr(RankProcess, "spawn", spawn)
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(256)) * 100)
+    monkeypatch.setattr("node.data.supply.tokens_for", lambda *given, cache: str(text))
+    shown = fingerprint(str(text), 256)
+    job = Job(tiny_manifest().model_dump_json().encode(), b"", b"", str(text), shown)
+    async with hub() as (made, _):
+        made.offer(job)
+        async with following(tmp_path, made.port) as running:
+            (host,) = await asyncio.wait_for(made.muster(again=False), WAIT_S)
+            given = tiny_settings(tmp_path).model_dump_json()
+            (rank,) = made.launch(host, 1, given, range(1, 2), "x:1")
+            await until(lambda: started)
+            yield Training(made, running, rank, started)
+    for process in started:  # the helper has killed them
+        await asyncio.wait_for(process.wait(), WAIT_S)
+
+
+async def test_where_all_hosts_are_stopped_at_once_ranks_run_until_host_0_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs them for its last checkpoint. Slurm and Kubernetes stop all hosts together."""
+    monkeypatch.setattr("node.hosts.hub.LEAVING_S", 0.01)
+    async with training(tmp_path, monkeypatch) as (made, running, rank, started):
+        asked = asyncio.Event()
+
+        def leaving() -> bool:
+            asked.set()
+            return True
+
+        made.leaving = leaving
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(asked.wait(), WAIT_S)
+        assert started[0].running
+        assert not running.done()
+        rank.signal(signal.SIGTERM)  # as it leaves
+        assert await asyncio.wait_for(rank.wait(), WAIT_S) == -signal.SIGKILL
+        assert not running.done()
+        await made.aclose()
+        assert await asyncio.wait_for(running, WAIT_S) == 0
+
+
+async def test_a_host_that_is_stopped_alone_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.hosts.hub.LEAVING_S", 0.01)
+    async with training(tmp_path, monkeypatch) as (_, running, rank, started):
+        signal.raise_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
+        assert rank.tail() == "it was stopped"
+        assert await asyncio.wait_for(running, WAIT_S) == 0
+        assert not started[0].running
+
+
+async def test_a_host_that_is_leaving_gets_no_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with training(tmp_path, monkeypatch) as (made, *_):
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: not made.ready)
+        assert "host 1 (is leaving) is missing" in made._missing()
+        assert not made.grown
+
+
+async def test_a_host_that_waits_for_host_0_ends_at_the_second_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
+    async with training(tmp_path, monkeypatch) as (made, *_):
+        signal.raise_signal(signal.SIGTERM)
+        await until(made.hosts[1].leaving.is_set)
+        assert statuses == []
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: statuses)
+    assert statuses == [130]
 
 
 async def test_other_tokens_than_host_0s_are_refused_on_both_sides(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -187,6 +188,31 @@ def test_without_host_0_the_others_end_with_a_clear_message(tmp_path: Path) -> N
         assert two.end(60) == 1
         assert "error E409: host 0 of this island is not there: given up after 6 s" in two.text()
         assert two.ranks() == []
+
+
+def test_all_hosts_that_are_stopped_at_once_lose_no_inner_step(tmp_path: Path) -> None:
+    """As Slurm and Kubernetes do: the last checkpoint needs the ranks of all hosts."""
+    run = settings(inner_steps=60, total_rounds=1000, eval_every=0, data__batch_size=8)
+    words = ("--nnodes", "2", "--nproc", "1", "--checkpoint-every", "1")
+    with hosts(tmp_path) as made:
+        both = [made.host(n).start(*words, *(() if n else run)) for n in (0, 1)]
+        one, two = both
+        until(lambda: one.events("checkpoint"), START_S, "a checkpoint", one.text)
+
+        def under_way() -> bool:
+            return max(one.losses()) % 60 in range(20, 40)
+
+        until(under_way, START_S, "the middle of a cycle", one.text)
+        at = max(one.losses())
+        for host in (two, one):
+            assert host.process is not None
+            host.process.terminate()
+        assert [host.end() for host in both] == [0, 0]
+        assert not one.events("checkpoint_skipped")
+        assert not one.events("problem")
+        newest = one.events("checkpoint")[-1]["path"]
+        saved = json.loads((Path(newest) / "trainer" / "trainer.json").read_text())
+        assert saved["step"] >= at
 
 
 def test_all_hosts_killed_and_resumed(tmp_path: Path) -> None:
