@@ -188,7 +188,8 @@ class Conductor:
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
-                    self._restarts.applied(applied)
+                    if self._restarts.applied(applied):
+                        self.island.merged()
                     self.course.heard(applied)
                     if applied.fragment is None:
                         self._has_begun()

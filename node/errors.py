@@ -207,7 +207,8 @@ _ROWS = (
         "a host of the island is lost",
         "its processes were killed, or nothing has come from it for ten seconds: it or its link is "
         "down; the ranks that are left start again from the last merge, with the same batch",
-        "start it again with the same command: it is taken in after a round; its log says more",
+        "start it again with the same command: it is taken in after a round at the latest; its log "
+        "says more",
     ),
     Kind(
         "E409",

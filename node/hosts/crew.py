@@ -45,6 +45,11 @@ class Crew:
         """Whether a host is there that the present ranks were started without."""
         return self.hub.grown
 
+    @property
+    def enough(self) -> bool:
+        """Whether the island can go on without hosts that are lost."""
+        return self.hub.enough
+
     async def muster(self, *, again: bool) -> list[Host]:
         """Wait for the other hosts; raises OperatorError E409, E410."""
         return await self.hub.muster(again=again)
@@ -89,6 +94,10 @@ class Crew:
     def met(self) -> None:
         """All ranks have come together."""
         self.hub.met()
+
+    def merged(self) -> None:
+        """A round has been merged."""
+        self.hub.merged()
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it."""

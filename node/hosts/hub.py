@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from node.errors import operator_error
@@ -48,6 +49,7 @@ FAREWELL_S = 3.0
 # between the word that another host was told to stop and the same to host 0, where all are: Slurm
 # and Kubernetes tell each of them for itself
 LEAVING_S = 10.0
+MAX_LOSSES = 2  # of one host, after which others go on without it until the next round
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
 # memory, disk, and the way to the data, which a host may lack for a while
 PASSING = ("E401", "E402", "E601", "E603")
@@ -68,6 +70,7 @@ class Hub:
         self.meeting, self.device, self.say, self.leaving = meeting, device, say, leaving
         self.hosts: dict[int, Host] = {}
         self.lost: dict[int, str] = {}  # why, of those that are not there any more
+        self._losses: Counter[int] = Counter()  # while they trained, since the last round
         # what a host said that it lacks, or was turned away for though it knows the rendezvous id
         self._refused: dict[int, OperatorError] = {}
         self._turned_away: dict[str, str] = {}  # why, by who they say they are
@@ -139,7 +142,23 @@ class Hub:
 
     @property
     def ready(self) -> list[Host]:
-        """Hosts that can train, by number."""
+        """Hosts that can train, by number; without those that were lost again and again.
+
+        Those count where there are not enough others.
+        """
+        return self._steady if self.enough else self._able
+
+    @property
+    def enough(self) -> bool:
+        """Whether the island can do with the hosts that are there and were not lost repeatedly."""
+        return 1 + len(self._steady) >= self.meeting.minimum
+
+    @property
+    def _steady(self) -> list[Host]:
+        return [host for host in self._able if self._losses[host.number] < MAX_LOSSES]
+
+    @property
+    def _able(self) -> list[Host]:
         there = [host for _, host in sorted(self.hosts.items())]
         return [host for host in there if host.prepared and not host.leaving.is_set()]
 
@@ -211,7 +230,11 @@ class Hub:
         host = self.hosts.get(number)
         if host is None:
             return ""
-        return " (is leaving)" if host.leaving.is_set() else " (reads its data)"
+        if host.leaving.is_set():
+            return " (is leaving)"
+        return (
+            " (waits for a round, as it was lost again)" if host.prepared else " (reads its data)"
+        )
 
     def _whys(self) -> str:
         whys = [f"host {number}: {why}" for number, why in sorted(self.lost.items())]
@@ -236,6 +259,10 @@ class Hub:
     def met(self) -> None:
         """All ranks of the present life have come together: each of its hosts can run them."""
         self._trained |= self._used
+
+    def merged(self) -> None:
+        """A round has been merged: hosts that were lost before may train again."""
+        self._losses.clear()
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it."""
@@ -341,6 +368,7 @@ class Hub:
         if self.hosts.get(host.number) is host:
             del self.hosts[host.number]
             self.lost[host.number] = why
+            self._losses[host.number] += host.number in self._used
             self._used -= {host.number}
             if not self._closing:
                 self.say(f"{host.shown} of this island is lost: {why}")

@@ -20,7 +20,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -152,6 +152,11 @@ class Island:
     def grown(self) -> bool:
         """Whether another host has come, which starting again would take in."""
         return self.crew is not None and self.crew.grown
+
+    def merged(self) -> None:
+        """A round has been merged since the ranks were started."""
+        if self.crew is not None:
+            self.crew.merged()
 
     async def _run_with(self, crew: Crew) -> None:
         """Wait for the other hosts, start ranks on all of them, and supervise these."""
@@ -315,6 +320,8 @@ class Island:
             died = obituary(
                 self._ranks, ended, self._failed, life.oom_kills, self.settings.collective_s
             )
+            if died.code == "E408" and self.crew is not None:
+                died = replace(died, spared=self.crew.enough)
             self._events.put_nowait(died)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -46,6 +46,7 @@ class TrainerDied:
     log: Path  # that rank's output,
     log_tail: str  # and its end
     error: OperatorError | None = None  # where no rank was the cause
+    spared: bool = False  # a host was lost that the island can do without
 
 
 async def settle(exits: Sequence[asyncio.Task[int]]) -> list[tuple[int, int]]:

@@ -38,17 +38,21 @@ class Restarts:
         # but where no step was tried it was the model that did not fit (--compile tries one first)
         stepped = begun or settings.compile
         less = bool(changes) and stepped and settings.halved < settings.at_once
-        self._count += not less
+        # nor is the loss of a host that others go on without: node.hosts.hub counts those
+        self._count += not (less or died.spared)
         survived = self._count <= MAX_RESTARTS and died.code in SURVIVED
         return changes if survived else None
 
-    def applied(self, applied: Applied) -> None:
-        """The trainer has read what it was given.
+    def applied(self, applied: Applied) -> bool:
+        """The trainer has read what it was given; returns whether that is progress.
 
         Neither what it begins with nor the same round once more, as after steps that were not
         finite, counts as progress: ranks that die in each first step would be started for ever.
         """
         if applied.fragment is None:
             self._began_at = self._rounds
-        elif applied.round > self._began_at[applied.fragment]:
+            return False
+        progress = applied.round > self._began_at[applied.fragment]
+        if progress:
             self._count = 0
+        return progress

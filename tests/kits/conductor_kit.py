@@ -60,6 +60,9 @@ class Trainer:
     async def send(self, command: Any) -> None:
         self.sent.append(command)
 
+    def merged(self) -> None:
+        """It has no other hosts."""
+
 
 class Chain:
     """What this node says of itself."""

@@ -260,6 +260,21 @@ async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
     assert restarted == [4]
 
 
+async def test_hosts_that_were_lost_are_taken_in_again_after_a_round_that_was_merged(
+    vectors: SharedVectors,
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    made.swarm = None
+    trainer, merged = cast(Any, made.island), []
+    trainer.merged = lambda: merged.append(made.replicas[0].place.round)
+    await take_in(made, Applied(0, 0, 0, None, None))  # what it begins with
+    await take_in(made, Applied(0, 0, 0, None, 0))  # back to the last merge
+    assert merged == []
+    await commit_without(made.replicas[0])
+    await take_in(made, Applied(1, 4, 64, None, 0))
+    assert merged == [1]
+
+
 @pytest.mark.parametrize("mode", ["diloco", "async"])
 @pytest.mark.parametrize("kept", [False, True])
 async def test_ranks_that_are_started_again_do_not_read_again_what_is_still_to_be_merged(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
+from trainer_kit import tiny_settings
 
 from node.errors import operator_error
-from node.hosts.hub import GONE_BEATS, Hub
+from node.hosts.crew import Crew
+from node.hosts.hub import GONE_BEATS, MAX_LOSSES, Hub
 from node.hosts.remote import HOST_LOST, Host
 from node.hosts.wire import (
     Beat,
@@ -26,6 +30,9 @@ from node.hosts.wire import (
     farewell,
     fitting,
 )
+from node.island.island import Island, _Life
+from node.island.rank_ends import TrainerDied
+from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
 
 
@@ -74,6 +81,64 @@ async def test_a_silent_host_is_lost_and_its_ranks_with_it() -> None:
             await until(lambda: made.grown)
             assert [h.number for h in await made.muster(again=True)] == [1]
             assert not made.grown
+
+
+async def lose_again_and_again(made: Hub, said: list[str]) -> None:
+    """Host 1 takes part and is lost, so often that it is not relied upon any more."""
+    for _ in range(MAX_LOSSES):
+        other = await ready(made)
+        async with alive(other):
+            await until(lambda: made.ready)
+            assert [host.number for host in await made.muster(again=True)] == [1]
+        other.connection.close()
+        await until(lambda: not made.hosts)
+
+
+async def test_a_host_that_is_lost_again_and_again_waits_for_a_round() -> None:
+    """Each loss costs the island all that it has learnt since its last round."""
+    async with hub(minimum=1) as (made, said):
+        made.offer(JOB)
+        await lose_again_and_again(made, said)
+        async with alive(await ready(made)):
+            await until(lambda: made.hosts and made.hosts[1].prepared)
+            assert await made.muster(again=True) == []
+            assert (made.enough, made.grown) == (True, False)
+            assert "host 1 (waits for a round, as it was lost again) is missing" in said[-1]
+            made.merged()
+            assert made.grown
+            assert [host.number for host in await made.muster(again=True)] == [1]
+
+
+async def test_a_host_that_the_island_needs_is_taken_in_however_often_it_was_lost() -> None:
+    async with hub(minimum=2) as (made, said):
+        made.offer(JOB)
+        await lose_again_and_again(made, said)
+        async with alive(await ready(made)):
+            assert [host.number for host in await made.muster(again=True)] == [1]
+            assert not made.enough
+
+
+@pytest.mark.parametrize("needed", [True, False])
+async def test_a_death_tells_whether_the_island_can_do_without_the_host_that_it_lost(
+    tmp_path: Path, needed: bool
+) -> None:
+    async with hub(minimum=2 if needed else 1) as (made, _):
+        vectors: Any = SimpleNamespace(clear=lambda: None)
+        crew = Crew(made, 1, lambda ranks, hosts: ParallelDims())
+        island = Island(tiny_settings(tmp_path), vectors, tmp_path, crew)
+        made.offer(JOB)
+        other = await ready(made)
+        async with alive(other):
+            (host,) = await made.muster(again=False)
+            (rank,) = made.launch(host, 1, "{}", range(1, 2), "x:1")
+            other.connection.close()
+            await asyncio.wait_for(rank.wait(), WAIT_S)
+        island._ranks, reader = [rank], asyncio.StreamReader()
+        reader.feed_eof()  # of rank 0
+        await asyncio.wait_for(island._supervise(_Life(reader, tmp_path / "store", 0)), WAIT_S)
+        died = await island.next_event()
+        assert isinstance(died, TrainerDied)
+        assert (died.code, died.spared) == ("E408", not needed)
 
 
 async def test_a_host_that_connects_anew_takes_its_old_place() -> None:

@@ -99,8 +99,8 @@ async def test_ranks_that_die_before_they_have_resumed_begin_from_the_checkpoint
     assert (len(freed), driver.beginning.joined) == ((1, True) if begun else (0, False))
 
 
-def ended() -> TrainerDied:
-    return TrainerDied(1, 77, "", "E405", "rank 1 ended", Path(), "")
+def ended(code: str = "E405", *, spared: bool = False) -> TrainerDied:
+    return TrainerDied(1, 77, "", code, "rank 1 ended", Path(), "", spared=spared)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,14 @@ def test_only_a_round_in_between_begins_the_count_anew(
     round_, fragment = answered
     restarts.applied(Applied(round_, 1, 1, None, fragment))
     assert (restarts.died(ended(), settings, begun=True) is None) is fatal
+
+
+@pytest.mark.parametrize("spared", [True, False])
+def test_the_loss_of_a_host_that_others_go_on_without_is_not_counted(spared: bool) -> None:
+    """A link that is dark now and then ends no island that trains well without it."""
+    restarts, settings = Restarts(()), Ranks().settings
+    lost = [
+        restarts.died(ended("E408", spared=spared), settings, begun=True)
+        for _ in range(MAX_RESTARTS + 1)
+    ]
+    assert lost == [{}] * MAX_RESTARTS + [{} if spared else None]
