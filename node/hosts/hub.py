@@ -9,13 +9,11 @@ those of this host. A host that is lost ends its ranks with :data:`~node.hosts.r
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from node.errors import operator_error
-from node.hosts.interface import is_own_name
+from node.hosts.listening import listen
 from node.hosts.meeting import Meeting
 from node.hosts.refusals import taken, unfit
 from node.hosts.remote import HOST_LOST, Host, RemoteRank
@@ -88,24 +86,8 @@ class Hub:
 
     async def open(self) -> None:
         """Listen; raises OperatorError E303 where the port is taken."""
-        host, port = self.meeting.address, self.meeting.port
-        places: tuple[str | None, ...] = (host, None)  # None: all; the name may be another host's
-        if await asyncio.to_thread(is_own_name, host):
-            places = (None,)  # the name is loopback here, which no other host reaches
-        for address in places:
-            try:
-                self._server = await asyncio.start_server(self._connected, address, port)
-            except (socket.gaierror, OSError) as error:
-                ours = not isinstance(error, socket.gaierror) and error.errno == errno.EADDRINUSE
-                if address is None or ours:
-                    raise operator_error(
-                        "E303",
-                        f"cannot listen for this island's hosts at {hostport(host, port)}",
-                        why=error.strerror or str(error),
-                        fix="stop what listens there, or give another port with --rdzv-endpoint",
-                    ) from error
-            else:
-                return
+        where = self.meeting.address, self.meeting.port
+        self._server = await listen(self._connected, *where, self.say)
 
     @property
     def port(self) -> int:

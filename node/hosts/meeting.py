@@ -3,7 +3,7 @@
 ``--nnodes``, ``--node-rank``, ``--rdzv-endpoint`` and ``--rdzv-id`` are those of torchrun.
 With ``--nnodes auto``, or where one of them is left out, the environment is asked: torchrun's own
 variables (``PET_*``, ``MASTER_ADDR``), then Slurm's, then those of a Kubernetes Job with an
-index or of a StatefulSet.
+index or of a StatefulSet. Beyond one machine there has to be a rendezvous id.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.errors import operator_error
+from node.hosts.interface import is_loopback
 from node.island.settings import IslandSettings, check_nnodes
 from node.setting_values import host_port
 from protocols.addresses import hostport
@@ -99,6 +100,12 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
     except ValueError as error:
         raise _bad(f"host 0 at {address!r}", str(error)) from error
     key = settings.rdzv_id or next((item.key for item in found if item.key), "")
+    if not key and not is_loopback(address):
+        raise _bad(
+            "--rdzv-id is missing",
+            "anybody who reaches host 0's port could take part as one of its hosts",
+            "give all hosts the same one: a secret, long and random",
+        )
     return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
 
 

@@ -81,7 +81,8 @@ class IslandSettings(BaseModel):
     rdzv_id: str = Field(
         default="",
         max_length=256,
-        description="The same on all hosts of an island; who does not know it is turned away.",
+        description="A secret, the same on all hosts of an island; who does not know it is turned "
+        "away.",
     )
     hosts_wait_s: float = Field(
         default=600.0, ge=1, description="Seconds to wait for hosts that are missing or lost."

@@ -35,6 +35,8 @@ from node.island.rank_ends import TrainerDied
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
 
+ON_ALL = "listens for this island's hosts on all addresses, not on"
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,11 +374,27 @@ async def test_host_0_whose_own_name_leads_to_loopback_listens_on_all_addresses(
         return ask("127.0.1.1" if host == "node0" else host, *words, **more)
 
     monkeypatch.setattr("socket.getaddrinfo", resolver)
-    async with hub(address=name) as (made, _):
+    async with hub(address=name) as (made, said):
         assert made._server is not None
         bound = {str(one.getsockname()[0]) for one in made._server.sockets}
         assert ("0.0.0.0" in bound) is everywhere
+        assert said == (
+            [f"{ON_ALL} {name} alone: that name is loopback here"] if everywhere else []
+        )
         assert bound <= ({"0.0.0.0", "::"} if everywhere else {"127.0.0.1", "::1"})
+
+
+async def test_an_address_that_is_not_host_0s_has_it_listen_on_all_and_say_so() -> None:
+    async with hub(address="192.0.2.1") as (made, said):
+        assert made._server is not None
+        assert "0.0.0.0" in {str(one.getsockname()[0]) for one in made._server.sockets}
+        assert [line.startswith(f"{ON_ALL} 192.0.2.1 alone: ") for line in said] == [True]
+
+
+async def test_a_loopback_address_that_cannot_be_had_opens_no_others() -> None:
+    with pytest.raises(OperatorError) as caught:
+        await Hub(place(address="::1%nowhere"), "cpu", print).open()
+    assert caught.value.code == "E303"
 
 
 async def test_why_the_island_ended_is_told_to_all() -> None:

@@ -81,8 +81,9 @@ def test_torchruns_variables() -> None:
     assert (found.minimum, found.maximum, found.host) == (1, 4, 1)
     assert (found.address, found.port, found.key) == ("head", 1234, "job")
     operator = {"NNODES": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "77"}
-    found = of(operator, nnodes="auto")
+    found = of(operator, nnodes="auto", rdzv_id="k")
     assert (found.maximum, found.host, found.address, found.port) == (2, 0, "h", 77)
+    assert "--rdzv-id is missing" in refused(operator, nnodes="auto")
 
 
 def test_slurm() -> None:
@@ -118,6 +119,28 @@ def test_flags_win_over_the_environment() -> None:
     found = of(SLURM | PET, nnodes="2:3", node_rank=0, rdzv_endpoint="me:5", rdzv_id="mine")
     assert (found.minimum, found.maximum, found.host) == (2, 3, 0)
     assert (found.address, found.port, found.key) == ("me", 5, "mine")
+
+
+@pytest.mark.parametrize(
+    ("address", "open_to_all"),
+    [
+        ("10.0.0.7", True),
+        ("node0", True),  # which host 0 may know as loopback, and listens on all addresses then
+        ("[2001:db8::1]", True),
+        ("127.0.0.1", False),
+        ("[::1]", False),
+        ("localhost", False),
+    ],
+)
+def test_who_reaches_host_0_needs_a_secret_to_be_one_of_its_hosts(
+    address: str, open_to_all: bool
+) -> None:
+    flags = {"nnodes": "1:2", "node_rank": 0, "rdzv_endpoint": f"{address}:29400"}
+    assert of({}, **flags, rdzv_id="secret").key == "secret"
+    if open_to_all:
+        assert "--rdzv-id is missing" in refused({}, **flags)
+    else:
+        assert of({}, **flags).key == ""
 
 
 @pytest.mark.parametrize(
