@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from node.hosts.wire import (
 from node.interrupts import EXIT_INTERRUPTED
 from node.island.cores import threads_of
 from node.island.hardware import hardware
-from node.island.rank_process import RankProcess, oom_kills, rank_environment
+from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
@@ -64,6 +65,7 @@ MAX_WORDS = 32  # messages of host 0 that may wait while tokens are made
 RETRY_S = 1.0  # between tries to reach host 0
 TELL_S = 15.0  # between lines that tell of these tries
 DIAL_S = 10.0
+START_TRIES, START_PAUSE_S = 4, 5.0  # of a rank
 
 
 def run(config: NodeConfig, meeting: Meeting) -> int:
@@ -336,15 +338,32 @@ class Helper:
         for place in range(launch.count):
             arguments = ["--settings", str(file), "--store", launch.store]
             arguments += ["--place", str(place)]
-            rank = await RankProcess.spawn(
-                launch.first + place, self.home.logs, arguments, environment
-            )
+            rank = await self._spawn(launch.first + place, arguments, environment)
             self._running.append(rank)
             self._waiting.create_task(self._tell_end(rank, launch.life, kills, connection))
         if launch.count:
             self.say(f"{launch.count} of {settings.ranks} ranks are started here")
         else:
             self.say("the layout needs none of this host's ranks")
+
+    async def _spawn(
+        self, number: int, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> RankProcess:
+        """Start a rank; again after a pause where memory or files are short for the moment.
+
+        The other ranks, which wait for it where all of them meet, notice nothing.
+        """
+        left = START_TRIES
+        while True:
+            left -= 1
+            try:
+                return await RankProcess.spawn(number, self.home.logs, arguments, environment)
+            except OSError as error:
+                if not left or error.errno not in PASSING:
+                    raise
+                why = error.strerror or str(error)
+            self.say(f"rank {number} does not start: {why}; again in {START_PAUSE_S:.0f} s")
+            await asyncio.sleep(START_PAUSE_S)
 
     async def _tell_end(
         self, rank: RankProcess, life: int, kills: int, connection: HostConnection

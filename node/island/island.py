@@ -30,7 +30,7 @@ from node.hosts.crew import Crew
 from node.hosts.interface import told
 from node.hosts.remote import Host, RemoteRank
 from node.island.rank_ends import TrainerDied, obituary, settle
-from node.island.rank_process import RankProcess, oom_kills, rank_environment
+from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -53,8 +53,6 @@ STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
 UNSTARTED_PAUSE_S = 5.0  # before the report that ranks cannot be started
-# errors of a start that may pass; any other will not, and ends the node
-PASSING = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
 
 

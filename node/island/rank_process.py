@@ -7,6 +7,7 @@ The daemon starts ranks so (:mod:`node.island.island`), and so do the other host
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ KEPT_MEMORY = ":".join(
     f"glibc.malloc.{setting}"
     for setting in ("trim_threshold=1073741824", "mmap_threshold=33554432", "hugetlb=1")
 )
+# errors of a start that may pass: no memory, disk or file for another process for the moment
+PASSING = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 OOM_COUNTER = Path("/proc/vmstat")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,11 +166,16 @@ class Training(NamedTuple):
 
 
 @asynccontextmanager
-async def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Training]:
-    """Ranks are processes that do nothing."""
+async def training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: Sequence[OSError] = ()
+) -> AsyncIterator[Training]:
+    """Ranks are processes that do nothing; the first starts fail."""
     started: list[RankProcess] = []
+    left = iter(failures)
 
     async def spawn(number: int, directory: Path, *_: Any) -> RankProcess:
+        if (failure := next(left, None)) is not None:
+            raise failure
         process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
         started.append(RankProcess(number, process, directory / "log", 0))
         return started[-1]
@@ -187,10 +192,45 @@ async def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
             (host,) = await asyncio.wait_for(made.muster(again=False), WAIT_S)
             given = tiny_settings(tmp_path).model_dump_json()
             (rank,) = made.launch(host, 1, given, range(1, 2), "x:1")
-            await until(lambda: started)
+            await until(lambda: started or running.done())
             yield Training(made, running, rank, started)
     for process in started:  # the helper has killed them
         await asyncio.wait_for(process.wait(), WAIT_S)
+
+
+SHORT = [  # of memory, processes, files
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    OSError(errno.EMFILE, "Too many open files"),
+]
+
+
+async def test_a_host_that_cannot_start_a_rank_for_the_moment_starts_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("node.hosts.helper.START_PAUSE_S", 0.01)
+    async with training(tmp_path, monkeypatch, SHORT) as (made, running, rank, started):
+        assert len(started) == 1
+        assert not running.done()
+        assert [host.number for host in made.ready] == [1]
+        rank.signal(signal.SIGKILL)
+        assert await asyncio.wait_for(rank.wait(), WAIT_S) == -signal.SIGKILL
+    text = capsys.readouterr().out
+    assert [str(failure.strerror) in text for failure in SHORT] == [True] * len(SHORT)
+
+
+@pytest.mark.parametrize(
+    "failures", [SHORT * 2, [PermissionError(errno.EACCES, "Permission denied")]]
+)
+async def test_a_host_that_cannot_start_ranks_ends_and_tells_host_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: list[OSError]
+) -> None:
+    monkeypatch.setattr("node.hosts.helper.START_PAUSE_S", 0.01)
+    async with training(tmp_path, monkeypatch, failures) as (_, running, rank, started):
+        with pytest.raises(OSError, match=str(failures[0].strerror)):
+            await running
+        assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
+        assert started == []
 
 
 async def test_where_all_hosts_are_stopped_at_once_ranks_run_until_host_0_has_left(
