@@ -1,8 +1,8 @@
 """torchft's DiLoCo over gloo: ``python -m benchmarks.systems.torchft_diloco JSON``.
 
 One process an island, H inner steps between two syncs of the whole model, no quantisation (its
-kernels need a GPU), and no delay of its syncs, which it has for models in fragments. The lighthouse
-lives in the first one.
+kernels need a GPU), its syncs delayed by as many steps as Atoll's overlap. The lighthouse lives in
+the first one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ def main() -> None:
     )
     data = batches(Path(given["text"]))
     steps: list[float] = []
-    with DiLoCo(manager, [model], inner, outer, sync_every=MANIFEST.rounds.inner_steps):
+    how = {
+        "sync_every": MANIFEST.rounds.inner_steps,
+        "fragment_sync_delay": MANIFEST.rounds.overlap_steps,
+        "use_bucketization": True,
+    }
+    with DiLoCo(manager, [model], inner, outer, **how):
         start = 0.0
         for _ in until(given["seconds"]):
             if len(steps) == 2 * MANIFEST.rounds.inner_steps:  # the first syncs open connections
