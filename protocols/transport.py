@@ -30,6 +30,7 @@ Buffer = bytes | bytearray | memoryview
 MAX_CALL_BYTES = 64 * 1024
 MAX_HEADER_BYTES = 64 * 1024
 CHUNK_BYTES = 256 * 1024  # the unit bodies are cut into; see docs/experiments.md
+NOT_TAKEN = "it answered before it had the body"  # a push: see :meth:`Transport.push`
 
 
 class Drain(Protocol):
@@ -130,7 +131,10 @@ class Transport(Protocol):
         ...
 
     def on_push(self, name: str, handler: PushHandler, *, max_length: int) -> None:
-        """Take bodies of ``name``; a longer announced length is refused before any is read."""
+        """Take bodies of ``name``; a longer announced length is refused before any is read.
+
+        A handler may refuse a body at any time, but takes all of it before it returns.
+        """
         ...
 
     def on_pull(self, name: str, handler: PullHandler) -> None:
@@ -155,8 +159,9 @@ class Transport(Protocol):
         """Send a long body; ``timeout`` bounds every stretch without progress.
 
         Raises :class:`~protocols.errors.LocalProtocolError` for a body of another length than
-        announced, and whatever its source raises. Once it has ended, however it did, the body
-        is not touched any more.
+        announced, and whatever its source raises. A peer that answers well before all of the body
+        has been sent has not taken it: that is :class:`~protocols.errors.Unreachable`. Once it has
+        ended, however it did, the body is not touched any more.
         """
         ...
 

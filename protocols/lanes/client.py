@@ -36,7 +36,7 @@ from protocols.lanes.wire import PULL, PUSH, Reply, Request, reply_frame
 from protocols.limits import Limits
 from protocols.relay.client import Relays
 from protocols.stats import TransportStats
-from protocols.transport import MAX_CALL_BYTES, MAX_HEADER_BYTES, Feed, Outgoing
+from protocols.transport import MAX_CALL_BYTES, MAX_HEADER_BYTES, NOT_TAKEN, Feed, Outgoing
 
 
 class _PeerLanes:
@@ -95,9 +95,12 @@ class LaneClient:
                 self._stats.sent(peer, name, sent)
             reply = _reply(frame.data, peer)
             whole = len(reply.detail) == reply.length  # else the rest of it is still to come
-            link.reusable = whole and sending.ended.exception() is None
+            given = sending.ended.exception() is None
+            link.reusable = whole and given
             self._stats.received(peer, name, reply.length)
             self._check(reply, MAX_CALL_BYTES, link)
+            if not given:
+                raise Unreachable(peer, Why.NOT_ATOLL, NOT_TAKEN)
             seconds = clock() - began - sending.what.held
             self._stats.measured_upload(peer, body.length, seconds, linked=not link.unlimited)
             return reply.detail

@@ -12,8 +12,9 @@ A lane is a TCP connection to a node's one port that carries long bodies::
     server: reply     ok u8 | length of code u8 | took u32 (microseconds of the handler)
                       | length u64 | code | detail, reply, or the body of a pull
 
-The reply to a push may come before its body has been read to the end; the server then throws the
-rest away, for a short time, and the client closes the lane.
+A push may be refused before its body has been read to the end; the server then throws the rest
+away, for a short time, and the client closes the lane. A good reply that comes so early counts as
+none.
 """
 
 from __future__ import annotations

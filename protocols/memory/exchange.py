@@ -74,7 +74,8 @@ class MemoryExchange:
         self.took = 0.0  # seconds that the handler of a call or push worked
         self._connected = False
         self._broken = False
-        self._unread = 0  # bytes of the body that are on the way or wait to be read
+        self.sent = 0  # bytes of the body that are on the way or have arrived
+        self._unread = 0  # of these, what nobody has read yet
         self._gate: asyncio.Future[None] | None = None
         self._break_at = network.drops(caller.peer_id, callee.peer_id)
 
@@ -262,16 +263,14 @@ class MemoryExchange:
     async def _send_body(self, outgoing: Outgoing, pipe: Pipe, idle: float) -> None:
         sender, receiver = pipe.source.transport, pipe.target.transport
         window = pipe.window()
-        sent = 0
 
         async def write(piece: memoryview) -> None:
-            nonlocal sent
             while self._unread >= window:
                 self._gate = self._loop.create_future()
                 await patiently(self._gate, pipe, idle)
             size = len(piece)
-            sent += size
-            if self._break_at is not None and sent > self._break_at * outgoing.length:
+            self.sent += size
+            if self._break_at is not None and self.sent > self._break_at * outgoing.length:
                 self.reset()
                 await self._loop.create_future()  # until reset() cancels this task
             data = bytearray(self._tampered(piece, sender, receiver))

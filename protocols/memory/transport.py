@@ -39,6 +39,7 @@ from protocols.tasks import Background
 from protocols.transport import (
     MAX_CALL_BYTES,
     MAX_HEADER_BYTES,
+    NOT_TAKEN,
     CallHandler,
     Feed,
     Incoming,
@@ -131,6 +132,8 @@ class MemoryTransport:
                 reply = await exchange.result
             finally:
                 await exchange.end_pump()
+            if exchange.sent < body.length:
+                raise Unreachable(peer, Why.NOT_ATOLL, NOT_TAKEN)
             self.stats.measured_upload(peer, body.length, exchange.elapsed)
             return reply
 

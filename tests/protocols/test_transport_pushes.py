@@ -14,8 +14,11 @@ from protocols.errors import (
     LocalProtocolError,
     RemoteRefused,
     TransferStalled,
+    Unreachable,
+    Why,
 )
 from protocols.identity import PeerId
+from protocols.stats import TransportStats
 from protocols.transport import (
     MAX_HEADER_BYTES,
     Buffer,
@@ -156,18 +159,42 @@ async def test_a_slow_push_with_progress_does_not_stall(
     assert await a.push(b.peer_id, "take", b"", body, timeout=1.0) == b"taken"
 
 
-async def test_a_handler_may_answer_before_the_body_ends(
+async def test_a_handler_may_refuse_before_the_body_ends(
     pair: tuple[Transport, Transport],
 ) -> None:
     a, b = pair
 
     async def enough(peer: PeerId, header: bytes, body: Incoming) -> bytes:
-        return b"enough"
+        raise RemoteRefused("enough")
 
     b.on_push("take", enough, max_length=10_000_000)
     b.on_call("echo", echo)
     data = outgoing(bytes(5_000_000))
-    assert await within(a.push(b.peer_id, "take", b"", data, timeout=SOON)) == b"enough"
+    with pytest.raises(RemoteRefused) as error:
+        await within(a.push(b.peer_id, "take", b"", data, timeout=SOON))
+    assert error.value.code == "enough"
+    assert await a.call(b.peer_id, "echo", b"", timeout=SOON)
+
+
+async def test_a_body_that_is_answered_before_it_was_sent_is_not_taken(
+    pair: tuple[Transport, Transport],
+) -> None:
+    """Nor does it tell how fast the link is."""
+    a, b = pair
+    closed = asyncio.Event()
+
+    async def at_once(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+        return b"thanks"
+
+    b.on_push("take", at_once, max_length=10_000_000)
+    b.on_call("echo", echo)
+    body = Outgoing(900_000, endless(closed, bytes(100_000)))  # the rest of it never comes
+    with pytest.raises(Unreachable) as error:
+        await within(a.push(b.peer_id, "take", b"", body, timeout=SOON))
+    assert error.value.why is Why.NOT_ATOLL
+    assert closed.is_set()
+    stats: TransportStats = a.stats  # type: ignore[attr-defined]
+    assert stats.peer(b.peer_id).upload is None
     assert await a.call(b.peer_id, "echo", b"", timeout=SOON)
 
 
