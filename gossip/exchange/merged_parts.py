@@ -20,7 +20,7 @@ from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartState, PartStates
 from gossip.exchange.receiving import Inflow, PartDrain
 from gossip.exchange.relaying import Relaying, SharedInflow
-from gossip.exchange.transfers import Transfers
+from gossip.exchange.transfers import Transfers, check_length
 from gossip.exchange.watches import Watches
 from gossip.place import Place
 from gossip.plans.certificate import check_result
@@ -77,11 +77,12 @@ class MergedParts:
             if isinstance(inflow, SharedInflow):
                 inflow.end(trailer)
 
+        first = chunk_at(self.wiring.codec, header)
+        drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
+        check_length(incoming, drain)  # before others hear of it, and what is here stays
         if isinstance(inflow, SharedInflow):
             assert state.passed_on is not None
             self.relaying.pass_on(state.key, header, plan, inflow, state.passed_on)
-        first = chunk_at(self.wiring.codec, header)
-        drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
         patience = merged_patience_s(plan.patience_s, plan.expected_s)
         inflow.open += 1
         try:

@@ -205,8 +205,8 @@ class Owning(Collecting):
         if part is None:
             raise RemoteRefused("late", "not merged here")
         part.asked.add(peer)
-        if part.merge.merged:
-            self._spread(part)
+        if part.merge.merged and peer in part.plan.roster:
+            self._send_to(part, peer)
 
     def _joint(self, relay: PeerId, header: TransferHeader) -> tuple[CollectedPart, JointMerge]:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
@@ -276,19 +276,20 @@ class Owning(Collecting):
 
     def _spread(self, part: CollectedPart) -> None:
         """Stream a part to all whom it is not on its way to, from my successor in the roster on."""
-        if self.transfers.closed:
-            return
         roster = part.plan.roster
         at = roster.index(self.me) if self.me in roster else 0
         relayed = part.paths.relayed - part.asked
         for peer in roster[at + 1 :] + roster[:at]:
-            running = part.sending.get(peer)
-            if peer in relayed or peer == self.me:
-                continue
-            if running is None or running.done():
-                part.sending[peer] = self.transfers.start(
-                    self._send(part, peer, again=running is not None)
-                )
+            if peer not in relayed and peer != self.me:
+                self._send_to(part, peer)
+
+    def _send_to(self, part: CollectedPart, peer: PeerId) -> None:
+        """Stream a part to one member, unless it is on its way there."""
+        running = part.sending.get(peer)
+        if not self.transfers.closed and (running is None or running.done()):
+            part.sending[peer] = self.transfers.start(
+                self._send(part, peer, again=running is not None)
+            )
 
     async def _send(self, part: CollectedPart, peer: PeerId, *, again: bool) -> None:
         """Stream a part to a member; one that has not come to this round yet is asked first.
@@ -308,6 +309,7 @@ class Owning(Collecting):
                 ask=again or self.listener.behind(peer),
             )
         except (TransportError, RemoteProtocolError):  # if it lives, it fetches it from anybody
-            if group := set(part.paths.passed_on.get(peer, ())) - part.asked:
-                part.asked |= group
-                self._spread(part)
+            for member in part.paths.passed_on.get(peer, ()):
+                if member not in part.asked:
+                    part.asked.add(member)
+                    self._send_to(part, member)

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole
+from gossip.exchange.transfers import check_length
 from gossip.wiring import Wiring
 from protocols.codecs import RangeCodec
 from protocols.errors import Malformed, RemoteRefused
@@ -159,8 +160,7 @@ class PartPull:
             async with self._wiring.transport.pull(
                 donor, "part", header.encode(), max_length=drain.length, timeout=timeout
             ) as incoming:
-                if incoming.length != drain.length:
-                    raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
+                check_length(incoming, drain)
                 await incoming.into(drain)
         inflow.check_digest(result.digest)
 

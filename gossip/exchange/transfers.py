@@ -47,6 +47,12 @@ class SizedDrain(Drain, Protocol):
     length: int
 
 
+def check_length(incoming: Incoming, drain: SizedDrain) -> None:
+    """Raise Malformed for a body that is not as long as its drain."""
+    if incoming.length != drain.length:
+        raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
+
+
 @dataclass
 class Transfers:
     """The transfers of one exchange."""
@@ -140,8 +146,7 @@ class Transfers:
 
         Its sender may stand still for ``patience`` seconds.
         """
-        if incoming.length != drain.length:
-            raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
+        check_length(incoming, drain)
         what = (sender, header.start, header.stop, header.basis)
         if self.receiving[what] >= AT_ONCE:
             raise RemoteRefused("busy", "it is on its way already")
