@@ -60,7 +60,11 @@ class MergedParts:
         self.fetching = Fetching(moved, told, me, held, planned, self.whole, self.hold)
 
     async def on_merged(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> bytes:
-        """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
+        """Take a merged part from its owner or its relay.
+
+        Raises RemoteProtocolError or RemoteRefused: ``again`` also where the bytes of several
+        together are wrong, since nobody can say whose are; then one has to give all of it.
+        """
         state = await self._part_from(sender, header)
         inflow, plan = self._inflow(state), state.plan
         if header.codec != plan.codec:
@@ -84,14 +88,18 @@ class MergedParts:
             assert state.passed_on is not None
             self.relaying.pass_on(state.key, header, plan, inflow, state.passed_on)
         patience = merged_patience_s(plan.patience_s, plan.expected_s)
+        state.straight |= sender == owner
+        inflow.givers.add(sender)
         inflow.open += 1
         try:
             await self.transfers.receive(sender, header, incoming, drain, patience)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             if state.inflow is inflow:  # what has come of it is discarded
                 state.inflow = None
                 if isinstance(inflow, SharedInflow):
                     self.wiring.transport.post(inflow.spoil)
+            if len(inflow.givers) > 1:
+                raise RemoteRefused("again", "what came from several does not fit") from error
             raise
         finally:
             inflow.open -= 1
@@ -109,8 +117,14 @@ class MergedParts:
     async def _part_from(
         self, sender: PeerId, header: TransferHeader, wait: float = PLAN_WAIT_S
     ) -> PartState:
-        """Where the part stands that its owner, or the relay for it, refers to."""
-        return await self.planned.until((header.start, header.stop, sender, header.basis), wait)
+        """Where the part stands that its owner, or the relay for it, refers to.
+
+        Once the owner gives it itself the relay could only be in its way: RemoteRefused ``late``.
+        """
+        state = await self.planned.until((header.start, header.stop, sender, header.basis), wait)
+        if state.straight and sender != state.key[2]:
+            raise RemoteRefused("late", "its owner gives it itself")
+        return state
 
     def _inflow(self, state: PartState) -> Inflow:
         start, stop, *_ = state.key

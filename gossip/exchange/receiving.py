@@ -33,6 +33,7 @@ class Inflow:
         self.moved = 0  # the most that ``filled`` has been: a chunk that comes again is no progress
         self.newest: object = None  # of the transfers: only the newest may go on
         self.open = 0  # pushes of it that are going on
+        self.givers: set[PeerId] = set()  # who has pushed some of it
         self._hasher = blake3()
         self._bytes = as_bytes(self.data)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
 from exchange_kit import Peer, World, header_of, run, until
-from grouped_kit import grouped
+from grouped_kit import BIG, grouped, truthful
 
+from gossip.exchange.bodies import trailer_size
+from gossip.plans.validity import PartKey
 from protocols.bodies import BufferFeed
+from protocols.codecs import CHUNK
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Group, Part
+from protocols.transport import Outgoing
 
 
 def relayed_part(here: World) -> tuple[Part, Peer, Peer, list[Peer]]:
@@ -79,3 +84,62 @@ def test_a_part_of_a_wrong_length_is_not_announced_to_the_group() -> None:
             assert not {peer.me for peer in others}.intersection(passed)
 
     run(scene)
+
+
+async def chunks_of_zeros(number: int) -> AsyncIterator[bytes]:
+    """So many chunks of fp32, and then nothing for ever."""
+    for _ in range(number):
+        yield bytes(4 * CHUNK)
+    await asyncio.get_running_loop().create_future()
+
+
+def test_an_owner_is_not_blamed_for_what_a_relay_has_spoilt() -> None:
+    """What it adds to the relay's bytes does not match its digest: it is asked for all of them."""
+
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            part, owner, relay, others = relayed_part(here)
+            victim, header = others[0], header_of(here.plan, part)
+            relay.exchange.relaying.pass_on = lambda *_: None  # type: ignore[method-assign]
+            here.work()
+            length = 4 * (part.stop - part.start) + trailer_size(len(here.plan.contributors))
+            spoilt = Outgoing(length, chunks_of_zeros(1))
+            push = relay.wiring.transport.push(
+                victim.me, "merged", header.encode(), spoilt, timeout=1000.0
+            )
+            ending = asyncio.gather(push, return_exceptions=True)
+            await until(here.whole)
+            assert truthful(here, victim)
+            assert [peer.faults for peer in here.peers] == [[]] * 6
+            assert owner.me not in {who for who, _ in victim.refusals}
+            assert [str(error) for error in await ending] == ["stalled: nothing moved for 15 s"]
+
+    run(scene)
+
+
+def test_a_relay_is_not_in_the_way_of_an_owner_that_gives_the_part_itself() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            part, owner, relay, others = relayed_part(here)
+            victim, header = others[0], header_of(here.plan, part)
+            relay.exchange.relaying.pass_on = lambda *_: None  # type: ignore[method-assign]
+            here.work()
+            await until(lambda: owner.exchange.owning.copies(key_in(here, part)) > 0)
+            await victim.wiring.transport.call(owner.me, "give", header.encode(), timeout=5.0)
+            state = victim.exchange.merged.planned.get(key_in(here, part))
+            assert state is not None
+            await until(lambda: state.inflow is not None and state.inflow.checked > 0)
+            with pytest.raises(RemoteRefused, match="late"):
+                await relay.wiring.transport.call(victim.me, "merged", header.encode(), timeout=5.0)
+            with pytest.raises(RemoteRefused, match="late"):
+                await relay.wiring.transport.push(
+                    victim.me, "merged", header.encode(), BufferFeed(bytes(1000)), timeout=5.0
+                )
+            await until(lambda: key_in(here, part) in victim.exchange.parts)
+
+    run(scene)
+
+
+def key_in(here: World, part: Part) -> PartKey:
+    """The name of a part under the plan."""
+    return part.start, part.stop, part.owner, header_of(here.plan, part).basis
