@@ -104,6 +104,13 @@ class Member:
     def refused(self, peer: PeerId, why: str) -> None:
         self.complaints.append(why)
 
+    def unpassed(self, relay: PeerId) -> None:
+        self.complaints.append("not passed on")
+
+    def mute(self) -> frozenset[PeerId]:
+        """Nobody is."""
+        return frozenset()
+
     def doubtful(self) -> frozenset[PeerId]:
         """Nobody is."""
         return frozenset()

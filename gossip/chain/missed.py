@@ -1,6 +1,7 @@
 """Whose work recent rounds lacked, and who was left out, as far as a node has seen. Sans-IO.
 
-Plans count less on these: they own no parts for some rounds, lead last, or are waited for less.
+Plans count less on these: they own no parts for some rounds, relay none, lead last, or are waited
+for less.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ class Missed:
 
     _last: dict[PeerId, int] = field(default_factory=dict)  # the last round with their work
     _left_out: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often, and when
+    _mute: dict[PeerId, tuple[int, int]] = field(
+        default_factory=dict
+    )  # relays: how often, and when
     _silent: dict[PeerId, int] = field(default_factory=dict)  # plans that counted on it in vain
 
     def note(self, outcome: Outcome, owners: Set[PeerId] = frozenset()) -> None:
@@ -34,6 +38,11 @@ class Missed:
         failed = owners - {part.owner for part in outcome.parts}
         failed |= {c.peer for c in outcome.contributors if not c.active}
         self._note_left_out(outcome.round, failed, brought)
+        self._mute = {  # one that has served again for as long as it was not relied on is as any
+            peer: since
+            for peer, since in self._mute.items()
+            if peer in self._last and outcome.round < _until(*since, times=2)
+        }
         self._note_silent(outcome, brought)
 
     def rounds(self, round_: int) -> Mapping[PeerId, int]:
@@ -47,10 +56,22 @@ class Missed:
         more none in the next four, and so on. It comes back sooner if it delivers as a contributor.
         """
         return frozenset(
-            peer
-            for peer, (often, last) in self._left_out.items()
-            if round_ <= last + min(2**often, LONGEST)
+            peer for peer, (often, last) in self._left_out.items() if round_ <= _until(often, last)
         )
+
+    def note_mute(self, relay: PeerId, round_: int) -> None:
+        """A relay has not passed on to this member what it was to in a round."""
+        often, last = self._mute.get(relay, (0, -1))
+        if last < round_:
+            self._mute[relay] = min(often + 1, LONGEST), round_
+
+    def mute(self, round_: int) -> frozenset[PeerId]:
+        """Relays that this member does not wait for in a round, nor chooses when it leads.
+
+        One that has not passed on a part is not relied on in the next two rounds, if that happens
+        again not in the next four, and so on.
+        """
+        return frozenset(peer for peer, since in self._mute.items() if round_ <= _until(*since))
 
     def doubtful(self) -> frozenset[PeerId]:
         """Members that brought nothing to any of the recent rounds whose plans counted on them.
@@ -81,3 +102,9 @@ class Missed:
             for peer, since in self._left_out.items()
             if peer in self._last and (peer in failed or peer not in brought)
         }
+
+
+def _until(often: int, last: int, *, times: int = 1) -> int:
+    """The last round in which one is not counted on that has failed so often, and ``last`` then."""
+    rounds: int = min(2**often, LONGEST)
+    return last + times * rounds

@@ -15,7 +15,7 @@ from gossip.hooks import Hooks
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds.instructions import Instruction
 from gossip.rounds.round import Round
-from protocols.errors import Contradiction, RemoteProtocolError
+from protocols.errors import Contradiction, Late, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult
 
@@ -53,6 +53,10 @@ class Reports(Wired, CarriesOut, ExchangeListener, AuditListener):
         self.hooks.rejected(peer, error)
         self.round.on_refused(peer)
 
+    def unpassed(self, relay: PeerId) -> None:
+        self.refused(relay, Late("does not pass on a merged part"))
+        self.missed.note_mute(relay, self.round.place.round)
+
     def weighed(self, gram: Gram) -> None:
         self.carry_out(self.round, self.round.on_products(gram, self.now()))
 
@@ -87,3 +91,6 @@ class Reports(Wired, CarriesOut, ExchangeListener, AuditListener):
 
     def doubtful(self) -> Set[PeerId]:
         return self.missed.doubtful()
+
+    def mute(self) -> Set[PeerId]:
+        return self.missed.mute(self.round.place.round)

@@ -240,8 +240,9 @@ class Exchange:
         idle = running is None or (asks and running.done())
         if contributes and not with_sum and idle:
             self.outbox.send(state, via, ask=again)
+        state.passing = None if relay == self.me else relay
         if not plan.draft:  # else its owner has nothing to give yet
-            self.merged.watches.watch(state, plan, None if relay == self.me else relay)
+            self.merged.watches.watch(state, plan)
 
     def _relay(self, state: PartState, relay: PeerId, routes: Routes) -> PeerId | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""

@@ -50,6 +50,10 @@ class ExchangeListener(Protocol):
         """What a peer sends me is late or useless, and so may be what I have to send."""
         ...
 
+    def unpassed(self, relay: PeerId) -> None:
+        """A relay has not passed on a merged part, which had to come to me by another way."""
+        ...
+
     # --- what it asks ----------------------------------------------------------------------------
 
     def behind(self, peer: PeerId) -> bool:
@@ -58,6 +62,10 @@ class ExchangeListener(Protocol):
 
     def doubtful(self) -> Set[PeerId]:
         """Contributors to give up on sooner: of late nothing came of them."""
+        ...
+
+    def mute(self) -> Set[PeerId]:
+        """Relays not to wait for: of late they have not passed on merged parts."""
         ...
 
     def needed(self) -> set[PartKey]:

@@ -103,6 +103,8 @@ class MergedParts:
             raise
         finally:
             inflow.open -= 1
+        if sender == state.passing:
+            state.passing = None
         self.hold(found[0], inflow.data)
         return b""
 
@@ -145,7 +147,9 @@ class MergedParts:
             return  # it was let go of meanwhile
         self._keep(result, data)
         if (state := self.planned.get(key)) is not None:
-            state.inflow = None
+            relay, state.passing, state.inflow = state.passing, None, None
+            if relay is not None and relay not in self.listener.mute():  # else it had no time to
+                self.listener.unpassed(relay)
         self.fetching.news.set()
         self.fetching.news.clear()
         self.listener.held(result)

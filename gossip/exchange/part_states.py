@@ -35,6 +35,7 @@ class PartState:
     # who gets the part from me; None: I do not relay it
     passed_on: tuple[PeerId, ...] | None = None
     inflow: Inflow | None = None  # the merged part on its way in
+    passing: PeerId | None = None  # the relay that is to pass it on to me, and has not
     straight: bool = False  # its owner gives it to me, and no relay
 
 

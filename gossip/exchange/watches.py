@@ -7,6 +7,7 @@ is judged by what moves (:class:`gossip.exchange.lateness.Overdue`), beside the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -36,12 +37,13 @@ class Watches:
     _ends: dict[PartKey, float] = field(default_factory=dict)  # when each part that is here came
     _known: tuple[float, float] = (-1.0, 0.0)  # when it was asked what is usual, and the answer
 
-    def watch(self, state: PartState, plan: Plan, passing: PeerId | None) -> None:
+    def watch(self, state: PartState, plan: Plan) -> None:
         """Blame the owner of a part that does not come and does not move.
 
-        Where the relay ``passing`` ought to pass it on, the owner is first asked for it.
+        Where a relay ought to pass it on, the owner is first asked for it: at once, if that relay
+        has not passed on others.
         """
-        self._tasks[state.key] = self.transfers.start(self._watch(state, plan, passing))
+        self._tasks[state.key] = self.transfers.start(self._watch(state, plan))
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Watch no more; returns what has yet to end."""
@@ -54,25 +56,31 @@ class Watches:
         self._known = (-1.0, 0.0)
         return ended
 
-    async def _watch(self, state: PartState, plan: Plan, passing: PeerId | None) -> None:
-        key, patience = state.key, plan.patience_s
+    async def _watch(self, state: PartState, plan: Plan) -> None:
+        key, patience, passing = state.key, plan.patience_s, state.passing
         if plan.groups:
             patience = owner_patience_s(patience, plan.expected_s)
         if passing is not None:
+            if passing in self.listener.mute():
+                with contextlib.suppress(TransportError, RemoteProtocolError):  # asked later again
+                    await self._ask_owner(key, plan)
             relayed = passing_patience_s(plan.patience_s, plan.expected_s)
             await self._until_overdue(state, plan, relayed, passing)
             if key in self.held:
                 return
             try:
-                header = header_of(self.place, key, plan).encode()
-                transport = self.transfers.wiring.transport
-                await transport.call(key[2], "give", header, timeout=plan.patience_s)
+                await self._ask_owner(key, plan)
             except (TransportError, RemoteProtocolError) as error:
                 self.listener.fault(key[2], f"gives no part: {error}")
                 return
         await self._until_overdue(state, plan, patience)
         if key not in self.held:
             self.listener.fault(key[2], "its part does not come")
+
+    async def _ask_owner(self, key: PartKey, plan: Plan) -> None:
+        """Have the owner of a part give it to me itself."""
+        header, transport = header_of(self.place, key, plan), self.transfers.wiring.transport
+        await transport.call(key[2], "give", header.encode(), timeout=plan.patience_s)
 
     async def _until_overdue(
         self, state: PartState, plan: Plan, patience: float, relay: PeerId | None = None

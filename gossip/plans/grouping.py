@@ -20,7 +20,7 @@ the owner (``weigh``, ``column``) cannot have groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,11 +69,12 @@ def lay_out(
     regions: Mapping[PeerId, str],
     grouping: Grouping,
     counts: Mapping[PeerId, int] | None = None,
+    mute: Set[PeerId] = frozenset(),
 ) -> PartLayout:
     """Parts of ``[0, size)`` and groups of the members ``links``, by their declared ``regions``.
 
     ``counts``: into how many parts a member's share is cut (:mod:`gossip.plans.dividing`), 1
-    without.
+    without. The ``mute`` relay nothing where their group has others.
     """
     counts = counts or {}
     sets = _sets(links, regions, grouping) if grouping.on else []
@@ -83,7 +84,7 @@ def lay_out(
     by_peer = {link.peer: link for link in links}
     weights = _weights(links, by_peer, sets, rows)
     pieces = divided(cut(size, links, [weights[link.peer] for link in links]), counts)
-    return PartLayout(pieces, _relayed(pieces, by_peer, sets))
+    return PartLayout(pieces, _relayed(pieces, by_peer, sets, mute))
 
 
 def renewed_groups(
@@ -232,6 +233,7 @@ def _relayed(
     pieces: Pieces,
     by_peer: Mapping[PeerId, MemberLink],
     sets: Sequence[Sequence[Sequence[PeerId]]],
+    mute: Set[PeerId],
 ) -> tuple[Group, ...]:
     """The groups with their relays: by columns within a grid, else by how much each carries."""
     place = {
@@ -243,7 +245,7 @@ def _relayed(
     groups = []
     for number, rows in enumerate(sets):
         for row in rows:
-            load = dict.fromkeys(row, 0)
+            load, able = dict.fromkeys(row, 0), [p for p in row if p not in mute] or row
             relays = []
             for start, stop, owner in pieces:
                 if owner in load:
@@ -252,9 +254,10 @@ def _relayed(
                 at = place.get(owner)
                 if at is not None and at[0] == number:
                     relay = row[at[1] % len(row)]
+                    relay = relay if relay in able else able[at[1] % len(able)]
                 else:
-                    speed = {p: min(by_peer[p].upload, by_peer[p].download) for p in row}
-                    relay = min(row, key=lambda p: ((load[p] + stop - start) / speed[p], p))
+                    speed = {p: min(by_peer[p].upload, by_peer[p].download) for p in able}
+                    relay = min(able, key=lambda p: ((load[p] + stop - start) / speed[p], p))
                 load[relay] += stop - start
                 relays.append(1 + row.index(relay))
             groups.append(Group(tuple(row), tuple(relays)))

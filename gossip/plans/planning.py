@@ -69,6 +69,7 @@ def fresh_plan(
     past: Ladder,
     patience_s: float,
     unreliable: Set[PeerId],
+    mute: Set[PeerId],
     trips: Mapping[PeerId, float],
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
@@ -76,8 +77,8 @@ def fresh_plan(
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not known
     yet) and what is known of the rounds before (:mod:`gossip.plans.ladder`). ``patience_s`` is what
     the measured round trips ask for, where there are any (:mod:`gossip.membership.trips`). Members
-    that are ``unreliable`` merge nothing, if there are others. ``trips``: seconds of the shortest
-    round trip to each of the others, as far as known.
+    that are ``unreliable`` merge nothing, and those that are ``mute`` relay nothing, if there are
+    others. ``trips``: seconds of the shortest round trip to each of the others, as far as known.
 
     A draft where scales follow from what is sent (:mod:`gossip.plans.weighing`). Of such
     contributors a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
@@ -100,7 +101,7 @@ def fresh_plan(
     if draft:  # which shows the products of all contributors for each part
         most = max(1, MAX_PRODUCTS // (len(owning) * len(ready) ** 2))
         counts = {peer: min(count, most) for peer, count in counts.items()}
-    layout = lay_out(rules.size, owning, regions, grouping, counts)
+    layout = lay_out(rules.size, owning, regions, grouping, counts, mute)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = choose_codec(parts, layout.groups, links, rules.at(place.round), round_s, past)

@@ -55,6 +55,7 @@ class Leadership:
     ladder: Ladder  # what is known of the rounds before
     holding: Holding = field(default_factory=Holding)
     unreliable: Set[PeerId] = frozenset()  # they own no part, and lead last
+    mute: Set[PeerId] = frozenset()  # they relay no part
     lost: set[PartKey] = field(default_factory=set)  # reported as merged, but nobody has the bytes
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
@@ -241,6 +242,7 @@ class Leadership:
             past=self.ladder,
             patience_s=measured,
             unreliable=self.unreliable,
+            mute=self.mute,
             trips=self.company.membership.trips(announce.peer for announce in members),
         )
 

@@ -80,6 +80,7 @@ class Round:
     holding: Holding = field(default_factory=Holding)  # how long earlier rounds were held back
     changes_sides: Callable[[], bool] = lambda: False  # of a fork: decides nothing meanwhile
     unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
+    mute: Set[PeerId] = frozenset()  # relays that have not passed on parts: relay none
     trial: Trial | None = None  # limits who comes into office; None: no limit
     agreement: Agreement = field(init=False)
     proposer: Proposer = field(init=False)
@@ -114,7 +115,7 @@ class Round:
         self.telling = Telling(self.agreement, self.company)
         self.leadership = Leadership(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
-            self.ladder, self.holding, self.unreliable,
+            self.ladder, self.holding, self.unreliable, self.mute,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)

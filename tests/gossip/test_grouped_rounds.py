@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 
 from gossip.plans.grouping import Grouping
-from protocols.identity import PeerId
+from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
+from protocols.messages import Plan
 
 REGION = Grouping("region")
 
@@ -101,6 +103,57 @@ def test_whoever_dies_in_a_round_with_groups_the_others_go_on_and_agree(seed: in
                 end = await swarm.committed(before + 2, 120.0)
                 assert end - at < 25.0
             swarm.agree()
+
+    virtual_time.run(scene())
+
+
+class FourAtOneSite(SimulatedSwarm):
+    """A site of four, and two who are alone."""
+
+    def start(self, identity: Identity, **options: Any) -> Member:
+        number = len(self.members)
+        self.regions[identity.peer_id] = "site" if number < 4 else f"alone-{number}"
+        return super().start(identity, **options)
+
+
+def test_a_relay_that_passes_nothing_on_slows_one_round_and_not_the_next_ones() -> None:
+    """Its group asks the owners at once, and those of it who lead choose other relays."""
+
+    async def scene() -> None:
+        async with simulated_swarm(
+            6, size=400_000, codec="fp32", grouping=REGION, made=FourAtOneSite, seed=1,
+            uploads=[3e6] * 6,
+        ) as swarm:  # fmt: skip
+            mute, *site = swarm.living()[:4]
+            others = [member for member in swarm.living() if member is not mute]
+            await until(lambda: min(len(m.replica.history) for m in others) >= 2)
+            chain, plans = mute.swarm.chains[0], dict[int, Plan]()
+
+            def doubted() -> bool:
+                chain.exchange.relaying.pass_on = lambda *_: None  # type: ignore[method-assign]
+                return all(m.swarm.chains[0].missed._mute for m in site)
+
+            await until(doubted)
+            first = max(m.replica.place.round for m in others)
+
+            def over() -> bool:
+                doubted()
+                for member in others:
+                    plan = member.swarm.chains[0].exchange.plan
+                    if plan is not None and plan.ballot == 0:
+                        plans.setdefault(plan.round, plan)
+                return min(m.replica.place.round for m in others) >= first + 3
+
+            await until(over)
+            certificates = [c for c in site[0].replica.certificates if c.outcome.round >= first]
+            assert [certificate.ballot for certificate in certificates[:2]] == [0, 0]
+            led = [p for p in plans.values() if p.leader in {m.peer for m in site}]
+            led = [plan for plan in led if plan.round in (first, first + 1)]
+            assert led
+            for plan in led:
+                (group,) = plan.groups
+                assert mute.peer not in {group.members[n - 1] for n in group.relays if n}
+            assert {who for m in others for who, _ in m.rejected} == {mute.peer}
 
     virtual_time.run(scene())
 

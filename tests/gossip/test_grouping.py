@@ -143,6 +143,24 @@ def test_sites_are_those_who_declare_one_region() -> None:
         assert lay_out(SIZE, members, alike, Grouping("region")).groups == ()
 
 
+@pytest.mark.parametrize("how", [Grouping("region"), Grouping("grid", 4)], ids=["sites", "grid"])
+def test_who_passes_nothing_on_relays_nothing_where_others_can(how: Grouping) -> None:
+    members = links(9)
+    mute = {PeerId("p000"), PeerId("p004")}
+
+    def relays(mute: set[PeerId]) -> set[PeerId]:
+        layout = lay_out(SIZE, members, regions(members, 3, 3, 3), how, mute=mute)
+        assert [group.members for group in layout.groups] == [
+            group.members for group in lay_out(SIZE, members, regions(members, 3, 3, 3), how).groups
+        ]
+        return {g.members[relay - 1] for g in layout.groups for relay in g.relays if relay}
+
+    everybody = {link.peer for link in members}
+    assert relays(set()) == everybody
+    assert relays(mute) == everybody - mute
+    assert relays(everybody) == everybody
+
+
 def test_sites_share_the_vector_as_if_each_were_one_member() -> None:
     """A site's members have one line: three at one site do not merge three times as much."""
     members = links(5)

@@ -78,6 +78,32 @@ def test_who_was_to_merge_a_part_and_did_not_was_left_out() -> None:
     assert missed.unreliable(outcome.round + 1) == {faulty}
 
 
+def test_a_relay_that_passes_nothing_on_is_not_relied_on_for_ever_longer() -> None:
+    outcome = decided(EVERYBODY).outcome
+    relay = outcome.contributors[0].peer
+    missed, round_ = Missed(), 0
+
+    def note(*, mute: bool = False) -> bool:
+        nonlocal round_
+        if mute:  # of several parts
+            missed.note_mute(relay, round_)
+            missed.note_mute(relay, round_)
+        missed.note(dataclasses.replace(outcome, round=round_))
+        round_ += 1
+        return relay in missed.mute(round_)
+
+    for often in (1, 2, 3):
+        assert note(mute=True)
+        assert [note() for _ in range(2**often)] == [True] * (2**often - 1) + [False]
+    for _ in range(8):
+        assert not note()
+    assert note(mute=True), "it has served for as long as it had not been relied on"
+    assert [note(), note()] == [True, False], "it counts from the beginning"
+    assert note(mute=True)
+    missed.note(dataclasses.replace(outcome, round=round_, next_roster=outcome.next_roster[1:]))
+    assert (relay in missed.mute(round_ + 1)) == (relay != outcome.next_roster[0])
+
+
 def test_who_brings_nothing_is_doubted_but_gets_its_chances() -> None:
     outcome = decided(EVERYBODY).outcome
     faulty = outcome.contributors[0].peer

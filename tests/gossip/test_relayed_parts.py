@@ -140,6 +140,37 @@ def test_a_relay_is_not_in_the_way_of_an_owner_that_gives_the_part_itself() -> N
     run(scene)
 
 
+def test_a_relay_that_passes_nothing_on_is_told_of_and_next_time_nobody_waits_for_it() -> None:
+    took = []
+
+    async def scene(*, known: bool) -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            _, _, relay, others = relayed_part(here)
+            relay.exchange.relaying.pass_on = lambda *_: None  # type: ignore[method-assign]
+            if known:
+                for peer in others:
+                    peer.mute_.add(relay.me)
+            here.work()
+            took.append(await until(here.whole))
+            told = [] if known else [relay.me]
+            assert [peer.unpassed_ for peer in here.peers if peer in others] == [told] * len(others)
+            assert all(not p.unpassed_ and not p.faults for p in here.peers if p not in others)
+
+    run(lambda: scene(known=False))
+    run(lambda: scene(known=True))
+    assert took[1] < took[0] / 2
+
+
+def test_who_relays_well_is_not_told_of() -> None:
+    async def scene() -> None:
+        async with grouped(12, sites=4) as here:
+            here.work()
+            await until(here.whole)
+            assert [peer.unpassed_ for peer in here.peers] == [[]] * 12
+
+    run(scene)
+
+
 def key_in(here: World, part: Part) -> PartKey:
     """The name of a part under the plan."""
     return part.start, part.stop, part.owner, header_of(here.plan, part).basis

@@ -50,6 +50,8 @@ class Peer:
     declined_: list[PeerId] = field(default_factory=list)
     lost_: list[PartResult] = field(default_factory=list)
     refusals: list[tuple[PeerId, str]] = field(default_factory=list)
+    unpassed_: list[PeerId] = field(default_factory=list)
+    mute_: set[PeerId] = field(default_factory=set)  # in rounds before
     late: set[PeerId] = field(default_factory=set)  # have yet to come to the round
     needed_: set[PartKey] = field(default_factory=set)  # whatever later plans ask for
     dropped_: list[PartKey] = field(default_factory=list)
@@ -93,6 +95,12 @@ class Peer:
 
     def refused(self, peer: PeerId, error: RemoteProtocolError) -> None:
         self.refusals.append((peer, str(error)))
+
+    def unpassed(self, relay: PeerId) -> None:
+        self.unpassed_.append(relay)
+
+    def mute(self) -> set[PeerId]:
+        return {*self.mute_, *self.unpassed_}
 
     def doubtful(self) -> frozenset[PeerId]:
         """Nobody is."""

@@ -43,6 +43,7 @@ def fresh(
         past=past or Ladder(),
         patience_s=PATIENCE_S,
         unreliable=frozenset(),
+        mute=frozenset(),
         trips=trips or {},
     )
     check_plan(plan, PLACE, rules.shape, roster, VerifiedResults())
