@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 KEY_BYTES = 32
 MAX_FRAME_BYTES = 1 << 18  # inside one
 FRAMES_A_KEY = 1 << 20
-_FIRST_BYTES = 1 << 14  # of a buffer, until a frame is longer
+_FIRST_BYTES = 1 << 14  # of a buffer, until more of a frame has come
 _LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
 OVERHEAD = _LENGTH.size + _TAG_BYTES
@@ -76,7 +76,8 @@ class Sealer:
 class Opener:
     """Opens frames that come in pieces.
 
-    Memory: one buffer of 16 KB, later of the longest frame that was announced.
+    Memory: one buffer of 16 KB, which grows as a longer frame comes: at most to twice of what has
+    come, since anybody can announce a length.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -98,9 +99,9 @@ class Opener:
             waiting = bytes(self._buffer[self._at : self._end])
             self._at, self._end = 0, len(waiting)
             self._buffer[: self._end] = waiting
-        if size > len(self._buffer):
-            longer = memoryview(bytearray(size))
-            longer[: self._end] = self._buffer[: self._end]
+        if size > len(self._buffer) == self._end:
+            longer = memoryview(bytearray(min(size, 2 * self._end)))
+            longer[: self._end] = self._buffer
             self._buffer = longer
         return self._buffer[self._end :]
 

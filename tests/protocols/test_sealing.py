@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.connections import sealing, tls
@@ -109,6 +109,33 @@ def test_what_follows_a_frame_that_was_taken_out_never_opens() -> None:
 def test_another_key_opens_nothing() -> None:
     with pytest.raises(Broken):
         opened(Opener(bytes(KEY_BYTES)), sealed([b"x"])[0], bytearray(), at_once=100, room=100)
+
+
+@given(
+    st.lists(st.sampled_from([1, 16_363, 16_364, 16_365, 100_000, MAX_FRAME_BYTES]), max_size=5),
+    st.sampled_from([1_000, 16_384, 10**6]),
+    st.sampled_from([1_000, MAX_FRAME_BYTES]),
+)
+@settings(max_examples=30, deadline=None)
+def test_frames_of_all_lengths_come_out_as_the_buffer_grows(
+    lengths: list[int], at_once: int, room: int
+) -> None:
+    inside = [os.urandom(length) for length in lengths]
+    stream = b"".join(sealed(inside))
+    assert opened(Opener(KEY), stream, bytearray(), at_once=at_once, room=room) == b"".join(inside)
+
+
+def test_an_announced_length_takes_no_memory_before_the_bytes_come() -> None:
+    (frame,) = sealed([bytes(MAX_FRAME_BYTES)])
+    opener, came, into = Opener(KEY), 0, memoryview(bytearray(MAX_FRAME_BYTES))
+    while came < len(frame):
+        room = opener.room()
+        assert 0 < len(room) <= max(came, 1 << 14)
+        count = min(len(room), 5 if came < 10 else len(room))
+        room[:count] = frame[came : came + count]
+        opener.took(count)
+        came += count
+        assert (opener.open(into) == MAX_FRAME_BYTES) == (came == len(frame))
 
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, 2**32 - 1])
