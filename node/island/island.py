@@ -19,7 +19,8 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -134,7 +135,7 @@ class Island:
         self.vectors.clear()
         if self.crew is not None:
             self._gathering = True
-            self._supervisor = self._background.spawn(self._run_with(self.crew))
+            self._supervisor = self._background.spawn(self._heard(self._run_with(self.crew)))
             return
         try:
             life = await self._launch(())
@@ -144,7 +145,7 @@ class Island:
             self._gathering = True
             self._supervisor = self._background.spawn(self._not_started(error))
             return
-        self._supervisor = self._background.spawn(self._supervise(life))
+        self._supervisor = self._background.spawn(self._heard(self._supervise(life)))
 
     @property
     def grown(self) -> bool:
@@ -173,6 +174,20 @@ class Island:
             return
         self._gathering = False
         await self._supervise(life)
+
+    async def _heard(self, life: Coroutine[Any, Any, None]) -> None:
+        """Carry a life out to its end; a defect of Atoll in there ends it like a death."""
+        try:
+            await life
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody awaits this task
+            log = self.directory / "trainer-rank0.log"
+            with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+                traceback.print_exc(file=file)
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            if not self._stopping:
+                text = f"its supervisor has failed: {type(error).__name__}: {error}"
+                self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, ""))
 
     async def _not_started(self, error: OSError) -> None:
         """Report that there is no memory, disk or file for another process.

@@ -40,7 +40,7 @@ class TrainerDied:
 
     rank: int
     exit_code: int | None  # None: ended by a signal
-    signal: str  # "SIGKILL", or empty
+    signal: str  # "SIGKILL", "signal 35", or empty
     code: str  # E401 memory, E406 stuck, E408 host lost, or what a rank said, E405 otherwise
     text: str  # one line
     log: Path  # that rank's output,
@@ -79,7 +79,7 @@ def obituary(
     number, status = ended[0] if ended else (0, 0)
     rank = ranks[number]
     error: OperatorError | None = None
-    name = signal.Signals(-status).name if status < 0 else ""
+    name = _signal_name(-status) if status < 0 else ""
     local_kill = isinstance(rank, RankProcess) and name == "SIGKILL"
     out_of_memory = status == EXIT_OUT_OF_MEMORY or (local_kill and oom_kills() > kills)
     if status == HOST_LOST and isinstance(rank, RemoteRank):
@@ -106,6 +106,13 @@ def obituary(
         log_tail=rank.tail(),
         error=error,
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of those of real time have no name
+        return f"signal {number}"
 
 
 def _refusal(tail: str) -> tuple[str, str] | None:

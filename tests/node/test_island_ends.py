@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +167,43 @@ async def test_an_abort_of_a_ranks_own_is_blamed(tmp_path: Path) -> None:
     async with standing_in(tmp_path, "echo invalid pointer; kill -ABRT $$") as running:
         died = await until(running, TrainerDied)
     assert (died.code, died.signal) == ("E405", "SIGABRT")
+
+
+async def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    async with standing_in(tmp_path, "kill -35 $$") as running:
+        died = await until(running, TrainerDied)
+    assert (died.code, died.signal) == ("E405", "signal 35")
+    assert "was ended by signal 35" in died.text
+
+
+@pytest.mark.parametrize("where", ["waits for hosts", "reads", "words it"])
+async def test_a_defect_of_the_supervisor_is_told_as_a_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody awaits what supervises the ranks: a live node would have no trainer."""
+
+    def defect(*given: object, **named: object) -> Any:
+        raise KeyError("what nobody expected")
+
+    async def later(*given: object) -> Any:
+        defect()
+
+    async with standing_in(tmp_path, "exit 7") as running:
+        assert (await until(running, TrainerDied)).exit_code == 7
+        with monkeypatch.context() as patched:
+            if where == "waits for hosts":
+                patched.setattr(running, "crew", SimpleNamespace(muster=defect))
+            elif where == "reads":
+                patched.setattr(running, "_read", later)
+            else:
+                patched.setattr(node.island.island, "obituary", defect)
+            await running.restart()
+            died = await until(running, TrainerDied)
+        assert died.code == "E405"
+        assert "KeyError: 'what nobody expected'" in died.text
+        assert "in defect" in died.log.read_text()
+        await running.restart()
+        assert running.alive
 
 
 async def test_garbage_from_the_trainer_ends_it(tmp_path: Path) -> None:
