@@ -15,6 +15,7 @@ from node.data.folder import is_folder
 from node.data.stream_recipe import is_recipe, read_recipe
 from node.errors import operator_error
 from node.hosts.hub import Hub
+from node.hosts.interface import untold
 from node.hosts.meeting import meeting
 from node.hosts.remote import Host, RemoteRank
 from node.hosts.tokens import fingerprint
@@ -101,7 +102,10 @@ class Crew:
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it."""
-        return self.hub.reached_at(hosts)
+        address = self.hub.reached_at(hosts)
+        if text := untold(address, os.environ):
+            self.hub.say(text)
+        return address
 
 
 async def open_hub(

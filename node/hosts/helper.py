@@ -22,7 +22,7 @@ from node import __version__
 from node.config import NodeConfig
 from node.data.patience import Patience
 from node.errors import operator_error
-from node.hosts.interface import told
+from node.hosts.interface import untold
 from node.hosts.meeting import Meeting
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import (
@@ -333,7 +333,9 @@ class Helper:
         )
         file = self.home.logs / "trainer.json"
         file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
-        environment = rank_environment(threads) | told(connection.own_address, os.environ)
+        environment = rank_environment(threads, connection.own_address)
+        if launch.count and (text := untold(connection.own_address, os.environ)):
+            self.say(text)
         kills = oom_kills()
         for place in range(launch.count):
             arguments = ["--settings", str(file), "--store", launch.store]

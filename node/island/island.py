@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import shutil
 import signal
 import socket
@@ -28,7 +27,6 @@ from typing import Any
 
 from node.errors import operator_error
 from node.hosts.crew import Crew
-from node.hosts.interface import told
 from node.hosts.remote import Host, RemoteRank
 from node.island.rank_ends import TrainerDied, obituary, settle
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
@@ -208,7 +206,7 @@ class Island:
         settings_file = self.directory / "trainer.json"
         settings_file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
         rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.directory))
-        store, environment = f"file://{rendezvous}/store", rank_environment(settings.threads)
+        store, address = f"file://{rendezvous}/store", ""
         shares = [range(settings.ranks)] if crew is None else crew.shares(settings.ranks, hosts)
         ours, theirs = socket.socketpair()
         kills = oom_kills()
@@ -221,7 +219,7 @@ class Island:
                     listening = stack.enter_context(_listening(address))
                     store = hostport(address, listening.getsockname()[1])
                     rank_0["--store-socket"] = listening.fileno()
-                    environment |= told(address, os.environ)
+                environment = rank_environment(settings.threads, address)
                 for rank in shares[0]:
                     words = ["--settings", str(settings_file), "--place", str(rank)]
                     words += ["--store", store]

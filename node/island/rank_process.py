@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import node
+from node.hosts.interface import GLOO, LOOPBACK, told
 from node.trainer.settings import EXIT_STUCK
 
 TAIL_BYTES = 4096
@@ -115,8 +116,11 @@ class RankProcess:
         return ""
 
 
-def rank_environment(threads: int) -> dict[str, str]:
-    """This process's environment as a rank needs it; all ranks on this host."""
+def rank_environment(threads: int, address: str = "") -> dict[str, str]:
+    """This process's environment as a rank needs it.
+
+    ``address``: of this host, at which ranks of other hosts are met; empty where there are none.
+    """
     packages = str(Path(node.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {
@@ -127,7 +131,7 @@ def rank_environment(threads: int) -> dict[str, str]:
         "MKL_NUM_THREADS": str(threads),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEPT_MEMORY),
         # gloo would otherwise look this host's name up
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        **(told(address, os.environ) if address else {GLOO: LOOPBACK}),
     }
 
 

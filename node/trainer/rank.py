@@ -182,7 +182,8 @@ def rank_lost(error: Exception) -> str:
     """E406 where a collective call took too long, E405 where another rank has gone; else empty.
 
     What NCCL and the store raise has a class; gloo's is a plain RuntimeError, known by its words
-    alone, as is how long was waited. Anything else is this rank's own, whatever it says.
+    alone, as is how long was waited. Anything else is this rank's own, whatever it says. A rank
+    to which gloo finds no connection is gone, or is not where this one looks: it is not stuck.
     """
     from torch.distributed import DistError
 
@@ -191,9 +192,10 @@ def rank_lost(error: Exception) -> str:
         return ""
     if out_of_memory(error):
         return ""
-    if any(word in text for word in ("timed out", "timeout")):
+    unmet = any(words in text for words in ("timed out connecting", "refused"))
+    if not unmet and any(word in text for word in ("timed out", "timeout")):
         return "E406"
-    lost = ("gloo", "closed by peer", "connection reset")
+    lost = ("gloo", "closed by peer", "connection reset", "timed out connecting", "refused")
     return "E405" if isinstance(error, DistError) or any(word in text for word in lost) else ""
 
 

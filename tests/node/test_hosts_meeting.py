@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.netns import available
 from bootstrap.manifest import Data, Model
 from node.entry.own_address import INTERNET, outward_address
 from node.hosts import meeting as module
-from node.hosts.interface import interface_of, ipv4_interfaces, is_own_name, told
+from node.hosts.interface import interface_of, ipv4_interfaces, is_own_name, told, untold
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island.settings import IslandSettings
 from node.trainer.dims import ParallelDims
@@ -297,6 +300,40 @@ def test_the_interface_of_an_address() -> None:
         "NCCL_SOCKET_IFNAME": "=lo",  # bare, it would stand for lo0 and lo1 too
     }
     assert told("192.0.2.77", {}) == {}
+
+
+NAMES = """
+from node.hosts.interface import interface_of
+own = ("10.9.0.1", "10.9.0.2", "10.9.0.3", "fd00::2", "::ffff:10.9.0.2", "10.8.0.1", "10.8.0.2")
+print(*(interface_of(address) or "-" for address in own))
+"""
+
+
+@pytest.mark.skipif(not available(), reason="namespaces need Linux, root, ip and tc")
+def test_every_address_of_an_interface_has_its_name() -> None:
+    """Also a second one, as of a cloud's alias, or one with a label. gloo takes labels for names.
+
+    But not loopback's for one that others know, as a balancer's: there nobody reaches a rank.
+    """
+    commands = (
+        "ip link set lo up",
+        "ip link add eth0 type veth peer name other",
+        *(f"ip addr add 10.9.0.{last}/24 dev eth0" for last in (1, 2)),
+        "ip addr add 10.9.0.3/24 dev eth0 label eth0:x",
+        *(f"ip -6 addr add fd00::{last}/64 dev eth0" for last in (1, 2)),
+        "ip addr add 10.8.0.1/32 dev lo",
+        "ip addr add 10.8.0.2/32 dev lo label lo:0",
+        f"{sys.executable} -c '{NAMES}'",
+    )
+    command = ["unshare", "--net", "sh", "-ec", "\n".join(commands)]
+    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout.split() == ["eth0", "eth0", "eth0:x", "eth0", "eth0", "-", "-"]
+
+
+def test_where_no_interface_is_found_the_operator_is_told() -> None:
+    assert untold("127.0.0.1", {}) == ""
+    assert "set GLOO_SOCKET_IFNAME" in untold("192.0.2.77", {})
+    assert untold("192.0.2.77", {"GLOO_SOCKET_IFNAME": "eth7"}) == ""
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from node.hosts.interface import LOOPBACK
 from node.island.rank_ends import obituary
 from node.island.rank_process import KEPT_MEMORY, RankProcess, rank_environment
 
@@ -43,6 +44,19 @@ def test_what_the_operator_says_of_memory_holds(monkeypatch: pytest.MonkeyPatch)
     assert rank_environment(1)["GLIBC_TUNABLES"] == KEPT_MEMORY
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     assert rank_environment(1)["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
+
+
+def test_ranks_meet_over_loopback_only_where_no_other_host_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gloo(address: str = "") -> str | None:
+        return rank_environment(1, address).get("GLOO_SOCKET_IFNAME")
+
+    nobodys = "192.0.2.77"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert (gloo(), gloo("127.0.0.1"), gloo(nobodys)) == (LOOPBACK, LOOPBACK, None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert (gloo(), gloo("127.0.0.1"), gloo(nobodys)) == (LOOPBACK, "eth7", "eth7")
 
 
 async def test_a_rank_whose_log_is_gone_has_ended_all_the_same(tmp_path: Path) -> None:

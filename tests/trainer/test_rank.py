@@ -12,6 +12,10 @@ from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 from node.trainer.rank import explain, rank_lost, set_up_arithmetic
 from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_RANK_LOST, EXIT_STUCK
 
+UNMET = (  # of gloo, whatever the limit
+    "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] "
+    "timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:35714$1"
+)
 TINY = 1e-39  # below 2^-126: fp32 has it with fewer digits only
 
 
@@ -52,6 +56,7 @@ def test_a_store_tells_a_rank_that_is_gone_from_one_that_does_not_answer() -> No
         (DistNetworkError("The client socket has timed out after 1000ms"), "E406"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), "E405"),
         (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting"), "E406"),
+        (RuntimeError(UNMET), "E405"),
         (RuntimeError("Wait timeout"), "E406"),  # of a store in a file
         (RuntimeError("shapes do not fit"), ""),
         (TimeoutError("the corpus is read over a network"), ""),
@@ -95,6 +100,7 @@ NCCL = (
         (DistBackendError(f"{NCCL}Cuda failure 'unhandled'"), EXIT_RANK_LOST, ""),
         (DistBackendError("NCCL error: remote process exited"), EXIT_RANK_LOST, ""),
         (RuntimeError("Timed out waiting 600000ms for recv"), EXIT_STUCK, "E406"),
+        (RuntimeError(UNMET), EXIT_RANK_LOST, ""),
         (torch.AcceleratorError("CUDA error: unspecified launch failure"), EXIT_CRASHED, ""),
         (ValueError("out of memory, says a file"), EXIT_CRASHED, ""),
     ],
