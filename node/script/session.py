@@ -17,12 +17,12 @@ from types import TracebackType
 
 from torch import Tensor
 
-from node.checkpoints.copying import SLOWEST
-from node.checkpoints.under_way import UnderWay, under_way
+from node.closing import newest_round
 from node.errors import operator_error
 from node.hosts.wire import fitting
 from node.interrupts import held_back
 from node.script.progress import ScriptProgress, counted, elsewhere
+from node.script.standstill import STILL_S, Standstill
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.rank import rank_lost
@@ -40,7 +40,6 @@ GONE = Ended(
 )
 LEAVE_S = 60.0  # for the farewell; then a daemon that saves nothing is ended
 ABANDON_S = 5.0  # for the farewell alone
-STILL_S = 120.0  # for a checkpoint that stands still, as while it waits for a round, at least
 HEARING_S = 0.2  # until Ctrl-C is heard at most, also while waiting for a round's outcome
 
 
@@ -63,6 +62,7 @@ class Joined:
         self._progress, self._daemon, self._checkpoints = progress, daemon, checkpoints
         self._over = False  # the run is complete, this node was stopped, or it has left
         self._leaving = False
+        self._standstill = Standstill(checkpoints)  # while it leaves
         self._since = time.monotonic()
 
     # --- what it stands at -----------------------------------------------------------------------
@@ -205,7 +205,8 @@ class Joined:
     def leave(self) -> None:
         """Tell the peers, write a last checkpoint, end the daemon. Every rank must call it.
 
-        Raises :class:`~protocols.errors.OperatorError` if the node has failed meanwhile.
+        Raises :class:`~protocols.errors.OperatorError` if the node has failed meanwhile, or hangs:
+        E405 where for two minutes and more nothing comes from it, and no checkpoint gets further.
         """
         if not self._over:
             self._outside_evaluation("leave")
@@ -213,8 +214,10 @@ class Joined:
             if not self._over:
                 self._leaving = True
                 self._unlock()
+                if self._progress.leader is not None:
+                    self._progress.leader.channel.limit(STILL_S)
                 self._progress.report(Leaving())
-                self._follow(until=Stop, decide=_commanded)
+                self._follow(until=Stop, decide=self._commanded)
         except BaseException:  # also Ctrl-C: the daemon is to see that the script is gone
             self._part()
             raise
@@ -256,20 +259,14 @@ class Joined:
         if self._daemon is None:
             return
         daemon, self._daemon = self._daemon, None
-        before: UnderWay | None = None
-        since = time.monotonic()
+        standstill = Standstill(self._checkpoints if saves else None)
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     daemon.wait(seconds)
                     return
-                found = under_way(self._checkpoints) if saves and self._checkpoints else None
-                if found is None:
-                    return
-                now = time.monotonic()
-                if found != before:
-                    before, since = found, now
-                elif now - since > STILL_S + found.size / SLOWEST:
+                standstill.add(seconds)
+                if standstill.saving is None or standstill.too_long:
                     return
         finally:  # also after Ctrl-C: it has the state directory
             daemon.kill()
@@ -349,6 +346,27 @@ class Joined:
                 self._part()
             raise
 
+    def _commanded(self, leader: Leader) -> Action:
+        """What the daemon commands one that leaves; how it is given up, where it hangs."""
+        command = leader.channel.receive(leader.longest_s)
+        if command is not None:
+            self._standstill.over()
+            return command
+        self._standstill.add(leader.longest_s)
+        return self._unanswered() if self._standstill.too_long else Idle()
+
+    def _unanswered(self) -> Ended:
+        newest = newest_round(self._checkpoints) if self._checkpoints else None
+        saved = "no checkpoint" if newest is None else f"a checkpoint of round {newest}"
+        return Ended(
+            "E405",
+            "the node of this script does not answer",
+            f"asked to leave, it has said and written nothing for {STILL_S:.0f} s at least; it has "
+            f"{saved}, this script stands at round {self.round}: what came since is lost if it "
+            "hangs",
+            GONE.fix,
+        )
+
     def _agree(self, decide: Decide | None) -> Action:
         """Rank 0's decision, on every rank."""
         progress = self._progress
@@ -363,11 +381,6 @@ class Joined:
             return action
         agreed: Action = decode_any(progress.ranks.broadcast(action.encode()), *ACTIONS)
         return agreed
-
-
-def _commanded(leader: Leader) -> Action:
-    """What the daemon commands."""
-    return leader.channel.receive(leader.longest_s) or Idle()
 
 
 def _until_readable(leader: Leader) -> Action:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -25,11 +24,15 @@ from node.script.attached import Attached
 from node.script.attached import Script as Parent
 from node.script.joining import _lasting, _log, join
 from node.script.session import Joined
+from node.script.standstill import STILL_S
 from node.trainer.channel import (
     Channel,
     ChannelClosedError,
     Command,
+    Leaving,
     Report,
+    Stop,
+    Stopped,
     Terms,
 )
 from node.trainer.shared import SharedVectors
@@ -44,6 +47,9 @@ class Dead:
 
     def receive(self, timeout: float) -> Command | None:
         raise ChannelClosedError("end of file")
+
+    def limit(self, seconds: float) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -137,16 +143,67 @@ def test_a_node_that_hangs_while_it_saves_is_waited_for_as_long_as_a_disk_may_ta
 ) -> None:
     """A hung file system may never answer, and only Ctrl-C ended the wait."""
     played = Played(silent)
-    monkeypatch.setattr("node.script.session.STILL_S", 0.0)
-    monkeypatch.setattr("node.script.session.SLOWEST", 0.5)  # bytes a second: of two bytes 4 s
+    monkeypatch.setattr("node.script.standstill.STILL_S", 0.0)
+    monkeypatch.setattr("node.script.standstill.SLOWEST", 0.5)  # bytes a second: of two bytes 4 s
+    monkeypatch.setattr("node.script.session.LEAVE_S", 1.0)  # each wait
     daemon = Slow(CheckpointStore(tmp_path), waits=99, hangs=3)
     joined = Joined(played.joined._progress, cast("subprocess.Popen[bytes]", daemon), tmp_path)
     joined._part()
-    clock = SimpleNamespace(monotonic=lambda: float(daemon.waited))  # each wait is a second
-    monkeypatch.setattr("node.script.session.time", clock)
     joined.leave()
     assert daemon.killed
     assert daemon.waited == 2 + 5 + 1  # it still wrote, it did not, and it is gone
+
+
+def test_a_node_that_hangs_is_not_waited_for_without_end(
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped, or whose file system does not answer; also as Python ends."""
+    monkeypatch.setattr("node.script.session.LEAVE_S", 0.01)
+    (tmp_path / "ckpt-00000003").mkdir()
+    played = Played(silent)
+    joined = Joined(played.joined._progress, process, tmp_path)
+    with pytest.raises(OperatorError, match="does not answer") as caught:
+        joined.leave()
+    assert caught.value.code == "E405"
+    assert "a checkpoint of round 3, this script stands at round 0" in caught.value.why
+    assert STILL_S < played.script.waited < STILL_S + 10.0
+    assert played.script.closed
+    assert process.returncode is not None
+
+
+def test_a_node_that_leaves_is_waited_for_while_it_writes(
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.script.session.LEAVE_S", 0.01)
+    played = Played(silent)
+    receive, script = played.script.receive, played.script
+
+    def writing(timeout: float) -> Command | None:
+        (draft / "outer").write_bytes(bytes(int(script.waited)))
+        if script.waited > 5 * STILL_S:
+            script.commands.append(Stop())
+        return receive(timeout)
+
+    monkeypatch.setattr(script, "receive", writing)
+    with CheckpointStore(tmp_path).draft() as draft:
+        Joined(played.joined._progress, process, tmp_path).leave()
+    assert script.waited > 5 * STILL_S
+    assert script.of(Stopped)
+
+
+def test_a_word_to_a_node_that_hangs_finds_an_end() -> None:
+    """It does not read, and what was said before fills the socket."""
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    channel.limit(0.05)
+
+    def say_much() -> None:
+        while True:
+            channel.send(Leaving())
+
+    with theirs, pytest.raises(ChannelClosedError, match="timed out"):
+        say_much()
+    channel.close()
 
 
 def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(
