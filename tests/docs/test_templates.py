@@ -73,6 +73,7 @@ def test_systemd(tmp_path, kind):
     assert "atoll" not in said  # it also complains of units of the machine
     text = unit.read_text()
     assert "KillMode=mixed" in text
+    assert "OOMPolicy=continue\n" in text  # else a rank that is killed for memory ends the node
     assert "StateDirectory=atoll" in text
     assert "CacheDirectory=atoll\n" in text  # $XDG_CACHE_HOME: the home is read-only
     assert "XDG_CACHE_HOME=%C/atoll\n" in text
