@@ -28,8 +28,9 @@ from typing import Any
 from node.errors import operator_error
 from node.hosts.crew import Crew
 from node.hosts.remote import Host, RemoteRank
-from node.island.rank_ends import TrainerDied, obituary, settle
+from node.island.rank_ends import TrainerDied, obituary, settle, silent
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
+from node.island.silence import Silence
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -50,6 +51,7 @@ from protocols.wire import decode_any
 
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
+LOOK_S = 5.0  # between looks at whether rank 0 hangs
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
 UNSTARTED_PAUSE_S = 5.0  # before the report that ranks cannot be started
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
@@ -98,6 +100,7 @@ class Island:
         self._ready = False
         self._gathering = False  # the ranks are not all started yet, or could not be
         self._failed: Failed | None = None
+        self._silence = Silence()
 
     async def __aenter__(self) -> Island:
         await self.start()
@@ -127,7 +130,7 @@ class Island:
             raise RuntimeError("the island is running")
         self._stopping, self._failed, self._ranks = False, None, []
         self.starts += 1
-        self._ready = False
+        self._ready, self._silence = False, Silence()
         while not self._events.empty():  # an earlier life's snapshots are void
             self._events.get_nowait()
         self.vectors.clear()
@@ -254,6 +257,7 @@ class Island:
             raise ChannelClosedError("the trainer is not running")
         try:
             self._writer.write(frame(command))
+            self._silence.sent(command)
             await self._writer.drain()
         except ConnectionError as error:
             raise ChannelClosedError(f"the trainer is gone ({error})") from error
@@ -314,9 +318,12 @@ class Island:
         try:
             async with asyncio.TaskGroup() as group:
                 reading = group.create_task(self._read(life.reader))
+                looking = group.create_task(self._hangs())
                 exits = [group.create_task(rank.wait()) for rank in self._ranks]
-                await asyncio.wait((reading, *exits), return_when=asyncio.FIRST_COMPLETED)
-                if not self._stopping:
+                await asyncio.wait((reading, looking, *exits), return_when=asyncio.FIRST_COMPLETED)
+                hangs = looking.done()
+                looking.cancel()
+                if not (self._stopping or hangs):
                     ended = await settle(exits)
                 if not self._stopping:
                     self._signal_all(signal.SIGKILL)
@@ -327,13 +334,22 @@ class Island:
             if self._writer is not None:
                 self._writer.close()
             shutil.rmtree(life.rendezvous, ignore_errors=True)
-        if not self._stopping:
+        if self._stopping:
+            return
+        if hangs:
+            died = silent(self._ranks[0], self._silence.seconds)
+        else:
             died = obituary(
                 self._ranks, ended, self._failed, life.oom_kills, self.settings.collective_s
             )
             if died.code == "E408" and self.crew is not None:
                 died = replace(died, spared=self.crew.enough)
-            self._events.put_nowait(died)
+        self._events.put_nowait(died)
+
+    async def _hangs(self) -> None:
+        """Ends once rank 0 is taken to hang."""
+        while not self._silence.waited(LOOK_S):  # noqa: ASYNC110 - no event tells of silence
+            await asyncio.sleep(LOOK_S)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Queue what rank 0 reports, until it closes the channel or breaks its rules."""
@@ -348,6 +364,7 @@ class Island:
             return  # as good as its end
 
     def _take(self, report: Report) -> None:
+        self._silence.came(report)
         if isinstance(report, Failed):
             self._failed = report  # becomes part of TrainerDied
             return

@@ -108,6 +108,12 @@ def obituary(
     )
 
 
+def silent(rank: Rank, seconds: float) -> TrainerDied:
+    """What is told of rank 0 where it hangs (:mod:`node.island.silence`)."""
+    text = f"rank {rank.number}{rank.where} runs, and has done nothing for {seconds:.0f} s"
+    return TrainerDied(rank.number, None, "", "E406", text, rank.log, rank.tail())
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name

@@ -21,6 +21,7 @@ from trainer_kit import begin
 
 import node.island.island
 import node.island.rank_process
+import node.island.silence
 from node.island.events import problem_of
 from node.island.island import Island
 from node.island.rank_ends import TrainerDied
@@ -137,6 +138,27 @@ async def test_a_stuck_rank_is_told_from_a_dead_one(tmp_path: Path) -> None:
         assert (died.rank, died.exit_code, died.code) == (0, EXIT_STUCK, "E406")
         assert "within 4 s: rank 1 runs, and takes no part" in died.text
         assert not running.alive
+
+
+async def test_an_only_rank_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no other one to give a collective call up."""
+    monkeypatch.setattr(node.island.island, "LOOK_S", 0.05)
+    async with island(tmp_path) as running:
+        await until(running, Ready)
+        await running.send(begin(target_steps=LONG))
+        await until(running, StepDone)
+        monkeypatch.setattr(node.island.silence, "SILENT_S", 1.0)
+        monkeypatch.setattr(node.island.silence, "TIMES", 0.0)  # whatever its first step took
+        os.kill(pids(running)[0], signal.SIGSTOP)
+        died = await until(running, TrainerDied)
+        assert (died.rank, died.code) == (0, "E406")
+        assert "rank 0 runs, and has done nothing for 1 s" in died.text
+        assert not running.alive
+        assert await all_gone(pids(running), PROMPT_S)
+        await running.restart()
+        await until(running, Ready)
 
 
 @pytest.mark.parametrize("second", ["sleeps", "has given up too"])
