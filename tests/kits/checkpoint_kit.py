@@ -26,6 +26,10 @@ def make(store: CheckpointStore, round: int, run: str = "r", peer: str = "") -> 
         return store.commit(draft, facts)
 
 
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are read for their hash from now on."""
     read: list[str] = []

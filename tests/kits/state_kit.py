@@ -19,6 +19,7 @@ from protocols.identity import Identity
 from protocols.memory import virtual_time
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline
+from protocols.messages import ChunkRequest, StateOffer, StateRequest
 
 RUN = bytes(range(32))
 N = 500_003  # elements; 4 MB of state in 62 chunks, one of which spans both vectors
@@ -79,3 +80,28 @@ def run(identities: Identities, uploads: list[float], scenario: Any, **options: 
         await scenario(bench)
 
     virtual_time.run(main())
+
+
+async def ask(
+    bench: Bench, server: int = 0, round_: int = ROUND, by: MemoryTransport | None = None
+) -> StateOffer:
+    reply = await (by or bench.me).call(
+        bench.peers[server], "state", StateRequest(RUN, round_).encode(), timeout=5.0
+    )
+    offer: StateOffer = StateOffer.decode(reply)
+    return offer
+
+
+async def newest(bench: Bench, transport: MemoryTransport, round_: int = ROUND) -> StateOffer:
+    request = StateRequest(RUN, round_, or_newer=True)
+    reply = await transport.call(bench.peers[0], "state", request.encode(), timeout=5.0)
+    offer: StateOffer = StateOffer.decode(reply)
+    return offer
+
+
+async def chunk_of(bench: Bench, index: int, round_: int = ROUND, run_id: bytes = RUN) -> bytes:
+    header = ChunkRequest(run_id, round_, index).encode()
+    async with bench.me.pull(
+        bench.peers[0], "chunk", header, max_length=8 * N, timeout=5.0
+    ) as incoming:
+        return b"".join([bytes(piece) async for piece in incoming])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
+from hub_kit import JOB, WAIT_S, Other, alive, hub, quicken, ready, until
 from trainer_kit import tiny_settings
 
 from node.errors import operator_error
 from node.hosts.crew import Crew
-from node.hosts.hub import GONE_BEATS, MAX_LOSSES, Hub
+from node.hosts.hub import MAX_LOSSES, Hub
 from node.hosts.remote import HOST_LOST, Host
 from node.hosts.wire import (
     Beat,
@@ -34,8 +33,6 @@ from node.island.island import Island, _Life
 from node.island.rank_ends import TrainerDied
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
-
-ON_ALL = "listens for this island's hosts on all addresses, not on"
 
 
 @pytest.fixture(autouse=True)
@@ -224,129 +221,6 @@ async def test_a_host_that_cannot_start_ranks_at_all_is_not_waited_for(code: str
             await asyncio.wait_for(made.muster(again=True), WAIT_S / 4)
 
 
-@pytest.mark.parametrize(
-    ("greeting", "text"),
-    [
-        ({"key": "another"}, "the rendezvous id differs"),
-        ({"version": "0.0.0"}, "different versions"),
-        ({"number": 2}, "host 2 is not of this island"),
-        ({"number": 0}, "host 0 is not of this island"),
-        ({"device": "cuda"}, "different devices"),
-        ({"number": 2**40}, "is not of this island"),
-    ],
-)
-async def test_who_does_not_belong_here_is_told(greeting: dict[str, Any], text: str) -> None:
-    async with hub() as (made, _):
-        other = await Other.dial(made)
-        answer = await other.greet(**greeting)
-        assert isinstance(answer, Farewell)
-        assert answer.code == "E410"
-        assert text in answer.what
-        assert made.hosts == {}
-
-
-@pytest.mark.parametrize(
-    ("greeting", "text"),
-    [({"version": "0.0.0"}, "different versions"), ({"device": "cuda"}, "different devices")],
-)
-async def test_host_0_does_not_wait_for_a_host_that_it_has_turned_away(
-    greeting: dict[str, Any], text: str
-) -> None:
-    async with hub() as (made, said):
-        waiting = asyncio.ensure_future(made.muster(again=False))
-        for _ in range(2):
-            await (await Other.dial(made)).greet(**greeting)
-        with pytest.raises(OperatorError, match=text) as caught:
-            await asyncio.wait_for(waiting, WAIT_S)
-        assert caught.value.code == "E410"
-        await until(lambda: not made._connections)
-    assert len([line for line in said if "host 1 was turned away" in line]) == 1
-
-
-@pytest.mark.parametrize(
-    ("greeting", "text"),
-    [
-        ({"key": "another"}, "host 1 was turned away: the rendezvous id differs"),
-        ({"number": 2}, "a host of another number was turned away: host 2 is not of this island"),
-    ],
-)
-async def test_a_stranger_is_told_of_and_is_not_one_of_the_islands_hosts(
-    greeting: dict[str, Any], text: str
-) -> None:
-    async with hub(wait_s=0.3) as (made, said):
-        await (await Other.dial(made)).greet(**greeting)
-        with pytest.raises(OperatorError) as caught:
-            await made.muster(again=False)
-        assert caught.value.code == "E409"
-        assert text in caught.value.why
-        assert any(line.startswith(text) for line in said)
-        made.offer(JOB)
-        async with alive(await ready(made)):
-            await made.muster(again=False)
-            assert ("number" in greeting) is (text in made._whys())  # the other one is in now
-
-
-async def test_two_machines_of_one_number_do_not_throw_each_other_out() -> None:
-    async with hub() as (made, _):
-        made.offer(JOB)
-        first = await ready(made)
-        async with alive(first):
-            [host] = await made.muster(again=False)
-            refused = await (await Other.dial(made)).greet(name="another")
-            assert isinstance(refused, Farewell)
-            assert refused.code == "E410"
-            assert "other has that number and is there, and another comes with it" in refused.why
-            assert made.hosts == {1: host}
-        # it says nothing from here on: another machine may have come in its place
-        await until(lambda: host.connection.silent >= GONE_BEATS)
-        assert isinstance(await (await Other.dial(made)).greet(name="another"), Welcome)
-        assert made.hosts[1].name == "another"
-
-
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\x01\x90"])
-async def test_garbage_ends_a_connection_and_nothing_else(said: bytes) -> None:
-    async with hub() as (made, _):
-        made.offer(JOB)
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write(said)
-        async with asyncio.timeout(WAIT_S):
-            while await reader.read(1000):
-                continue
-        writer.close()
-        await writer.wait_closed()
-        async with alive(await ready(made)):
-            assert len(await made.muster(again=False)) == 1
-
-
-async def test_those_who_have_not_shown_who_they_are_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They may say nothing and stay; the island's own hosts find room once they are gone."""
-    monkeypatch.setattr("node.hosts.hub.MAX_STRANGERS", 2)
-    async with hub() as (made, _):
-        made.offer(JOB)
-        silent = [await Other.dial(made) for _ in range(2)]
-        for stranger in silent:
-            await stranger.receive(Challenge)
-        with pytest.raises(HostLostError):
-            await (await Other.dial(made)).connection.receive()
-        silent[0].connection.close()
-        await until(lambda: len(made._connections) == 1)
-        async with alive(await ready(made)):
-            assert len(await made.muster(again=False)) == 1
-
-
-async def test_a_stranger_may_not_send_large_frames() -> None:
-    async with hub() as (made, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write((1 << 20).to_bytes(4, "big"))
-        async with asyncio.timeout(WAIT_S):
-            while await reader.read(1000):
-                continue
-        writer.close()
-        await writer.wait_closed()
-
-
 async def test_beats_are_counted_and_not_told() -> None:
     async with hub() as (made, _):
         other = await Other.dial(made)
@@ -354,47 +228,6 @@ async def test_beats_are_counted_and_not_told() -> None:
         other.connection.send(Beat())
         other.connection.send(Prepared())
         assert await until(lambda: made.ready)
-
-
-async def test_a_taken_port_is_told() -> None:
-    async with hub() as (made, _):
-        second = Hub(place(made.port), "cpu", print)
-        with pytest.raises(OperatorError) as caught:
-            await second.open()
-        assert caught.value.code == "E303"
-
-
-@pytest.mark.parametrize(("name", "everywhere"), [("node0", True), ("localhost", False)])
-async def test_host_0_whose_own_name_leads_to_loopback_listens_on_all_addresses(
-    monkeypatch: pytest.MonkeyPatch, name: str, everywhere: bool
-) -> None:
-    ask = socket.getaddrinfo
-
-    def resolver(host: Any, *words: Any, **more: Any) -> Any:
-        return ask("127.0.1.1" if host == "node0" else host, *words, **more)
-
-    monkeypatch.setattr("socket.getaddrinfo", resolver)
-    async with hub(address=name) as (made, said):
-        assert made._server is not None
-        bound = {str(one.getsockname()[0]) for one in made._server.sockets}
-        assert ("0.0.0.0" in bound) is everywhere
-        assert said == (
-            [f"{ON_ALL} {name} alone: that name is loopback here"] if everywhere else []
-        )
-        assert bound <= ({"0.0.0.0", "::"} if everywhere else {"127.0.0.1", "::1"})
-
-
-async def test_an_address_that_is_not_host_0s_has_it_listen_on_all_and_say_so() -> None:
-    async with hub(address="192.0.2.1") as (made, said):
-        assert made._server is not None
-        assert "0.0.0.0" in {str(one.getsockname()[0]) for one in made._server.sockets}
-        assert [line.startswith(f"{ON_ALL} 192.0.2.1 alone: ") for line in said] == [True]
-
-
-async def test_a_loopback_address_that_cannot_be_had_opens_no_others() -> None:
-    with pytest.raises(OperatorError) as caught:
-        await Hub(place(address="::1%nowhere"), "cpu", print).open()
-    assert caught.value.code == "E303"
 
 
 async def test_why_the_island_ended_is_told_to_all() -> None:
