@@ -24,8 +24,9 @@ from gossip.plans.certificate import (
     sign_vote,
 )
 from gossip.rounds.agreed import Adopted, CastVote, Decided, DecidedElsewhere
+from gossip.rounds.agreement import NONE
 from gossip.rounds.proposer import Proposer
-from protocols.errors import Stale
+from protocols.errors import BadSignature, Stale
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Prepare,
@@ -81,6 +82,16 @@ def test_of_two_results_for_one_part_the_one_that_the_plan_takes_counts(
     assert event.vote.outcome == outcome_hash(outcome_of(later, [first, *rest], PLACE.work))
 
 
+def test_what_comes_before_the_plan_that_it_is_for_counts() -> None:
+    """Also where it comes twice, by two ways."""
+    members = EVERYBODY[:3]
+    plan = plan_of(leader(members), members)
+    other = agreement_of(leader(members, 1), members)
+    for result in 2 * results_of(plan, members):
+        assert other.on_held(result) == []
+    assert [type(e) for e in other.on_plan(plan.leader, plan)] == [Adopted, CastVote]
+
+
 def test_a_result_merged_for_other_contributors_does_not_count() -> None:
     """Its indices would mean other islands."""
     members, plan, other = adopt()
@@ -115,12 +126,72 @@ def test_a_majority_of_votes_decides_for_who_holds_it_and_is_pointed_out_to_who_
     assert other.on_vote(votes[0]) == other.on_held(results[0]) == []
 
 
+def test_who_has_voted_for_something_else_does_not_take_it_for_decided() -> None:
+    members, plan, other = adopt()
+    results = results_of(plan, members)
+    mine = [event for result in results for event in other.on_held(result)]
+    assert [type(event) for event in mine] == [CastVote]
+    later = [
+        sign_vote(i, RUN, 0, 3, PLACE.previous, (0, 2), b"a" * 32)
+        for i in members
+        if i.peer_id != other.me
+    ]
+    assert other.on_vote(later[0]) == []
+    assert [type(event) for event in other.on_vote(later[1])] == [DecidedElsewhere]
+    assert other.certificate is None
+    assert other.voted_for(outcome_hash(outcome_of(plan, results, PLACE.work)))
+    assert not other.voted_for(b"a" * 32)
+
+
+def test_votes_that_somebody_has_collected_decide() -> None:
+    members, plan, other = adopt()
+    late = agreement_of(
+        next(i for i in members if i.peer_id not in (other.me, plan.leader)), members
+    )
+    late.on_plan(plan.leader, plan)
+    results = results_of(plan, members)
+    for result in results:
+        other.on_held(result)
+        late.on_held(result)
+    assert other.collected() is None
+    hash_ = outcome_hash(outcome_of(plan, results, PLACE.work))
+    for i in members:
+        if i.peer_id != other.me and other.certificate is None:
+            other.on_vote(sign_vote(i, RUN, 0, 3, PLACE.previous, (0, 0), hash_))
+    votes = other.collected()
+    assert votes is not None
+    assert (votes.outcome, len(votes.votes)) == (hash_, 2)
+    forged = dataclasses.replace(votes, outcome=b"x" * 32)
+    with pytest.raises(BadSignature):
+        late.on_votes(forged)
+    assert [type(event) for event in late.on_votes(votes)] == [Decided]
+
+
+def test_there_is_nothing_to_hold_of_a_part_that_is_certified_as_empty() -> None:
+    members, plan, _ = adopt()
+    other = agreement_of(leader(members, 1), members)
+    owner = next(i for i in members if i.peer_id == plan.parts[0].owner)
+    part = plan.parts[0]
+    empty = result_of(owner, plan, part.start, part.stop, digest=b"", counts=b"")
+    plan = dataclasses.replace(
+        plan, parts=(dataclasses.replace(part, result=empty), *plan.parts[1:])
+    )
+    assert other.on_plan(plan.leader, plan) == [Adopted(plan)]
+    results = results_of(plan, members)
+    assert [part[2] for part in other.missing()] == [result.owner for result in results[1:]]
+    (event,) = [event for result in results[1:] for event in other.on_held(result)]
+    assert isinstance(event, CastVote)
+    assert event.vote.outcome == outcome_hash(outcome_of(plan, results, PLACE.work))
+
+
 def test_a_later_ballot_ends_the_earlier_one() -> None:
     members, plan, other = adopt()
+    assert not other.awaits_plan
     challenger = agreement_of(leader(members, 2), members)
     prepare = Proposer(challenger).prepare(0, challenger.roster)
     promise = other.on_prepare(challenger.me, prepare)
     assert promise == Promise(0, prepare.ballot, 0, 0, None, ())
+    assert other.awaits_plan
     for result in results_of(plan, members):
         assert other.on_held(result) == []  # holds everything, and must not vote for it
     assert other.on_plan(plan.leader, plan) == []
@@ -175,6 +246,21 @@ def test_who_has_promised_more_does_not_end_a_candidacy_and_strangers_promise_no
     assert bound not in proposer.promises
 
 
+def test_a_candidate_asks_for_its_lowest_number_above_all_that_it_has_seen() -> None:
+    members = EVERYBODY[:3]
+    for turn, promised, epoch, number in [
+        (1, NONE, 0, 1),
+        (0, NONE, 0, 3),  # 0 is the ballot that needs no promises
+        (1, (0, 1), 0, 4),
+        (2, (0, 1), 0, 2),
+        (1, (0, 9), 1, 1),
+        (1, (1, 9), 1, 10),
+    ]:
+        candidate = agreement_of(leader(members, turn), members)
+        candidate.promised = promised
+        assert Proposer(candidate).prepare(epoch, candidate.roster).ballot == number
+
+
 def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:
     members = EVERYBODY[:4]
     candidate = agreement_of(leader(members, 1), members)
@@ -204,7 +290,7 @@ def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:
 
 def test_votes_of_who_is_not_in_a_later_epoch_do_not_count_there() -> None:
     """They may come before its roster is known here, and are kept until it is."""
-    me, by, other, outside, _ = EVERYBODY
+    me, by, other, outside, another = EVERYBODY
     survivors = [me, by, other]
     mine = agreement_of(me, EVERYBODY)
     prepare = Proposer(agreement_of(by, EVERYBODY)).prepare(1, roster_of(survivors))
@@ -221,6 +307,8 @@ def test_votes_of_who_is_not_in_a_later_epoch_do_not_count_there() -> None:
     mine.on_plan(by.peer_id, plan)
     events = [event for result in results for event in mine.on_held(result)]
     assert [type(event) for event in events] == [CastVote], "with mine it is one of three"
+    with pytest.raises(BadSignature):
+        mine.on_vote(vote(another))
     (done,) = mine.on_vote(vote(other))
     assert isinstance(done, Decided)
     assert {signed.voter for signed in done.certificate.votes} == {me.peer_id, other.peer_id}

@@ -155,6 +155,10 @@ def test_a_plan_that_is_not_for_me_says_nothing_against_its_leader() -> None:
         with pytest.raises(Stale):
             other.on_plan(plan.leader, plan)
         assert (other.plan, other.promised) == (None, NONE)
+    asked = Proposer(agreement_of(leader(two), members)).prepare(1, roster_of(two))
+    with pytest.raises(Stale):  # nor do I promise what is to be decided without me
+        other.on_prepare(leader(two).peer_id, asked)
+    assert (other.promised, other.office) == (NONE, roster_of(members))
 
 
 def test_a_plan_of_a_later_epoch_is_adopted_only_by_who_has_promised_it() -> None:
@@ -304,6 +308,26 @@ def test_who_votes_for_two_outcomes_is_named_and_its_votes_do_not_count() -> Non
     needed = len(members) // 2 + 1
     for voter in honest[: needed - 1]:  # with the liar's they would be enough
         assert other.on_vote(vote(voter, b"a")) == []
+
+
+def test_who_votes_for_another_outcome_under_a_later_ballot_does_not_lie() -> None:
+    """Where an owner died, its parts are merged anew, and all vote once more."""
+    members, _, other = adopt(5)
+    first, second, *_ = (i for i in members if i.peer_id != other.me)
+
+    def vote(voter: Identity, number: int) -> Vote:
+        hash_ = bytes([number]) * 32
+        return sign_vote(voter, RUN, 0, 3, PLACE.previous, (0, number), hash_)
+
+    for number in range(VOTES_KEPT):
+        assert other.on_vote(vote(first, number)) == []
+    kept = dict(other._votes)
+    assert len(kept) == VOTES_KEPT
+    assert other.on_vote(vote(first, 3)) == []
+    assert other._votes == kept, "what somebody passes on once more puts no other vote out"
+    assert other.on_vote(vote(first, VOTES_KEPT)) == []
+    assert sorted(ballot for ballot, _ in other._votes) == [(0, n + 1) for n in range(VOTES_KEPT)]
+    assert other.on_vote(vote(second, 0)) == []
 
 
 def test_rosters_of_later_epochs_are_not_collected_for_ever() -> None:
