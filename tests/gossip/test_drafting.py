@@ -112,6 +112,9 @@ def test_an_owner_of_everything_is_at_fault_where_most_is_missing() -> None:
     assert Scene(5, owners=[owner]).at_fault({owner: absent[:2]}) == set()
     for missing in (absent[:3], absent, [*absent, owner]):
         assert Scene(5, owners=[owner]).at_fault({owner: missing}) == {owner}
+    owner = Scene(6).others()[0]
+    half = [n for n in range(6) if n != owner][:3]
+    assert Scene(6, owners=[owner]).at_fault({owner: half}) == set()
 
 
 def test_two_owners_that_say_so_of_most_do_not_speak_for_each_other() -> None:

@@ -72,6 +72,17 @@ def test_products_that_cannot_be() -> None:
     assert len(products.silent()) == 5
 
 
+def test_who_announces_nothing_has_no_products() -> None:
+    inputs = vectors()
+    inputs[3] = 0
+    draft = draft_of(inputs)
+    products = Products(draft, RUN, MIX)
+    good = gram_of(draft, 0, inputs)
+    with pytest.raises(Malformed, match="beyond the announced"):
+        products.add(good.owner, resigned(good, products=numbers(good, p33=0.5)))
+    assert products.add(good.owner, good) is None
+
+
 def test_a_leader_that_makes_scales_up() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
