@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import math
+import os
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import pytest
 import torch
 from shares_kit import RUN, Giver, PaperBook, all_weights
 
-from gossip.pairs.account import Balance, BookFile
+from gossip.pairs.account import Account, Balance, BookFile
 from gossip.pairs.meeting import Post
 from protocols.errors import TransferStalled, TransportError
 from protocols.identity import Identity, PeerId
@@ -190,6 +195,88 @@ def test_an_account_is_kept_whole_and_is_of_one_island_and_run(tmp_path: Path) -
     with pytest.raises(OSError, match="weight-0"):
         book.write(Balance(1.0))
     assert book.read() == balance
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [
+        ("own", 0.0),
+        ("own", -1.0),
+        ("own", math.nan),
+        ("own", math.inf),
+        ("series", "00" * 7),
+        ("count", -1),
+        ("given", {B.peer_id: ["00" * 15, 0.5]}),
+        ("given", {B.peer_id: ["00" * 16, 0.0]}),
+        ("given", {B.peer_id: ["00" * 16, math.inf]}),
+        ("came", {B.peer_id: "00" * 17}),
+    ],
+)
+def test_what_cannot_be_is_not_taken_for_a_balance(tmp_path: Path, what: str, value: Any) -> None:
+    path = tmp_path / "weight-0.json"
+    book = BookFile(path, RUN, A.peer_id)
+    balance = Balance(0.5).give([B.peer_id], 0.1)
+    book.write(balance)
+    path.write_text(json.dumps({**json.loads(path.read_text()), what: value}))
+    assert book.read() is None
+
+
+def test_a_balance_is_on_the_disk_before_it_takes_the_place_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weight-0.json"
+    book, first = BookFile(path, RUN, A.peer_id), Balance(1.0)
+    second = replace(first, own=2.0)
+    book.write(first)
+    length = path.stat().st_size
+    sync, synced = os.fsync, list[tuple[str, Balance | None]]()
+
+    def fsync(file: int) -> None:
+        sync(file)
+        what = os.fstat(file)
+        folder = os.path.samestat(what, tmp_path.stat())
+        synced.append(("its name" if folder else f"{what.st_size} bytes", book.read()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    book.write(second)
+    assert synced == [(f"{length} bytes", first), ("its name", second)]
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        book.write(first)
+    assert book.read() == second
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_each_share_has_a_name_of_its_own_and_later_ones_are_greater() -> None:
+    balance = Balance(1.0)
+    names = []
+    for to in (["a", "b"], ["c"], ["a", "d"]):
+        balance = balance.give([PeerId(peer) for peer in to], 0.125)
+        names += [balance.given[PeerId(peer)].name for peer in to]
+        balance = balance.settle(PeerId("a"), came=False) if "a" in to else balance
+    assert names == sorted(set(names))
+    assert all(name.startswith(balance.series) for name in names)
+    assert (balance.own, balance.count) == (1.0 - 3 * 0.125, 5)
+    assert sorted(balance.given) == ["b", "c", "d"]
+    assert balance.settle(PeerId("b"), came=True).own == balance.own
+
+
+async def test_what_need_not_be_written_soon_is_written_with_the_next_change() -> None:
+    async def offload(work: Callable[[], Any]) -> Any:
+        return work()
+
+    book = PaperBook(1.0)
+    account = Account(1.0, book, offload)
+    after = await account.change(lambda b: b.take(B.peer_id, bytes(16), 0.5), soon=False)
+    assert account.balance == after
+    assert book.balance is None
+    assert (await account.change(lambda b: b.give([B.peer_id], 0.25))).own == 1.25
+    assert book.balance == account.balance
+    assert Account(9.0, book, offload).balance == account.balance
 
 
 def test_no_more_names_are_kept_than_peers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
