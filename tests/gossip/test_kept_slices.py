@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from kept_slices_kit import ME, OTHERS, PEERS, START, STOP, Owner, Values
+from kept_slices_kit import BY_PEER, ME, OTHERS, PEERS, START, STOP, Owner, Values
 
 from diloco import robust
+from gossip.exchange.bodies import as_bytes
 from gossip.exchange.kept_slices import ColumnMerge, WeighedMerge
 from gossip.exchange.merging import AT_A_TIME, PartMerge
-from gossip.plans.commitments import packed
+from gossip.plans.commitments import leaf, packed, seal
 from gossip.plans.weighing import unpack
 from protocols.codecs import CHUNK
-from protocols.errors import Malformed, NonFinite
+from protocols.errors import BadSignature, Malformed, NonFinite
 
 CODECS = ["fp32", "int8"]
 ERRORS = {"fp32": 1e-5, "int8": 2e-2}
@@ -131,6 +132,30 @@ def test_a_sealed_slice_whose_last_chunk_is_unfit_is_not_present(codec: str, lou
     assert (products_of(owner.merge) - wide @ wide.T).norm() < ERRORS[codec] * (
         wide @ wide.T
     ).norm()
+
+
+@pytest.mark.parametrize("lie", ["of another slice", "of somebody else"])
+def test_a_slice_whose_seal_is_not_its_own_is_not_present(lie: str) -> None:
+    """Nobody could be held to it afterwards."""
+    owner, (peer, other, _) = Owner(WeighedMerge), OTHERS
+    owner.merge.settle(Values(owner.values[0]))
+    *before, last = owner.merge.chunks
+    owner.bring(peer, len(before))
+    data = torch.empty(last.size, dtype=torch.uint8)
+    owner.codec.encode_chunk(last, owner.values[1, last.start - START :], data)
+    whole = [*owner.merge._leaves[peer], leaf(as_bytes(data))]
+    if lie == "of another slice":
+        stamp = seal(BY_PEER[peer], owner.header, [*whole[:-1], leaf(b"else")])
+    else:
+        stamp = seal(BY_PEER[other], owner.header, whole)
+    with pytest.raises((BadSignature, Malformed)):
+        owner.merge.add_last(peer, len(before), data, stamp)
+    assert peer not in owner.merge.waits_for()
+    for honest in OTHERS[1:]:
+        owner.bring(honest)
+    owner.run()
+    assert owner.told == ["weighed"]
+    assert list(owner.merge.seals) == [ME, *OTHERS[1:]]
 
 
 @pytest.mark.parametrize("codec", CODECS)

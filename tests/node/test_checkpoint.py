@@ -19,7 +19,7 @@ from node.checkpoints.checkpoint import (
     Index,
 )
 from node.checkpoints.names import INDEX, OLD_PREFIX
-from node.checkpoints.tensor_files import read_tensors
+from node.checkpoints.tensor_files import File, read_tensors
 from node.checkpoints.under_way import forget_drafts
 from node.directories import newest_checkpoint
 
@@ -84,6 +84,11 @@ def unindex(path: Path) -> None:
     (path / INDEX).unlink()
 
 
+def bloat(path: Path) -> None:
+    with (path / INDEX).open("a") as file:
+        file.write(" " * checkpoint.MAX_INDEX_BYTES)
+
+
 def escape(path: Path) -> None:
     text = (path / INDEX).read_text().replace('"trainer.json"', '"../trainer.json"')
     (path / INDEX).write_text(text)
@@ -97,6 +102,7 @@ def escape(path: Path) -> None:
         (lose, "trainer.json is missing"),
         (spoil, "does not parse"),
         (unindex, "missing"),
+        (bloat, "too long"),
         (escape, "outside"),
     ],
 )
@@ -115,6 +121,34 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, says: str)
     none = store.latest()
     assert none.checkpoint is None
     assert "none is left" in none.damaged[1].fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../a",
+        "..",
+        "/a",
+        "./a",
+        "trainer/../a",
+        "trainer/..",
+        "a/b/c",
+        "trainer//a",
+        "",
+        "a\n",
+        "a\\b",
+    ],
+)
+def test_an_index_that_names_a_file_elsewhere_is_refused(name: str) -> None:
+    """A copy of it is written where it says, whoever wrote it."""
+
+    def index(name: str) -> Index:
+        file = File(bytes=0, blake3="0" * 64)
+        return Index(run="r", round=0, step=0, tokens=0, format=1, created=0.0, files={name: file})
+
+    checkpoint.check_names(index("trainer/rank-0.safetensors"))
+    with pytest.raises(ValueError, match="outside"):
+        checkpoint.check_names(index(name))
 
 
 def test_damaged_newer_ones_never_push_out_the_new_one(tmp_path: Path) -> None:
