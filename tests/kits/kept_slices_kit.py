@@ -79,6 +79,7 @@ class Owner:
             SealedFeed(*at, partial(seal, BY_PEER[peer], self.header)) if sealed else SliceFeed(*at)
         )
         drain = self.merge.drain(peer, first)
+        assert drain.length == feed.length
         number = min(chunks, len(self.merge.chunks) - first)
         for _ in range(number + (sealed and first + number == len(self.merge.chunks))):
             data = bytes(feed.next())
