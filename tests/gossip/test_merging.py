@@ -73,6 +73,19 @@ def test_of_mine_that_is_no_number_any_more_nothing_is_merged(name: str, alone: 
     assert close(owner.mean(), owner.reference(), name)
 
 
+def test_it_is_empty_until_somebodys_values_are_in() -> None:
+    others, mine = (Owner(RangeCodec("fp32", DENSE)) for _ in range(2))
+    assert others.merge.empty
+    others.bring(1, 1)
+    assert not others.merge.empty
+    mine.settle()
+    assert not mine.merge.empty
+    unfit = Owner(RangeCodec("fp32", DENSE), weights=(1.0,))
+    unfit.values[0][0] = math.nan
+    unfit.settle()
+    assert unfit.merge.empty
+
+
 def test_a_long_part_leaves_room_for_others() -> None:
     owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0,), stop=START + 3 * AT_A_TIME * CHUNK)
     owner.merge.settle(Values(owner.values[0]))
