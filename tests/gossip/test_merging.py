@@ -47,6 +47,21 @@ def test_a_chunk_is_merged_as_soon_as_all_have_brought_it() -> None:
     assert woken[-1] == len(owner.merge.chunks)
 
 
+def test_what_stands_behind_the_part_is_sent_as_soon_as_it_is_known() -> None:
+    owner = Owner(RangeCodec("int8", DENSE), weights=(1.0,))
+    feed = MergedFeed(owner.merge, owner.merge.result, 0, 3)
+    woken: list[int] = []
+    feed.attach(lambda: woken.append(feed.given))
+    owner.settle()
+    assert len(feed.next() or b"") == len(owner.merge.result) == feed.length - 3
+    assert feed.next() is None
+    owner.merge.seal(b"abc")
+    assert woken[-1] == feed.length - 3
+    assert feed.next() == b"abc"
+    assert feed.next() is None
+    assert not owner.merge.wakes, "nothing more will come"
+
+
 def test_my_own_values_are_added_as_they_are() -> None:
     """With codec int4 a member that merges alone loses nothing on the way in."""
     codec = RangeCodec("int4", DENSE)
