@@ -12,6 +12,7 @@ from diloco import robust
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.kept_slices import ColumnMerge, WeighedMerge
 from gossip.exchange.merging import AT_A_TIME, PartMerge
+from gossip.exchange.slicing import largest
 from gossip.plans.commitments import leaf, packed, seal
 from gossip.plans.weighing import unpack
 from protocols.codecs import CHUNK
@@ -274,6 +275,19 @@ def test_scales_of_the_mean(codec: str) -> None:
     owner.bring_all()
     want = torch.tensor([0.25, 0.125, 0.0, 0.25]) @ owner.values
     assert close(owner.result(), want, codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_sum_that_no_number_holds_is_cut_off(codec: str) -> None:
+    """Each value that came is a number; a part of others would be refused by everybody."""
+    owner = Owner(PartMerge, codec, {"scales": {OTHERS[0]: 64.0}})
+    owner.values[1] = 0.9 * largest(owner.codec)
+    owner.values[1, ::2] *= -1
+    owner.bring_all()
+    found = owner.result()
+    assert found.isfinite().all()
+    assert torch.equal(found.sign(), owner.values[1].sign())
+    assert found.abs().min() > 0.9 * largest(owner.codec)
 
 
 def test_scales_where_somebody_is_missing() -> None:
