@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.exchange.buffers import Whole
-from gossip.exchange.group_sums import JointMerge, magnitude, mark_of, mark_size, marked
+from gossip.exchange.group_sums import JointMerge, SumDrain, magnitude, mark_of, mark_size, marked
 from gossip.exchange.relaying import GroupMerge
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
@@ -37,7 +37,12 @@ class Own:
 class Scene:
     """A merge, and what was told of relays."""
 
-    def __init__(self, codec: str = "fp32", limits: dict[PeerId, float] | None = None) -> None:
+    def __init__(
+        self,
+        codec: str = "fp32",
+        limits: dict[PeerId, float] | None = None,
+        scales: dict[PeerId, float] | None = None,
+    ) -> None:
         self.told: list[tuple[PeerId, tuple[PeerId, ...], RemoteProtocolError]] = []
         self.codec = RangeCodec(codec, dense=SIZE)
         self.posted: list[Callable[[], None]] = []
@@ -48,7 +53,7 @@ class Scene:
             collected=GROUPS,
             dropped=lambda *what: self.told.append(what),
             shares=SHARES,
-            scales={},
+            scales=scales or {},
             limits=limits or {},
             expected=set(WEIGHTS),
             me=ME,
@@ -143,10 +148,15 @@ def test_whatever_happens_each_chunk_is_the_mean_of_those_said_to_be_in_it(
 
 def test_all_sums_in_one_mean() -> None:
     scene = Scene()
+    assert [scene.merge.elements_by(relay) for relay in GROUPS] == [0, 0]
     for index in range(CHUNKS):
+        scene.bring(F)
+        assert scene.merge.relays_done == 0
         for relay, peers in GROUPS.items():
             scene.bring_sum(relay, index, set(peers))
-        scene.bring(F)
+            assert scene.merge.elements_by(relay) == (index + 1) * CHUNK
+        assert scene.merge.merged == index + 1, "as soon as all have come"
+    assert scene.merge.relays_done == len(GROUPS)
     while scene.posted:
         scene.posted.pop()()
     assert scene.merge.done
@@ -161,7 +171,9 @@ def test_a_group_whose_relay_is_dropped_goes_on_where_it_stood() -> None:
     assert scene.merge.waits_for() == {F}
     assert scene.merge.waits_for_relays() == {A, D}
     slow = Late("too slow")
+    assert scene.merge.brings(A)
     scene.merge.drop(A, slow)
+    assert not scene.merge.brings(A)
     assert scene.told == [(A, (A, B, C), slow)]
     assert scene.merge.waits_for() == {A, B, C, F}
     with pytest.raises(RemoteRefused, match="late"):
@@ -192,6 +204,38 @@ def test_a_relay_may_go_on_without_one_that_comes_by_itself() -> None:
     assert scene.is_true()
 
 
+def test_whom_its_relay_has_given_up_does_not_come_through_it_again() -> None:
+    """It has been asked for its slice, and sends the same chunk by itself."""
+    scene = Scene()
+    scene.bring_sum(A, 0, {A, C})
+    assert [(relay, members) for relay, members, _ in scene.told] == [(A, (B,))]
+    scene.bring(B)
+    with pytest.raises(RemoteRefused, match="late"):
+        scene.bring_sum(A, 1, {A, B, C})
+    scene.end()
+    assert scene.is_true()
+
+
+@pytest.mark.parametrize("piece", [100_003, 2**20])
+def test_sums_come_in_pieces_of_any_length_each_with_its_mark(piece: int) -> None:
+    scene = Scene()
+    drain = SumDrain(scene.merge, D, 0)
+    value = sum(SHARES[peer] * VALUES[peer] for peer in GROUPS[D])
+    data = scene.encoded(value / magnitude(SHARES[peer] for peer in GROUPS[D]))
+    one = data.numpy().tobytes() + mark_of([True, True])
+    body = memoryview(one * CHUNKS)
+    assert drain.length == len(body)
+    while body:
+        room = drain.room()[:piece]
+        room[:], body = body[: len(room)], body[len(room) :]
+        drain.took(len(room))
+    assert scene.merge.arrived == {D: drain.length}
+    assert [scene.merge.elements(peer) for peer in GROUPS[D]] == [SIZE] * 2
+    assert SumDrain(scene.merge, A, 1).length == (CHUNKS - 1) * len(one)
+    scene.end()
+    assert scene.is_true()
+
+
 @pytest.mark.parametrize("what", ["nan", "too long", "before its turn", "a mark of nobody"])
 def test_sums_that_are_refused_drop_their_relay(what: str) -> None:
     scene = Scene(limits={peer: VALUES[peer] * SIZE**0.5 for peer in WEIGHTS})
@@ -213,6 +257,15 @@ def test_sums_that_are_refused_drop_their_relay(what: str) -> None:
     assert all(scene.merge.reached(peer) == 0 for peer in brought)
     scene.end()
     assert scene.is_true()
+
+
+def test_what_is_scaled_down_makes_a_shorter_sum() -> None:
+    limits = {peer: VALUES[peer] * SIZE**0.5 for peer in WEIGHTS}
+    scene = Scene(limits=limits, scales={D: 0.25, E: 0.25})
+    mark, within = mark_of([True, True]), 0.25 * VALUES[E]
+    scene.merge.add_sum(D, 0, scene.encoded(within), mark)
+    with pytest.raises(Malformed, match="longer than all that is in it"):
+        scene.merge.add_sum(D, 1, scene.encoded(2.0 * within), mark)
 
 
 def test_a_sum_that_is_too_long_in_all_its_chunks_together_drops_its_relay() -> None:
