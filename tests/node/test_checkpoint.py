@@ -117,6 +117,7 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, says: str)
     assert error.code == "E404"
     assert says in error.why
     assert "ckpt-00000001 is tried" in error.fix
+    assert found.why == f"ckpt-00000002: {error.why}"
     damage(found.checkpoint.path)  # type: ignore[operator]
     none = store.latest()
     assert none.checkpoint is None
@@ -266,6 +267,12 @@ def test_a_draft_disappears_though_somebody_still_writes_into_it(
 
         monkeypatch.setattr(os, "rmdir", meanwhile)
     assert names(store) == []
+
+
+def test_at_least_one_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointStore(tmp_path / "none", keep=0)
+    assert not (tmp_path / "none").exists()
 
 
 def test_an_abandoned_draft_disappears(tmp_path: Path) -> None:
