@@ -18,9 +18,7 @@ from bootstrap.state import (
 from bootstrap.state import digest as module
 from bootstrap.state.chunks import check_offer
 from bootstrap.state.digest import HASH_BYTES, StateBytes, copied, count_chunks, root
-from protocols.errors import (
-    LocalProtocolError,
-)
+from protocols.errors import LocalProtocolError, Malformed
 from protocols.messages import StateOffer
 
 
@@ -119,6 +117,19 @@ def test_an_offer_has_room_for_the_hashes_of_the_largest_state(length: int) -> N
     offer = StateOffer(1, root(length, chunk, hashes), length, chunk, hashes)
     assert StateOffer.decode(offer.encode()) == offer
     check_offer(offer, length)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk"), [(2**20 - 8, 2**16), (2**20 + 8, 2**16), (2**20, 2**15), (2**20, 2**23)]
+)
+def test_an_offer_of_another_shape_is_refused_though_its_digest_is_right(
+    length: int, chunk: int
+) -> None:
+    """Of another length than the state has here, or in chunks that nobody cuts it into."""
+    hashes = bytes(HASH_BYTES * count_chunks(length, chunk))
+    offer = StateOffer(1, root(length, chunk, hashes), length, chunk, hashes)
+    with pytest.raises(Malformed, match="offers"):
+        check_offer(offer, 2**20)
 
 
 @pytest.mark.parametrize(
