@@ -201,6 +201,17 @@ def test_bodies_of_calls_are_bounded_all_together() -> None:
     assert len(table.cut) == 2
 
 
+def test_whose_address_has_brought_most_does_not_push_the_bodies_of_others_out() -> None:
+    """Though theirs came last."""
+    table = Table(16, bodies=100)
+    here, *evil = table.fill(("a", "one"), *(("evil", f"key{n}") for n in range(2)))
+    with ExitStack() as stack:
+        for one in (*evil, here):
+            stack.enter_context(one.serving())
+            one.holds(40)
+        assert table.cut == [evil[1]]
+
+
 def test_nothing_is_kept_of_what_has_ended() -> None:
     table = Table(2, per_ip=1)
     first, second = table.fill(("a", ""), ("b", "two"))
