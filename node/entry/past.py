@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from node.monitor.history import History
-from node.monitor.rounding import can_be_drawn
+from node.monitor.views import can_be_drawn
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId

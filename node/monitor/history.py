@@ -27,6 +27,7 @@ import numpy.typing as npt
 from node.monitor import rounding
 from node.monitor.events import Record, RoundDone, RoundFailed, Step
 from node.monitor.lines import append_line, replace_lines
+from node.monitor.views import can_be_drawn
 from node.monitor.whole_rounds import WholeRounds
 
 SCHEMA = 1
@@ -180,7 +181,7 @@ class History:
                 self.totals[peer] = self.totals.get(peer, 0) + counted[peer]
             if (
                 loss is not None
-                and rounding.can_be_drawn(loss)
+                and can_be_drawn(loss)
                 and (column := self._column(peer)) is not None
             ):
                 self._losses[self._size, column] = loss

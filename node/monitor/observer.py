@@ -35,10 +35,9 @@ from node.monitor.dashboard import Feed
 from node.monitor.event_log import EventLog
 from node.monitor.events import PeerJoined, PeerLeft, RoundDone
 from node.monitor.history import History
-from node.monitor.rounding import can_be_drawn
 from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
-from node.monitor.views import NodeView, PeerView, RunView
+from node.monitor.views import NodeView, PeerView, RunView, can_be_drawn
 from node.reports.links import LinkTable
 from protocols.addresses import PeerAddress
 from protocols.asking import ask

@@ -1,4 +1,4 @@
-"""Numbers as they are sent and written: with few digits, and none that is too large."""
+"""Numbers as they are sent and written: with few digits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 DIGITS = 5  # significant
-MAX_DRAWN = 1e12  # what is larger is made up by a peer, or says no more than that it is large
-
-
-def can_be_drawn(value: float) -> bool:
-    """Whether a value is small enough for a chart, and for sums of many; peers may say anything."""
-    return abs(value) < MAX_DRAWN
 
 
 def column(values: npt.NDArray[Any], *, exact: bool = False) -> list[float | None]:

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from node.monitor.rounding import can_be_drawn
-
 if TYPE_CHECKING:
     from protocols.messages import Announce
 
 MAX_LINKS = 4096  # that are told at a time
+MAX_DRAWN = 1e12  # what is larger is made up by a peer, or says no more than that it is large
+
+
+def can_be_drawn(value: float) -> bool:
+    """Whether a value is small enough for a chart, and for sums of many; peers may say anything."""
+    return abs(value) < MAX_DRAWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

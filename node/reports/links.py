@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from node.monitor.rounding import can_be_drawn
-from node.monitor.views import MAX_LINKS, KnownLinks, LinkView
+from node.monitor.views import MAX_LINKS, KnownLinks, LinkView, can_be_drawn
 from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId

@@ -46,13 +46,13 @@ def test_parts_of_an_earlier_plan_tell_nothing_of_how_long_those_of_this_one_tak
         keys = [(part.start, part.stop, part.owner, basis) for part in plan.parts[:3]]
         first, *others = (PartState(key, plan, inflow=cast(Any, inflow)) for key in keys)
         for state in (first, *others):
-            watches.watch(state, plan, None)
+            watches.watch(state, plan)
         await asyncio.sleep(0.5)
         held.add(first.key)
         await asyncio.sleep(1.5)
         watches.stop()
         for state in others:
-            watches.watch(state, plan, None)
+            watches.watch(state, plan)
         size, began = codec.encoded_size(*others[0].key[:2]), loop.time()
         while loop.time() < began + 14.0:
             inflow.moved = int(size * (loop.time() - began) / 14.0)

@@ -33,8 +33,9 @@ def anew(tmp_path: Path) -> CheckpointStore:
 
 @pytest.mark.parametrize("first", [260, 272])  # the same round: as who leaves again at once
 def test_it_is_kept_aside_whole_and_once(anew: CheckpointStore, first: int) -> None:
-    was = checkpoint.run_of(anew.directory / "ckpt-00000260"), os.listdir(anew.directory)
-    assert was == ("r", ["ckpt-00000260"])
+    said = checkpoint.said_by(anew.directory / "ckpt-00000260")
+    assert said is not None
+    assert (said.run, os.listdir(anew.directory)) == ("r", ["ckpt-00000260"])
     for round_ in (first, 278, 284):
         make(anew, round_)
         assert sorted(os.listdir(anew.directory)) == [AT, f"ckpt-{round_:08d}"]
