@@ -92,9 +92,7 @@ class ChunkFeed:
     is given up meanwhile the rest is ``gone``.
     """
 
-    def __init__(
-        self, state: StateBytes, start: int, stop: int, used: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, state: StateBytes, start: int, stop: int, used: Callable[[], None]) -> None:
         self._state, self._at, self._stop, self._used = weakref.ref(state), start, stop, used
         self.length = stop - start
 

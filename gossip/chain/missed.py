@@ -22,9 +22,8 @@ class Missed:
 
     _last: dict[PeerId, int] = field(default_factory=dict)  # the last round with their work
     _left_out: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often, and when
-    _mute: dict[PeerId, tuple[int, int]] = field(
-        default_factory=dict
-    )  # relays: how often, and when
+    # relays: how often, and when
+    _mute: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     _silent: dict[PeerId, int] = field(default_factory=dict)  # plans that counted on it in vain
 
     def note(self, outcome: Outcome, owners: Set[PeerId] = frozenset()) -> None:
