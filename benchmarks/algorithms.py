@@ -32,8 +32,9 @@ import torch
 
 from benchmarks.algorithms_figures import figures
 from benchmarks.algorithms_rows import Row, is_of, wanted
+from benchmarks.output import machine
 from node.simulate import learner
-from node.simulate.scenario import Diverged
+from node.simulate.scenario import Diverged, Scenario
 from node.simulate.world import simulate
 from node.trainer import muon
 
@@ -56,20 +57,25 @@ def run_for(
             return
         key, scenario = row
         same = (row for row in rows.values() if is_of(row, scenario))
-        found: Row = {"scenario": scenario.model_dump(mode="json")}
-        try:
-            found = next(same, None) or simulate(scenario).to_json()
-        except* Diverged as error:  # a result too
-            found["failed"] = repr(error.exceptions[0])
+        found = next(same, None) or _made(scenario, compiled=compiled)
         with Path(tempfile.gettempdir(), f"atoll-{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            rows = read(path) | {key: found if compiled else found | {"compiled": False}}
+            rows = read(path) | {key: found}
             whole = path.with_name(f".{path.name}.new")  # others read it, and may be killed
             whole.write_text(_dump(rows), encoding="utf-8")
             whole.replace(path)
         print(f"{key:45} {found.get('loss')} {found.get('bytes_per_parameter')}", flush=True)
         if time.monotonic() > end:
             return
+
+
+def _made(scenario: Scenario, *, compiled: bool) -> Row:
+    row: Row = {"scenario": scenario.model_dump(mode="json")}
+    try:
+        row = simulate(scenario).to_json()
+    except* Diverged as error:  # a result too
+        row["failed"] = repr(error.exceptions[0])
+    return row | {"machine": machine()} | ({} if compiled else {"compiled": False})
 
 
 def read(path: Path) -> dict[str, Row]:

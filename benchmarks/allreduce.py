@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet import TURN_S, Fact, Fleet, Turn
 from benchmarks.keys import figures, shown
 from benchmarks.netns import Network, available
+from benchmarks.output import machine
 from benchmarks.worker import SIZE
 from protocols.codecs import RangeCodec
 
@@ -231,22 +229,6 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
 }
 # what --quick leaves out, and the keys that come from it
 NOT_QUICK = ("two", "eight", "sixteen", "link100-fp32")
-
-
-def machine() -> Fact:
-    """What it ran on, and with which versions."""
-    found: Fact = {
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    for package in ("torch", "hivemind", "torchft", "numpy", "aiohttp"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def main() -> None:

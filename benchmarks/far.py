@@ -17,9 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, machine, turns
+from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, turns
 from benchmarks.farnet import Way, available, everywhere
 from benchmarks.keys import seconds
+from benchmarks.output import machine
 from protocols.codecs import RangeCodec
 
 SIZE = 10_000_000  # elements

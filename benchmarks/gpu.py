@@ -30,9 +30,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from benchmarks.allreduce import machine
 from benchmarks.island import Fact, Islands, results, rounded, speed
 from benchmarks.layouts import nccl_version
+from benchmarks.output import machine
 from bootstrap.manifest import Manifest
 from diloco.optimizers import RULES, Rates
 from node.script.frozen import read

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.allreduce import machine
 from benchmarks.netns import Network, available
+from benchmarks.output import machine
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml

@@ -1,10 +1,15 @@
-"""Where a benchmark writes its figures."""
+"""Where a benchmark writes its figures, and what it says of the machine that it ran on."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 
 def write(result: object, where: str) -> None:
@@ -14,3 +19,29 @@ def write(result: object, where: str) -> None:
         sys.stdout.write(text)
     else:
         Path(where).write_text(text, encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """What a benchmark ran on, when, and with which versions; None: not installed."""
+    found: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    for package in ("torch", "hivemind", "torchft", "numpy", "aiohttp"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
