@@ -36,13 +36,13 @@ from node.setting_values import (
     dialable,
     fast_enough,
     host_port,
-    is_loopback,
     large_enough,
     read_peers,
     read_sinks,
     size,
     speed,
 )
+from protocols.addresses import is_loopback
 
 DEFAULT_API_PORT = 4391
 ENVIRONMENT_PREFIX = "ATOLL_"

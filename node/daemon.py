@@ -27,9 +27,9 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.monitor.sinks import Sinks, open_sink, told
 from node.runtime import Node
-from node.setting_values import host_port, is_loopback
+from node.setting_values import host_port
 from node.statedir import StateDir
-from protocols.addresses import hostport
+from protocols.addresses import hostport, is_loopback
 from protocols.errors import OperatorError
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity

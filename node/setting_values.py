@@ -82,7 +82,7 @@ def read_sinks(value: object) -> object:
 
 
 _SPEED = re.compile(
-    r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
+    r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
 )
 _THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 MIN_UPLOAD = 1000.0  # bytes a second: with less nothing would get through in time
@@ -189,13 +189,3 @@ LocalPath = Annotated[Path, BeforeValidator(not_empty), AfterValidator(expanded)
 # a path or URL
 Place = Annotated[str, BeforeValidator(str), AfterValidator(not_empty), AfterValidator(place)]
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), bytes_at_most(64)]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

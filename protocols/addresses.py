@@ -120,6 +120,14 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address is one that only this machine reaches, without asking the resolver."""
+    try:
+        return ip_of(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def source_of(host: str) -> str:
     """What an IP address is counted under: itself, or with IPv6 a household's network.
 

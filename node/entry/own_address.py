@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.hosts.interface import ipv4_interfaces
-from node.setting_values import host_port, is_loopback
-from protocols.addresses import address_towards, hostport
+from node.setting_values import host_port
+from protocols.addresses import address_towards, hostport, is_loopback
 
 if TYPE_CHECKING:
     from node.entry.outbound import Outbound

@@ -53,12 +53,6 @@ def is_own_name(host: str) -> bool:
     return all(one is not None and one.is_loopback for one in found)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this machine reaches, without asking the resolver."""
-    number = _number(host)
-    return host == "localhost" if number is None else number.is_loopback
-
-
 def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host.partition("%")[0])

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.errors import operator_error
-from node.hosts.interface import is_loopback
 from node.island.settings import IslandSettings, check_nnodes
 from node.setting_values import host_port
-from protocols.addresses import hostport
+from protocols.addresses import hostport, is_loopback
 from protocols.errors import OperatorError
 
 DEFAULT_PORT = 29_400  # torchrun's

@@ -34,7 +34,7 @@ from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
 from node.monitor.events import RoundDone, Step
 from node.monitor.history import History
 from node.monitor.state import NodeState
-from node.setting_values import is_loopback
+from protocols.addresses import is_loopback
 
 INTERVAL_S = 1.0  # between two updates
 LINKS_S = 2.0  # between two looks at all links

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -24,6 +23,7 @@ from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_modes import OF_PAIRS, check_arrivals
 from bootstrap.manifest_rounds import COARSE, FINEST_FIRST, SPARSE, Codec, CodecChoice
 from bootstrap.validation import bad_config, explain, read_toml
+from node.setting_values import speed
 from protocols.errors import OperatorError
 
 Mode = Literal[manifest_rounds.Mode, "powersgd", "onebit-adam"]
@@ -63,21 +63,17 @@ PARTS = 3  # that the "bytes" model is of, as many as have parameters
 START_LR = 8e-3  # of what a "llama" starts from
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 MAX_SERVERS = 256
-_UNITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmg]bit)?(?:/s)?")
 
 
-def bytes_a_second(value: object) -> object:
-    """``"20Mbit"`` as bytes a second; numbers are bytes a second already.
+def _bytes_a_second(value: object) -> object:
+    """A speed with its unit, or a number of bytes a second; raises ValueError for other text.
 
-    Raises ValueError for other text; 0, which needs no unit, is refused as every 0 is.
+    Who types 20 without a unit may have meant either.
     """
-    if not isinstance(value, str):
-        return value
-    found = _RATE.fullmatch(value.strip().lower())
-    if found is None or (not found[2] and float(found[1])):
-        raise ValueError(f"{value!r} is no number with a unit, as in 20Mbit (or kbit, Gbit)")
-    return float(found[1]) * _UNITS.get(found[2], 1.0)
+    found = speed(value)
+    if isinstance(value, str) and found and not any(map(str.isalpha, value.partition("/")[0])):
+        raise ValueError(f"{value!r} is no number with a unit, as in 20Mbit or 2.5MB")
+    return found
 
 
 class Scenario(BaseModel):
@@ -92,7 +88,7 @@ class Scenario(BaseModel):
     seed: int = Field(default=0, ge=0, le=10**12)
     # the network
     latency: float = Field(default=0.05, ge=0)  # seconds one way
-    bandwidth: Annotated[float, BeforeValidator(bytes_a_second)] = Field(default=12.5e6, gt=0)
+    bandwidth: Annotated[float, BeforeValidator(_bytes_a_second)] = Field(default=12.5e6, gt=0)
     narrow: int = Field(default=0, ge=0)  # islands whose links carry a part of that
     narrow_factor: float = Field(default=10.0, ge=1)
     loss: float = Field(default=0.0, ge=0, lt=0.9)  # of packets

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from node.config import NodeConfig, resolve
 from node.outermost import report
-from node.setting_values import DEFAULT_PORT, host_port, is_loopback
+from node.setting_values import DEFAULT_PORT, host_port
+from protocols.addresses import is_loopback
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 
@@ -174,7 +175,7 @@ def test_text_that_travels_is_bounded_in_bytes(env):
 
 
 def test_loopback():
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
 
 

@@ -12,6 +12,7 @@ from simulate_kit import SMALL, run, told
 from typer.testing import CliRunner
 
 from node.cli import app
+from node.setting_values import speed
 from node.simulate.scenario import Scenario, load
 from protocols.errors import OperatorError
 
@@ -140,7 +141,7 @@ def test_a_scenario_file_is_read_and_its_mistakes_named(tmp_path: Path) -> None:
     ("rate", "said"),
     [
         ("20", "bandwidth: '20' is no number with a unit"),
-        ("fast", "bandwidth: 'fast' is no number with a unit"),
+        ("fast", "bandwidth: must be a speed, as in 20Mbit"),
         ("0", "bandwidth = 0.0: must be more than 0"),
         ("0Mbit", "bandwidth = 0.0: must be more than 0"),
     ],
@@ -149,6 +150,14 @@ def test_a_bandwidth_that_is_none_is_told_what_is_wrong_with_it(rate: str, said:
     result = CliRunner().invoke(app, ["simulate", "--bandwidth", rate])
     assert isinstance(result.exception, OperatorError)
     assert said in result.exception.why
+
+
+@pytest.mark.parametrize(
+    "rate", ["20Mbit", "20Mbps", "2.5MB", "2500kB/s", ".02gbit", "20. mbit", 2_500_000]
+)
+def test_a_bandwidth_is_written_as_the_speeds_of_a_node_are(rate: str | int) -> None:
+    assert Scenario.model_validate({"bandwidth": rate}).bandwidth == 2.5e6
+    assert speed(rate) == 2.5e6
 
 
 def test_a_setting_that_is_given_twice_is_refused() -> None:
