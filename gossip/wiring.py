@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity
-from protocols.tasks import Offload
+from protocols.tasks import Offload, Spawn
 from protocols.transport import Transport
-
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # owned by the node
 
 
 @dataclass

@@ -12,15 +12,15 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import RemoteReply, StreamStep
-from protocols.tasks import Background, beside
+from protocols.tasks import Background, Spawn, beside
 from protocols.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ MAX_STREAMS_PER_PEER = 32
 
 T = TypeVar("T")
 Open = Callable[[PeerId, str, AsyncIterator[bytes]], AsyncIterator[bytes]]
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 async def asingle(items: AsyncIterable[T]) -> T:

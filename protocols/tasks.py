@@ -19,6 +19,9 @@ from typing import Any, Generic, TypeVar
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs heavy work beside the event loop, and gives what it returns."""
 
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task that somebody else owns, and awaits."""
+
 T = TypeVar("T")
 S = TypeVar("S")
 K = TypeVar("K", bound=Hashable)

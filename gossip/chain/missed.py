@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from protocols.counts import runs_of
+from gossip.plans.certificate import merged_peers
 from protocols.identity import PeerId
 from protocols.messages import Outcome
 
@@ -28,8 +28,7 @@ class Missed:
 
     def note(self, outcome: Outcome, owners: Set[PeerId] = frozenset()) -> None:
         """A round is committed; ``owners`` were to merge parts by one plan or another of it."""
-        runs = {run for part in outcome.parts for run in runs_of(part.counts)}  # few differ
-        brought = {c.peer for run in runs for c in outcome.contributors[run.first : run.stop]}
+        brought = merged_peers(outcome)
         self._last = {
             peer: outcome.round if peer in brought else self._last.get(peer, outcome.round)
             for peer in outcome.next_roster

@@ -233,6 +233,12 @@ def work_after(
     return min(before + sum(merged_tokens(contributors, results)), MAX_WORK)
 
 
+def merged_peers(outcome: Outcome) -> set[PeerId]:
+    """Whose contributions are in a round's result, in part of it at least."""
+    runs = {run for part in outcome.parts for run in runs_of(part.counts)}  # few differ
+    return {c.peer for run in runs for c in outcome.contributors[run.first : run.stop]}
+
+
 def merged_tokens(contributors: Sequence[Contributor], results: Iterable[PartResult]) -> list[int]:
     """The tokens that each contributor of a round adds to the work of the chain."""
     size, steps = 0, Counter[int]()  # how the count changes from one contributor to the next

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 
+from gossip.plans.certificate import merged_peers
 from gossip.plans.validity import MAX_ROSTER
-from protocols.counts import runs_of
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 
@@ -33,9 +33,7 @@ class Trial:
     def note(self, certificate: Certificate) -> None:
         """A round is committed."""
         outcome = certificate.outcome
-        runs = {run for part in outcome.parts for run in runs_of(part.counts)}
-        shown = {c.peer for run in runs for c in outcome.contributors[run.first : run.stop]}
-        shown |= {part.owner for part in outcome.parts}
+        shown = merged_peers(outcome) | {part.owner for part in outcome.parts}
         come = set(outcome.next_roster).difference(certificate.roster)
         untried = self._since | {peer: outcome.round for peer in come if peer not in self._since}
         self._since = {

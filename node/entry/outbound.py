@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from bootstrap.seeds import backoff
 from node.errors import operator_error
@@ -20,11 +19,11 @@ from protocols.addresses import PeerAddress, relay_address
 from protocols.errors import OperatorError, RemoteRefused, TransportError
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
+from protocols.tasks import Spawn
 
 logger = logging.getLogger(__name__)
 
 MAX_ASKED = 8  # relays asked in one search
-Spawn = Callable[[Coroutine[Any, Any, None]], object]  # the owner of the tasks
 
 
 class Outbound:

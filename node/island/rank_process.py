@@ -116,17 +116,24 @@ class RankProcess:
         return ""
 
 
-def rank_environment(threads: int, address: str = "") -> dict[str, str]:
-    """This process's environment as a rank needs it.
-
-    ``address``: of this host, at which ranks of other hosts are met; empty where there are none.
-    """
+def child_environment() -> dict[str, str]:
+    """This process's environment for a child, which is to import the very packages of this one."""
     packages = str(Path(node.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
         "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
-        "PYTHONUNBUFFERED": "1",
+        "PYTHONUNBUFFERED": "1",  # so that its log says at once what happens
+    }
+
+
+def rank_environment(threads: int, address: str = "") -> dict[str, str]:
+    """This process's environment as a rank needs it.
+
+    ``address``: of this host, at which ranks of other hosts are met; empty where there are none.
+    """
+    return {
+        **child_environment(),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEPT_MEMORY),

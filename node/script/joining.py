@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-import node
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_modes import MODE_ROUNDS
 from bootstrap.manifest_rounds import is_table
 from bootstrap.validation import bad_config, check
 from node.config import NodeConfig, resolve
 from node.errors import operator_error
+from node.island.rank_process import child_environment
 from node.outermost import first_known
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.script.frozen import fingerprint_of
@@ -280,8 +280,6 @@ def _start_node(
     )
     log = _log(config.dir) if quiet else None
     ours, theirs = socket.socketpair()
-    packages = str(Path(node.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH")
     with theirs:
         daemon = _lasting(
             [
@@ -298,11 +296,7 @@ def _start_node(
             stdout=log or _standard_error(),
             stderr=log or _standard_error(),
             pass_fds=(theirs.fileno(), vectors.descriptor),
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
-                "PYTHONUNBUFFERED": "1",
-            },
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C is the script's; it then leaves in order
         )
     assert daemon.stdin is not None
