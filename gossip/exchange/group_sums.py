@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from gossip.exchange.bodies import as_bytes
+from gossip.exchange.drains import MergeDrain
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.slicing import add_up, squared_norm
 from gossip.plans.mix import ROUNDED_UP, ROUNDED_UP_ELSE
@@ -158,6 +159,12 @@ class JointMerge(PartMerge):
         self._let_come(relay, set(self.collected[relay]) - set(present))
         self._advance()
 
+    def sum_drain(self, relay: PeerId, first: int) -> MergeDrain:
+        """For a group's sums from the ``first`` chunk on; behind each comes its mark."""
+        mark = mark_size(len(self.collected[relay]))
+        moved, whole = partial(self.moved, relay), partial(self.add_sum, relay)
+        return MergeDrain(self.chunks, first, moved, whole, lambda index: mark)
+
     def drop(self, relay: PeerId, why: RemoteProtocolError) -> None:
         """Take no more of a relay; its group is to come by itself."""
         if self._brought.pop(relay, None) is None:
@@ -208,44 +215,6 @@ class JointMerge(PartMerge):
             self._sum_room[relay] -= square
         add_up(total, values, self._magnitudes[relay], first=not self._counts[index])
         self._spare.append(scratch)
-
-
-class SumDrain:
-    """A group's sums on their way into a merge, from the ``first`` chunk of the part on.
-
-    After each chunk comes its mark; memory: one encoded chunk.
-    """
-
-    def __init__(self, merge: JointMerge, relay: PeerId, first: int) -> None:
-        self._merge, self._relay, self._index = merge, relay, first
-        self._mark = mark_size(len(merge.collected[relay]))
-        largest = max(chunk.size for chunk in merge.chunks)
-        self._buffer = torch.empty(largest + self._mark, dtype=torch.uint8)
-        self._view = as_bytes(self._buffer)
-        self._at = 0
-        left = merge.chunks[first:]
-        self.length = sum(chunk.size for chunk in left) + len(left) * self._mark
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """There is always room."""
-
-    def room(self) -> memoryview:
-        """The rest of the chunk that is on its way, and its mark."""
-        return self._view[self._at : self._size + self._mark]
-
-    def took(self, count: int) -> None:
-        """Raises as :meth:`JointMerge.add_sum` does."""
-        self._at += count
-        self._merge.moved(self._relay, count)
-        size = self._size
-        if self._at == size + self._mark:
-            mark = bytes(self._view[size : self._at])
-            self._merge.add_sum(self._relay, self._index, self._buffer[:size], mark)
-            self._index, self._at = self._index + 1, 0
-
-    @property
-    def _size(self) -> int:
-        return self._merge.chunks[self._index].size
 
 
 def _nobody(relay: PeerId, members: tuple[PeerId, ...], why: RemoteProtocolError) -> None:

@@ -10,13 +10,15 @@ once with the scales that came of them, so nothing leaves it before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from gossip.exchange.auditing import Shown
 from gossip.exchange.bodies import as_bytes
-from gossip.exchange.merging import AT_A_TIME, PartMerge, SliceDrain
+from gossip.exchange.drains import MergeDrain
+from gossip.exchange.merging import AT_A_TIME, PartMerge
 from gossip.exchange.slicing import FINITE, within
 from gossip.plans.commitments import SEAL_SIZE, TreeNode, check_seal, leaf, leaf_of, root, root_of
 from gossip.plans.mix import Column
@@ -134,8 +136,20 @@ class WeighedMerge(KeptMerge):
             self._coefficients = coefficients
             self._advance()
 
-    def drain(self, peer: PeerId, first: int) -> SliceDrain:
-        return SealedDrain(self, peer, first)
+    def drain(self, peer: PeerId, first: int) -> MergeDrain:
+        """As :meth:`PartMerge.drain`; the last chunk counts once the seal behind it is in."""
+        last = len(self.chunks) - 1
+
+        def whole(index: int, data: torch.Tensor, seal: bytes) -> None:
+            if index == last:
+                self.add_last(peer, index, data, seal)
+            else:
+                self.add(peer, index, data)
+
+        def behind(index: int) -> int:
+            return SEAL_SIZE if index == last else 0
+
+        return MergeDrain(self.chunks, first, partial(self.moved, peer), whole, behind)
 
     def add_last(self, peer: PeerId, index: int, data: torch.Tensor, seal: bytes) -> None:
         """A contributor's last chunk, and the seal. Raises as :meth:`add`, and BadSignature."""
@@ -218,37 +232,3 @@ class WeighedMerge(KeptMerge):
             if peer in self._coefficients:
                 total.add_(row.mul_(self._coefficients[peer]))
         return total
-
-
-class SealedDrain(SliceDrain):
-    """A slice with its seal behind it; the last chunk counts once that is in."""
-
-    _merge: WeighedMerge
-
-    def __init__(self, merge: WeighedMerge, peer: PeerId, first: int) -> None:
-        super().__init__(merge, peer, first)
-        self._buffer = torch.empty(len(self._buffer) + SEAL_SIZE, dtype=torch.uint8)
-        self._view = as_bytes(self._buffer)
-        self.length += SEAL_SIZE
-
-    def room(self) -> memoryview:
-        """The rest of the chunk that is on its way, or of the last one and the seal."""
-        return self._view[self._at : self._size()]
-
-    def took(self, count: int) -> None:
-        """Raises as :meth:`WeighedMerge.add_last` does."""
-        self._at += count
-        self._merge.moved(self._peer, count)
-        if self._at < self._size():
-            return
-        size = self._merge.chunks[self._index].size
-        data, behind = self._buffer[:size], bytes(self._view[size : self._size()])
-        if behind:
-            self._merge.add_last(self._peer, self._index, data, behind)
-        else:
-            self._merge.add(self._peer, self._index, data)
-        self._index, self._at = self._index + 1, 0
-
-    def _size(self) -> int:
-        last = self._index == len(self._merge.chunks) - 1
-        return self._merge.chunks[self._index].size + (SEAL_SIZE if last else 0)

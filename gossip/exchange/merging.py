@@ -18,6 +18,7 @@ Nothing here waits or locks: all of it runs where the transport handles data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -25,6 +26,7 @@ from blake3 import blake3
 
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole, buffers
+from gossip.exchange.drains import MergeDrain
 from gossip.exchange.slicing import (
     FINITE,
     DeltaSource,
@@ -168,9 +170,13 @@ class PartMerge:
             self._source = source if self._me in self._shares else None
             self._advance()
 
-    def drain(self, peer: PeerId, first: int) -> SliceDrain:
+    def drain(self, peer: PeerId, first: int) -> MergeDrain:
         """For a contributor's slice from the ``first`` chunk on."""
-        return SliceDrain(self, peer, first)
+
+        def whole(index: int, data: torch.Tensor, _: bytes) -> None:
+            self.add(peer, index, data)
+
+        return MergeDrain(self.chunks, first, partial(self.moved, peer), whole)
 
     def add(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
         """A contributor's chunk, encoded (uint8 [bytes]); one that is in already is ignored.
@@ -355,36 +361,6 @@ class PartMerge:
     def _wake(self) -> None:
         for wake in self.wakes:
             wake()
-
-
-class SliceDrain:
-    """A contributor's slice on its way into a merge, from the ``first`` chunk of the part on.
-
-    Each chunk is added when its last byte is in; memory: one encoded chunk.
-    """
-
-    def __init__(self, merge: PartMerge, peer: PeerId, first: int) -> None:
-        self._merge, self._peer, self._index = merge, peer, first
-        self._buffer = torch.empty(max(c.size for c in merge.chunks), dtype=torch.uint8)
-        self._view = as_bytes(self._buffer)
-        self._at = 0
-        self.length = len(merge.result) - merge.offset(first)
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """There is always room."""
-
-    def room(self) -> memoryview:
-        """The rest of the chunk that is on its way."""
-        return self._view[self._at : self._merge.chunks[self._index].size]
-
-    def took(self, count: int) -> None:
-        """Raises as :meth:`PartMerge.add` does."""
-        self._at += count
-        self._merge.moved(self._peer, count)
-        size = self._merge.chunks[self._index].size
-        if self._at == size:
-            self._merge.add(self._peer, self._index, self._buffer[:size])
-            self._index, self._at = self._index + 1, 0
 
 
 def _nothing() -> None:

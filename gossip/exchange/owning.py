@@ -20,7 +20,7 @@ from gossip.exchange.collected import CollectedPart
 from gossip.exchange.collecting import Collecting, on_loop
 from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.fetching import keep_nothing
-from gossip.exchange.group_sums import JointMerge, SumDrain
+from gossip.exchange.group_sums import JointMerge
 from gossip.exchange.kept_slices import ColumnMerge, WeighedMerge
 from gossip.exchange.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.exchange.merging import PartMerge
@@ -195,7 +195,7 @@ class Owning(Collecting):
             raise Malformed("a sum in another codec than planned")
         if header.done > merge.elements_by(relay):
             raise Malformed("a sum that begins behind what is here")
-        drain = SumDrain(merge, relay, chunk_at(self.wiring.codec, header))
+        drain = merge.sum_drain(relay, chunk_at(self.wiring.codec, header))
         patience = merged_patience_s(part.plan.patience_s, part.plan.expected_s)
         await self.transfers.receive(relay, header, incoming, drain, patience)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.exchange.buffers import Whole
-from gossip.exchange.group_sums import JointMerge, SumDrain, magnitude, mark_of, mark_size, marked
+from gossip.exchange.group_sums import JointMerge, magnitude, mark_of, mark_size, marked
 from gossip.exchange.relaying import GroupMerge
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
@@ -219,7 +219,7 @@ def test_whom_its_relay_has_given_up_does_not_come_through_it_again() -> None:
 @pytest.mark.parametrize("piece", [100_003, 2**20])
 def test_sums_come_in_pieces_of_any_length_each_with_its_mark(piece: int) -> None:
     scene = Scene()
-    drain = SumDrain(scene.merge, D, 0)
+    drain = scene.merge.sum_drain(D, 0)
     value = sum(SHARES[peer] * VALUES[peer] for peer in GROUPS[D])
     data = scene.encoded(value / magnitude(SHARES[peer] for peer in GROUPS[D]))
     one = data.numpy().tobytes() + mark_of([True, True])
@@ -231,7 +231,7 @@ def test_sums_come_in_pieces_of_any_length_each_with_its_mark(piece: int) -> Non
         drain.took(len(room))
     assert scene.merge.arrived == {D: drain.length}
     assert [scene.merge.elements(peer) for peer in GROUPS[D]] == [SIZE] * 2
-    assert SumDrain(scene.merge, A, 1).length == (CHUNKS - 1) * len(one)
+    assert scene.merge.sum_drain(A, 1).length == (CHUNKS - 1) * len(one)
     scene.end()
     assert scene.is_true()
 

@@ -14,7 +14,7 @@ from gossip.exchange import merging
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import SMALL, Buffers, Whole, buffers
 from gossip.exchange.feeds import MergedFeed
-from gossip.exchange.merging import PartMerge, SliceDrain
+from gossip.exchange.merging import PartMerge
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity
 
@@ -24,7 +24,7 @@ class Link:
 
     def __init__(self, owner: Owner, number: int, first: int) -> None:
         self.feed = owner.feed(number, first)
-        self.drain = SliceDrain(owner.merge, PEERS[number], first)
+        self.drain = owner.merge.drain(PEERS[number], first)
         self.bytes = b""
         self.left = self.feed.length
 

@@ -11,7 +11,7 @@ from gossip_kit import leader, plan_of
 
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole
-from gossip.exchange.merging import PartMerge, SliceDrain
+from gossip.exchange.merging import PartMerge
 from gossip.exchange.slicing import SliceFeed, shares
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity
@@ -73,7 +73,7 @@ class Owner:
     ) -> None:
         """The next chunks of one contributor arrive."""
         first = self.merge.reached(PEERS[number])
-        feed, drain = self.feed(number, first), SliceDrain(self.merge, PEERS[number], first)
+        feed, drain = self.feed(number, first), self.merge.drain(PEERS[number], first)
         for _ in range(min(chunks, len(self.merge.chunks) - first)):
             data = change(bytes(feed.next()))
             room = drain.room()
