@@ -97,6 +97,8 @@ class Node:
         self.state = NodeState(self._view(), log=events)
         self.state.providers.strangers = self._strangers
         self.state.providers.met = lambda: transport.relays.met
+        self.state.providers.accepted = lambda: transport.stats.connections
+        self.state.providers.stalled = lambda: transport.stats.stalled_bodies
         self.state.providers.machine = Machine(self.home.root, Gpus())
         self.state.providers.reachability = self.outbound.describe
         self.history = History(

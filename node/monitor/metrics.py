@@ -88,24 +88,21 @@ class SwarmCollector(Collector):
             state.providers.strangers(),
         )
         met = "Opened at the same time by two that nobody can dial, past their relay"
-        past = CounterMetricFamily("swarm_met_connections", met)
-        past.add_metric((), state.providers.met())
-        yield past
-        dropped = CounterMetricFamily("swarm_log_lines_dropped", "Log lines the disk refused")
-        dropped.add_metric((), state.log.dropped)
-        yield dropped
+        yield _total("swarm_met_connections", met, state.providers.met())
+        taken = "Connections that peers opened to this node"
+        yield _total("swarm_accepted_connections", taken, state.providers.accepted())
+        stalled = "Messages given up on as their bytes came, or were taken, too slowly"
+        yield _total("swarm_stalled_messages", stalled, state.providers.stalled())
+        yield _total("swarm_log_lines_dropped", "Log lines the disk refused", state.log.dropped)
 
     def _target(self) -> int:
         return self._state.run.total_rounds if self._state.run is not None else 0
 
     def _training(self) -> Iterable[Metric]:
         state = self._state
-        tokens = CounterMetricFamily("swarm_trained_tokens", "Tokens trained by this node")
-        tokens.add_metric((), state.tokens)
-        yield tokens
-        short = CounterMetricFamily("swarm_out_of_memory", "Times that memory did not suffice")
-        short.add_metric((), state.out_of_memory)
-        yield short
+        yield _total("swarm_trained_tokens", "Tokens trained by this node", state.tokens)
+        short = "Times that memory did not suffice"
+        yield _total("swarm_out_of_memory", short, state.out_of_memory)
         step = state.step
         if step is None:
             return
@@ -158,11 +155,8 @@ class SwarmCollector(Collector):
         received = {kind: item.received for kind, item in traffic.items()}
         yield _counter("swarm_sent_bytes", "To peers, by kind", "kind", TRAFFIC, sent)
         yield _counter("swarm_received_bytes", "From peers, by kind", "kind", TRAFFIC, received)
-        raw = CounterMetricFamily(
-            "swarm_uncompressed_bytes", "The elements that rounds sent, in fp32"
-        )
-        raw.add_metric((), self._state.raw_bytes)
-        yield raw
+        raw = "The elements that rounds sent, in fp32"
+        yield _total("swarm_uncompressed_bytes", raw, self._state.raw_bytes)
 
     def _peers(self) -> Iterable[Metric]:
         views = self._state.peers()
@@ -213,6 +207,10 @@ def exposition(metrics: CollectorRegistry) -> bytes:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _total(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
 
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:

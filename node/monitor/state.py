@@ -69,6 +69,8 @@ class Providers:
     all_links: Callable[[], KnownLinks] = KnownLinks  # the swarm's; asks for them
     strangers: Callable[[], Mapping[str, int]] = dict  # what came to nothing, by reason
     met: Callable[[], int] = int  # connections past a relay
+    accepted: Callable[[], int] = int  # connections of peers
+    stalled: Callable[[], int] = int  # messages that came or went too slowly
     machine: Callable[[], MachineView] = MachineView
     reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
     unhealthy: list[Callable[[], str]] = field(default_factory=list)  # a reason, or empty

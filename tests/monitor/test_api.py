@@ -174,6 +174,7 @@ def test_a_seed_needs_no_inner_steps():
 async def test_metrics(client, kit):
     kit.live()
     kit.log.emit(Rejected(peer="x", reason="stale"))
+    kit.state.providers.accepted, kit.state.providers.stalled = lambda: 3, lambda: 2
     answer = await client.get("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     text = await answer.text()
@@ -191,6 +192,8 @@ async def test_metrics(client, kit):
         'swarm_rejected_total{reason="stale"} 1.0',
         "swarm_consensus_distance_ratio 0.5",
         "swarm_healthy 1.0",
+        "swarm_accepted_connections_total 3.0",
+        "swarm_stalled_messages_total 2.0",
     ):
         assert expected in lines
 

@@ -184,6 +184,7 @@ def test_garbage_on_both_ports_disturbs_nobody(make: Make) -> None:
             pour(peers, data)
             pour(api, data)
     assert first.metric('swarm_strangers_total{reason="garbage"}') >= 3
+    assert first.metric("swarm_accepted_connections_total") >= 1  # those of the other node
     first.wait_round(before + 5)
     second.wait_round(before + 5)
     rounds = [e for node in (first, second) for e in node.events("round") if e["round"] > before]
