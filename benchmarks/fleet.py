@@ -135,7 +135,6 @@ class Fleet:
         self.system, self.count, self.net = system, count, net
         self.options = options or {}
         self.workers: list[Worker] = []
-        self._met = 0
 
     def __enter__(self) -> Self:
         self._start(0, "")

@@ -193,14 +193,6 @@ def on_cuda(case: Case) -> Case:
     return dataclasses.replace(case, settings=settings)
 
 
-def devices_for(ranks: int) -> bool:
-    """Whether NCCL takes ``ranks`` on this host's devices, several on one if need be."""
-    import torch
-
-    several = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return torch.cuda.device_count() >= (1 if several else ranks)
-
-
 def nccl_version() -> str:
     """Of the library that is loaded, which may be another one than torch was built with."""
     version = ctypes.c_int()

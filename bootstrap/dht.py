@@ -23,7 +23,6 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -43,15 +42,6 @@ RETRY = 5.0  # seconds until a failed announcement is tried again
 BUCKET = 20  # peers per bucket of the routing table (Kademlia's k)
 REPLICAS = 5
 RPC_TIMEOUT = 3.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryEntry:
-    """One verified envelope of the directory, and the bytes it came as."""
-
-    peer: PeerId
-    envelope: Envelope
-    data: bytes
 
 
 def _import_hivemind() -> None:
@@ -158,13 +148,13 @@ class Dht:
         self._announcing = True
         self._changed.set()
 
-    async def get(self, purpose: str) -> dict[PeerId, DirectoryEntry]:
+    async def get(self, purpose: str) -> dict[PeerId, bytes]:
         """All verified, unexpired envelopes of one purpose of our run, by signer."""
         from bootstrap import records
 
         run = self._run
         key = records.topic_key(run, purpose)
-        entries: dict[PeerId, DirectoryEntry] = {}
+        entries: dict[PeerId, bytes] = {}
         try:
             found = await self._node.get(key, latest=True)
         except Exception:  # whatever hivemind makes of what others answer: as if nothing was found
@@ -180,15 +170,15 @@ class Dht:
             except RemoteProtocolError as error:
                 logger.debug("dropped an entry of %s: %s", subkey, error)
                 continue
-            entries[opened.signer] = DirectoryEntry(opened.signer, opened, item.value)
+            entries[opened.signer] = item.value
         return entries
 
     async def islands(self) -> dict[PeerId, PeerRecord]:
         """The address records of the run's islands; they are learned on the way."""
         found: dict[PeerId, PeerRecord] = {}
-        for peer, entry in (await self.get(RECORD)).items():
+        for peer, data in (await self.get(RECORD)).items():
             try:
-                found[peer] = self._whereabouts.learn(entry.data, expected=peer).record
+                found[peer] = self._whereabouts.learn(data, expected=peer).record
             except RemoteProtocolError as error:
                 logger.debug("dropped the record of %s: %s", peer, error)
         return found

@@ -44,18 +44,16 @@ class SignedManifest:
         return cls(manifest, identity.peer_id, data)
 
     @classmethod
-    def open(cls, data: bytes, run: bytes, creator: PeerId | None = None) -> SignedManifest:
+    def open(cls, data: bytes, run: bytes) -> SignedManifest:
         """What a joiner does with a manifest it was sent: signature, hash, then schema.
 
-        ``run`` is the id that was asked for, ``creator`` the signer if it is known beforehand.
+        ``run`` is the id that was asked for.
         Raises :class:`~protocols.errors.RemoteProtocolError`: ``Malformed`` for what is not a
-        manifest, ``Stale`` for another run's envelope, ``BadSignature`` for a wrong hash or signer.
+        manifest, ``Stale`` for another run's envelope, ``BadSignature`` for a wrong hash.
         """
         opened = open_envelope(
             data, ManifestText, purpose=PURPOSE, now=0.0, run=run, max_lifetime=math.inf
         )
-        if creator is not None and opened.signer != creator:
-            raise BadSignature(f"the manifest is signed by {opened.signer}, not by {creator}")
         canonical = opened.message.canonical
         if blake3(canonical).digest() != run:
             raise BadSignature("the manifest's hash is not the run's id")

@@ -53,20 +53,6 @@ def assign(layers: Sequence[int | None], sizes: Sequence[int], count: int) -> li
     return found
 
 
-def ranges(fragments: Sequence[int], sizes: Sequence[int], wanted: int) -> list[tuple[int, int]]:
-    """(start, stop) of one fragment in the flat vector; neighbours are joined."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    for fragment, size in zip(fragments, sizes, strict=True):
-        if fragment == wanted and size:
-            if found and found[-1][1] == at:
-                found[-1] = (found[-1][0], at + size)
-            else:
-                found.append((at, at + size))
-        at += size
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """When which fragment travels. Steps are counted from 1; fragment p's turns are evenly spread.

@@ -23,7 +23,6 @@ class Decision:
     exposed: float  # the share of a round that is waited, with these steps
     transfer_s: float
     step_s: float
-    overlap_steps: int
     why: str
 
 
@@ -55,4 +54,4 @@ def inner_steps(
     else:
         why = f"waiting takes {exposed:.0%} of a round"
     share = waits / (chosen * step_s + waits)
-    return Decision(chosen, share, transfer_s, step_s, overlap_steps, why)
+    return Decision(chosen, share, transfer_s, step_s, why)

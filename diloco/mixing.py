@@ -7,8 +7,9 @@ NoLoCo (2506.10911) lets random pairs meet after H inner steps each. Island i ha
     φ_i ← φ_i + m_i
 
 The first term carries on where the pair went, the second pulls the pair together. With β = γ they
-become β (θ̄ − φ_i): φ̄ cancels, and **one tensor a meeting is exchanged, θ, not two**. That is the
-form here. Fluctuations between islands die out if (its convergence condition, n in a group)::
+become β (θ̄ − φ_i): φ̄ cancels, and **one tensor a meeting is exchanged, θ, not two**. So it is heavy
+ball on φ_i − θ̄ with η = β and μ = α (:mod:`diloco.optimizers`), which is the form that islands use.
+Fluctuations between islands die out if (its convergence condition, n in a group)::
 
     α √(n / (2 (n − 1))) < γ < √(n / (2 (n − 1))) √(2 + α²)
 
@@ -50,20 +51,6 @@ def check_noloco(alpha: float, beta: float, gamma: float, group: int = 2) -> Non
             f"NoLoCo with beta = {beta:g} and gamma = {gamma:g} needs two tensors a meeting; "
             "only equal ones let the slow parameters cancel"
         )
-
-
-@torch.no_grad()
-def noloco(
-    slow: Tensor, momentum: Tensor, mine: Tensor, theirs: Tensor, *, alpha: float, beta: float
-) -> None:
-    """One meeting: ``slow`` φ and ``momentum`` m in place, from θ of both, float32 [n] each.
-
-    With nobody there (``theirs`` is ``mine``) it is the same step on the own progress alone, so
-    a partner that vanished costs one exchange and no work.
-    """
-    mean = (mine + theirs).mul_(0.5)
-    momentum.mul_(alpha).add_(mean.sub_(slow).mul_(beta))
-    slow.add_(momentum)
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ import math
 import torch
 from torch import Tensor
 
-SHARE = 0.005  # of all coordinates a step
 MOST = 2**31  # coordinates whose products fit into 63 bits
 
 

@@ -71,7 +71,6 @@ class Participation:
     def __init__(self, node: Node, entrance: Entrance) -> None:
         self.node, self.entrance = node, entrance
         self.config, self.events = node.config, node.events
-        self.me = node.identity.peer_id
         self.island: Island | None = None
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None

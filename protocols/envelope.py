@@ -1,8 +1,8 @@
 """Signed envelopes: messages that are stored or passed on by others than their author.
 
-The signature covers every field, so an envelope made for one purpose, run, recipient or time
-cannot be used for another. A reader checks, in this order: bounds, purpose, run, recipient
-and expiry, canonical form, the signature, and the body.
+The signature covers every field, so an envelope made for one purpose, run or time cannot be used
+for another. A reader checks, in this order: bounds, purpose, run, that it is for anyone, expiry,
+canonical form, the signature, and the body.
 
 >>> data = seal(identity, record, purpose="record", expires=now + 60, sequence=7)
 >>> opened = open_envelope(data, PeerRecord, purpose="record", now=now)
@@ -48,7 +48,6 @@ def seal(
     expires: float,
     sequence: int,
     run: bytes = b"",
-    recipient: str = "",
 ) -> bytes:
     """Sign a message; returns the bytes of its :class:`~protocols.messages.Envelope`.
 
@@ -58,7 +57,7 @@ def seal(
         signer=identity.peer_id,
         purpose=purpose,
         run=run,
-        recipient=recipient,
+        recipient="",
         sequence=sequence,
         expires=expires,
         body=message.encode(),
@@ -73,13 +72,11 @@ def open(  # read as envelope.open
     now: float | None,
     purpose: str | None = None,
     run: bytes | None = None,
-    me: str = "",
     max_lifetime: float = MAX_LIFETIME,
 ) -> Envelope:
     """Check an envelope without knowing what is in it; ``None`` takes any purpose or run.
 
-    With ``now=None`` the caller has to :func:`check_times`. ``me`` is the reader: an envelope for
-    another recipient is refused, one for nobody in particular is not. Raises :class:`Malformed`,
+    With ``now=None`` the caller has to :func:`check_times`. Raises :class:`Malformed`,
     :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """
     envelope = cast(Envelope, Envelope.decode(data))
@@ -87,8 +84,8 @@ def open(  # read as envelope.open
         raise Stale(f"an envelope for {envelope.purpose!r} where {purpose!r} is due")
     if run is not None and envelope.run != run:
         raise Stale("an envelope of another run")
-    if envelope.recipient and envelope.recipient != me:
-        raise Stale("an envelope for another recipient")
+    if envelope.recipient:
+        raise Stale("an envelope for one recipient")
     if now is not None:
         check_times(envelope.expires, now, max_lifetime=max_lifetime)
     if envelope.encode() != data:
@@ -112,14 +109,13 @@ def open_envelope(
     purpose: str,
     now: float | None,
     run: bytes = b"",
-    me: str = "",
     max_lifetime: float = MAX_LIFETIME,
 ) -> OpenedEnvelope[M]:
     """Check an envelope and decode the message in it.
 
     Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """
-    envelope = open(data, now=now, purpose=purpose, run=run, me=me, max_lifetime=max_lifetime)
+    envelope = open(data, now=now, purpose=purpose, run=run, max_lifetime=max_lifetime)
     message: M = cls.decode(envelope.body)
     return OpenedEnvelope(message, envelope.signer, envelope.sequence, envelope.expires)
 

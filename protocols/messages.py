@@ -50,12 +50,12 @@ UNKNOWN_ETA_S = 1e6  # of an island that cannot tell yet when it will be ready
 
 
 class Envelope(Message, kind=1, max_bytes=64 * 1024):
-    """Signed bytes with a purpose, an expiry and, where it matters, a run and a recipient."""
+    """Signed bytes with a purpose, an expiry and, where it matters, a run."""
 
     signer: Peer
     purpose: Name
     run: Digest
-    recipient: Annotated[str, Max(64)]  # empty: for anyone
+    recipient: Annotated[str, Max(64)]  # always empty: for anyone
     sequence: int  # grows with every envelope of this signer and purpose
     expires: float
     body: Annotated[bytes, Max(60 * 1024)]

@@ -25,7 +25,7 @@ class Inflow:
     """What has arrived of a part; a broken transfer is taken up where it ended."""
 
     def __init__(self, codec: RangeCodec, start: int, stop: int, whole: Whole) -> None:
-        self.codec, self.start, self.stop = codec, start, stop
+        self.codec, self.start = codec, start
         self.chunks = codec.chunks(start, stop)
         self.data = whole.take(codec, start, stop)
         self.checked = 0  # chunks that are here, whole and sound

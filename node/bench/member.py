@@ -94,7 +94,7 @@ class Member:
                     transport, self.identity, settings.run, codec, tasks.spawn, offload, now
                 )
                 idle = resident_bytes()
-                replica = Noise(self.identity.peer_id, settings, codec, watch, offload)
+                replica = Noise(settings, codec, watch, offload)
                 try:
                     presence = self._presence(wiring, replica, transport)
                     replica.meet(await self._meet(wiring, presence))

@@ -24,13 +24,12 @@ class Noise:
 
     def __init__(
         self,
-        me: PeerId,
         settings: Settings,
         codec: RangeCodec,
         watch: Watch,
         offload: Offload,
     ) -> None:
-        self.me, self.settings, self.codec, self.watch = me, settings, codec, watch
+        self.settings, self.codec, self.watch = settings, codec, watch
         self.offload = offload
         self.vector = torch.empty(settings.size)
         self.mean = self.vector  # of all, once a round is over: fp32 [size]

@@ -170,13 +170,8 @@ def _flush(descriptor: int) -> None:
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has only the latter
 
 
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> File:
-    """Write arrays as safetensors; a full disk raises ``OSError`` with its errno."""
-    return write_entries(path, [Entry.of_array(*each) for each in tensors.items()])
-
-
 def read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Read what :func:`write_tensors` wrote; raises ValueError when the file is damaged."""
+    """Read a file of fp32 tensors; raises ValueError when the file is damaged."""
     from safetensors.numpy import load_file
 
     try:

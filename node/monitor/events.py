@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
 MAX_ITEMS = 1024  # of any list or mapping inside an event
-# what a round says of each island, where known: its training loss, seconds from the first one
-# that was ready until it was, tokens of its that were merged, what the merge rule made of its share
-# (1: all of it), and before the merge its distance to the mean and to the nearest other island,
-# relative to the norm of the mean
-ISLAND = ("loss", "ready_s", "tokens", "scale", "distance", "apart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +139,11 @@ class RoundDone(Event):
     # seconds by phase: compute, ready (until the last contributor was), match (until the plan
     # came), exchange (until every part was here), certify, apply
     phases: Mapping[str, float] = field(default_factory=dict)
-    islands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # peer -> see ISLAND
+    # by peer, where known: its training "loss"; "ready_s", seconds from the first one that was
+    # ready until it was; "tokens" of its that were merged; "scale", what the merge rule made of its
+    # share (1: all of it); and before the merge its "distance" to the mean and to the nearest
+    # other island ("apart"), relative to the norm of the mean
+    islands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     repeated: bool = False  # the others had made it before: says nothing of how long one takes
 
 

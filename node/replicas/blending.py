@@ -6,7 +6,7 @@ D = φ − fast in the place of a merged pseudo-gradient. So one tensor an excha
 run's outer optimizer (:mod:`diloco.optimizers`) makes the difference between the rules:
 
 - ``noloco`` (2506.10911, equation 2 with β = γ, where the partners' slow parameters cancel:
-  :func:`diloco.mixing.noloco`) is heavy ball with η = β and μ = α: v ← α v + D, φ ← φ − β v;
+  :mod:`diloco.mixing`) is heavy ball with η = β and μ = α: v ← α v + D, φ ← φ − β v;
 - ``average`` is φ ← fast, plain SGD with η = 1;
 - ``push-sum`` (1811.10792, :func:`diloco.mixing.give_shares` and :func:`diloco.mixing.take_share`)
   likewise, where fast is z = x / w. What inner steps made counts with the island's weight w, which

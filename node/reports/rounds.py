@@ -201,7 +201,7 @@ class Reporter(PeerReports):
         ready: Mapping[PeerId, float],
         merged: Mapping[PeerId, Contributor],
     ) -> dict[str, dict[str, float]]:
-        """What is known of each island in this round, see :data:`~node.monitor.events.ISLAND`."""
+        """What is known of each island: ``islands`` of :class:`~node.monitor.events.RoundDone`."""
         found: dict[str, dict[str, float]] = {}
 
         def note(name: str, values: Mapping[PeerId, float]) -> None:

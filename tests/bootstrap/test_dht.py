@@ -26,7 +26,7 @@ from protocols.errors import Malformed
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
-from protocols.messages import PeerRecord
+from protocols.messages import Envelope, PeerRecord
 from protocols.p2p import BURST, bindings
 from protocols.tasks import Background, beside
 from protocols.whereabouts import Whereabouts
@@ -131,7 +131,7 @@ async def test_a_newer_sequence_wins_though_it_expires_sooner(swarm: Swarm) -> N
         assert await swarm.dhts[2].announce(data)
     for dht in swarm.dhts:
         entry = (await dht.get("record"))[who.peer_id]
-        assert entry.envelope.sequence == 11
+        assert Envelope.decode(entry).sequence == 11
 
 
 async def test_nobody_writes_under_another_name(swarm: Swarm) -> None:
@@ -273,7 +273,7 @@ async def test_records_are_announced_again_at_half_their_lifetime(
 
     async def thrice() -> bool:
         found = await swarm.dhts[2].get("record")
-        seen.update(entry.envelope.sequence for entry in found.values())
+        seen.update(Envelope.decode(entry).sequence for entry in found.values())
         return len(seen) == 3
 
     await until(thrice)

@@ -1,7 +1,6 @@
 """The manifest: one canonical form, one run id, signatures that hold, mistakes in words."""
 
 import json
-import re
 from dataclasses import replace
 from typing import get_args
 
@@ -135,7 +134,7 @@ def test_a_missing_key_is_named():
 def test_a_joiner_gets_the_manifest_and_its_creator(identities):
     [creator] = identities(1)
     signed = SignedManifest.create(Manifest(), creator)
-    opened = SignedManifest.open(signed.data, signed.run_id, creator.peer_id)
+    opened = SignedManifest.open(signed.data, signed.run_id)
     assert opened == signed
     assert opened.creator == creator.peer_id
     assert ManifestRequest(opened.run_id).encode()
@@ -171,14 +170,6 @@ def test_a_swapped_body_under_the_right_name_is_refused(identities):
     )
     with pytest.raises(BadSignature, match="hash"):
         SignedManifest.open(data, wanted.run_id)
-
-
-def test_another_signer_than_the_known_creator_is_refused(identities):
-    creator, other = identities(2)
-    signed = SignedManifest.create(Manifest(), other)
-    assert SignedManifest.open(signed.data, signed.run_id).creator == other.peer_id
-    with pytest.raises(BadSignature, match=re.escape(creator.peer_id)):
-        SignedManifest.open(signed.data, signed.run_id, creator.peer_id)
 
 
 def test_a_signature_of_somebody_else_is_refused(identities):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -17,7 +18,7 @@ from bootstrap.records import DhtInspector, SignedRecords, Storage, check_dictio
 from protocols.envelope import CLOCK_SKEW, seal
 from protocols.errors import Malformed, RemoteProtocolError
 from protocols.identity import Identity, PeerId
-from protocols.messages import PeerRecord
+from protocols.messages import Envelope, PeerRecord
 from protocols.p2p import bindings
 
 bindings()
@@ -42,6 +43,10 @@ def sealed(
     record = PeerRecord(about or who.peer_id, ("192.0.2.1:4390",), "")
     options = {"purpose": "record", "run": RUN, "expires": NOW + 600.0} | changes
     return seal(who, record, sequence=sequence, **options)
+
+
+def for_one(peer: PeerId) -> bytes:
+    return replace(Envelope.decode(sealed()), recipient=peer).encode()
 
 
 def record(data: bytes, **changes: Any) -> DHTRecord:
@@ -76,7 +81,7 @@ REFUSED = {
     "of another run": record(sealed(run=b"\x08" * 32)),
     "under another key": record(sealed(), key=DHTID.generate("else").to_bytes()),
     "of no purpose of the directory": record(sealed(purpose="diary")),
-    "for one recipient": record(sealed(recipient=BOB.peer_id)),
+    "for one recipient": record(for_one(BOB.peer_id)),
     "long expired": record(sealed(expires=NOW - 60.0), expiration_time=NOW - 60.0),
     "for a whole day": record(sealed(expires=NOW + 86_000.0), expiration_time=NOW + 86_000.0),
     "without sub-key": record(sealed(), subkey=MSGPackSerializer.dumps(None)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noloco_kit import noloco
 from pydantic import ValidationError
 
 from bootstrap.manifest_gossip import Gossip
@@ -35,7 +36,7 @@ def test_noloco_with_all_alike_is_heavy_ball_on_the_common_progress() -> None:
     for seed in range(8):
         progress = torch.randn(10, generator=torch.Generator().manual_seed(seed))
         fast = slow + progress
-        mixing.noloco(slow, momentum, fast, fast.clone(), alpha=mixing.ALPHA, beta=mixing.BETA)
+        noloco(slow, momentum, fast, fast.clone(), alpha=mixing.ALPHA, beta=mixing.BETA)
         params.grad = -progress
         reference.step()
         assert torch.allclose(slow, params.detach(), atol=1e-5)
@@ -49,8 +50,8 @@ def rest(alpha: float, gamma: float) -> float:
     for _ in range(60):
         for a, b in pairs(16, chance):
             one, two = slow[a].clone(), slow[b].clone()
-            mixing.noloco(slow[a], momenta[a], one, two, alpha=alpha, beta=gamma)
-            mixing.noloco(slow[b], momenta[b], two, one, alpha=alpha, beta=gamma)
+            noloco(slow[a], momenta[a], one, two, alpha=alpha, beta=gamma)
+            noloco(slow[b], momenta[b], two, one, alpha=alpha, beta=gamma)
     return spread(slow)
 
 
@@ -81,7 +82,7 @@ def test_nolocos_coefficients_are_refused_with_the_reason(
 
 def test_a_partner_that_vanished_costs_no_progress() -> None:
     slow, momentum, fast = torch.zeros(5), torch.zeros(5), torch.ones(5)
-    mixing.noloco(slow, momentum, fast, fast, alpha=0.5, beta=0.7)
+    noloco(slow, momentum, fast, fast, alpha=0.5, beta=0.7)
     assert torch.allclose(slow, torch.full((5,), 0.7))
 
 
@@ -188,8 +189,8 @@ def test_where_pairs_keep_islands_that_have_nothing_in_common(alpha: float, beta
         if round_ >= 20:
             found.append(spread(fast))
         for a, b in pairs(count, chance):
-            mixing.noloco(slow[a], momenta[a], fast[a], fast[b], alpha=alpha, beta=beta)
-            mixing.noloco(slow[b], momenta[b], fast[b], fast[a], alpha=alpha, beta=beta)
+            noloco(slow[a], momenta[a], fast[a], fast[b], alpha=alpha, beta=beta)
+            noloco(slow[b], momenta[b], fast[b], fast[a], alpha=alpha, beta=beta)
     expected = steady_disagreement(alpha, beta)
     assert sum(found) / len(found) == pytest.approx(expected, rel=0.05)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from node.checkpoints import checkpoint
@@ -13,9 +15,14 @@ from node.checkpoints.checkpoint import (
     CheckpointStore,
     Facts,
 )
-from node.checkpoints.tensor_files import File, write_tensors
+from node.checkpoints.tensor_files import Entry, File, write_entries
 
 VALUES = np.arange(5000, dtype=np.float32)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> File:
+    """Write arrays as safetensors."""
+    return write_entries(path, [Entry.of_array(*each) for each in tensors.items()])
 
 
 def make(store: CheckpointStore, round: int, run: str = "r", peer: str = "") -> Checkpoint:

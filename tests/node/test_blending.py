@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from noloco_kit import noloco
 
-from diloco.mixing import ALPHA, BETA, noloco
+from diloco.mixing import ALPHA, BETA
 from diloco.optimizers import Rates, named
 from node.replicas.blending import Blend
 from protocols.codecs import RangeCodec

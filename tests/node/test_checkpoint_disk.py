@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_kit import VALUES, make, names
+from checkpoint_kit import VALUES, make, names, write_tensors
 
 from node.checkpoints.checkpoint import (
     CheckpointError,
@@ -17,7 +17,6 @@ from node.checkpoints.checkpoint import (
     FolderGoneError,
 )
 from node.checkpoints.names import DRAFT_PREFIX, FETCHED_PREFIX
-from node.checkpoints.tensor_files import write_tensors
 from node.checkpoints.under_way import room_beside
 
 

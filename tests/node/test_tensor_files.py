@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
-from checkpoint_kit import files_read
+from checkpoint_kit import files_read, write_tensors
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -25,7 +25,6 @@ from node.checkpoints.tensor_files import (
     leave_note,
     read_tensors,
     write_entries,
-    write_tensors,
 )
 
 FACTS = Facts(run="r", round=1, step=0, tokens=0)
