@@ -59,13 +59,11 @@ class DialBack:
         *,
         admitted: Callable[[PeerId], bool],
         observed: Callable[[PeerId], str],
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._whereabouts = whereabouts
         self._admitted = admitted
         self._observed = observed
-        self._now = now
         self._allowance = Allowance()
         self._names = Names()
         transport.on_call("reach", self._answer, max_body=0)
@@ -77,7 +75,7 @@ class DialBack:
         known = self._whereabouts.get(peer)
         given = self._worth_trying(known.record.addresses if known else (), seen)
         if given:
-            if not self._allowance.take(source_of(seen) if seen else "", self._now()):
+            if not self._allowance.take(source_of(seen) if seen else "", time.monotonic()):
                 raise RemoteRefused("busy", "asked too often")
             until = asyncio.get_running_loop().time() + TIMEOUT_S
             tried = await asyncio.gather(*[self._reaches(peer, one, seen) for one in given])

@@ -196,7 +196,6 @@ async def greet(
     run: bytes = b"",
     invitation: str = "",
     clock: Callable[[], float] = time.time,
-    timeout: float = GREET_TIMEOUT,
 ) -> Greeting:
     """Greet ``peer``; ``run`` empty: whichever it has.
 
@@ -215,7 +214,7 @@ async def greet(
     )
     try:
         reply = await transport.call(
-            peer, "hello", hello.encode(), timeout=timeout, max_reply=Welcome.MAX_BYTES
+            peer, "hello", hello.encode(), timeout=GREET_TIMEOUT, max_reply=Welcome.MAX_BYTES
         )
     except RemoteRefused as error:
         raise _refusal(peer, run, software, error) from error

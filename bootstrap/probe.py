@@ -30,11 +30,8 @@ class ProbeServer:
     More than :data:`BYTES_A_MINUTE` are refused as ``busy``.
     """
 
-    def __init__(
-        self, transport: Transport, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._since, self._spent = clock(), 0
+    def __init__(self, transport: Transport) -> None:
+        self._since, self._spent = time.monotonic(), 0
         transport.on_push("probe", self._take, max_length=MAX_BYTES)
         transport.on_pull("probe", self._give)
 
@@ -53,7 +50,7 @@ class ProbeServer:
         return BufferFeed(*[_ZEROS] * whole, memoryview(_ZEROS)[:rest])
 
     def _spend(self, count: int) -> None:
-        if (now := self._clock()) - self._since >= 60:
+        if (now := time.monotonic()) - self._since >= 60:
             self._since, self._spent = now, 0
         if self._spent + count > BYTES_A_MINUTE:
             raise RemoteRefused("busy", "asked too often; try again in a minute")

@@ -136,14 +136,12 @@ class P2P:
         *,
         inspector: Inspector | None = None,
         limit: RateLimit | None = None,
-        call_timeout: float = CALL_TIMEOUT,
     ) -> None:
         self.peer_id = bindings().PeerID.from_base58(transport.peer_id)
         self.whereabouts = whereabouts
         self._transport = transport
         self._inspector = inspector
         self._limit = limit or RateLimit()
-        self._timeout = call_timeout
         self._handlers: dict[str, _Handler] = {}
         self._streams = Streams(transport, self._open_stream)
         transport.on_call("p2p", self._serve, max_body=RemoteCall.MAX_BYTES)
@@ -196,7 +194,7 @@ class P2P:
         )
         with _upstream_errors(peer, name):
             reply = await ask(
-                self._transport, peer, "p2p", request, RemoteReply, timeout=self._timeout
+                self._transport, peer, "p2p", request, RemoteReply, timeout=CALL_TIMEOUT
             )
             if reply.error:
                 raise RemoteRefused("handler", reply.error)

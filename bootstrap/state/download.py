@@ -99,7 +99,6 @@ async def download(
     offload: Offload = asyncio.to_thread,
     stall_timeout: float = STALL_S,
     first_sources: int = FIRST_SOURCES,
-    max_sources: int = MAX_SOURCES,
     introduce: Introduce | None = None,
     in_office: Container[PeerId] = (),
     on_disk: PartialState | None = None,
@@ -113,12 +112,12 @@ async def download(
     then what ``work`` fills may be partly written.
     """
     fetch = _Fetch(transport, words, work, offload, stall_timeout, in_office, on_disk)
-    slots = asyncio.Semaphore(min(first_sources, max_sources))
+    slots = asyncio.Semaphore(first_sources)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
             helping = [group.create_task(fetch.share(introduce, peers))] if introduce else []
-            helping.append(group.create_task(fetch.widen(slots, first_sources, max_sources)))
+            helping.append(group.create_task(fetch.widen(slots, first_sources)))
             await work.ended(tasks)
             for task in (*tasks, *helping):
                 task.cancel()
@@ -155,10 +154,10 @@ class _Fetch:
         with self._writing:
             self._ended = True
 
-    async def widen(self, slots: asyncio.Semaphore, first: int, most: int) -> None:
+    async def widen(self, slots: asyncio.Semaphore, first: int) -> None:
         """Let further sources be asked, as long as that helps; until cancelled."""
         clock = asyncio.get_running_loop().time
-        widening = Widening(most, clock(), first)
+        widening = Widening(MAX_SOURCES, clock(), first)
         while True:
             await asyncio.sleep(POLL_S)
             now, done = clock(), self.work.done

@@ -53,9 +53,9 @@ class MomentsServer:
     """Answers ``moments`` calls and ``moment`` pulls from one copy, which ``copy`` makes.
 
     ``copy`` raises :class:`RemoteRefused` where there are none. A copy is given up when nobody has
-    read it for ``idle_s``. At most one part in ``COPY_COSTS`` of the time goes into copies, whoever
-    asks, and whether or not they succeed: until the next one is due the answer is ``busy``. If a
-    caller hangs up, the copy that is being made is for the next one.
+    read it for :data:`MOMENTS_IDLE_S`. At most one part in ``COPY_COSTS`` of the time goes into
+    copies, whoever asks, and whether or not they succeed: until the next one is due the answer is
+    ``busy``. If a caller hangs up, the copy that is being made is for the next one.
     """
 
     def __init__(
@@ -65,11 +65,10 @@ class MomentsServer:
         copy: Callable[[], Awaitable[Moments]],
         *,
         offload: Offload,
-        idle_s: float = MOMENTS_IDLE_S,
     ) -> None:
         self._run, self._copy, self._offload = run, copy, offload
         self._kept: _Kept | None = None
-        self._maker, self._expiry = Maker(), Expiry(idle_s, self._expire)
+        self._maker, self._expiry = Maker(), Expiry(MOMENTS_IDLE_S, self._expire)
         self._next = 0.0  # when the next copy may be made
         transport.on_call("moments", self._on_moments)
         transport.on_pull("moment", self._on_chunk)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from bootstrap.state.chunks import Came, DownloadProgress, Work
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import (
-    MAX_SOURCES,
     OFFER_TIMEOUT_S,
     STALL_S,
     Download,
@@ -68,7 +67,6 @@ async def download_state(
     offer_timeout: float = OFFER_TIMEOUT_S,
     stall_timeout: float = STALL_S,
     first_sources: int = FIRST_SOURCES,
-    max_sources: int = MAX_SOURCES,
     fellows: Fellows | None = None,
     on_disk: PartialState | None = None,
     in_office: Container[PeerId] = (),
@@ -138,7 +136,6 @@ async def download_state(
             offload=offload,
             stall_timeout=stall_timeout,
             first_sources=first_sources,
-            max_sources=max_sources,
             introduce=fellows.introduce if fellows else None,
             in_office=in_office,
             on_disk=on_disk,

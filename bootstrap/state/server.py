@@ -76,8 +76,6 @@ class StateServer:
         read_by: Callable[[PeerId, int, int], object] | None = None,
         fragments: int = 1,
         max_pins: int = MAX_PINS,
-        idle_s: float = IDLE_S,
-        evict_s: float = EVICT_S,
     ) -> None:
         self._run = run
         self._current = current
@@ -86,10 +84,10 @@ class StateServer:
         self._room = room
         self._read_by = read_by
         self._fragments = fragments
-        self._max_pins, self._evict_s = fragments * max_pins, evict_s
+        self._max_pins = fragments * max_pins
         self._pins: dict[tuple[int, int], _Pin] = {}  # by fragment and round
         self._pinning = asyncio.Lock()
-        self._maker, self._expiry = Maker(), Expiry(idle_s, self._expire)
+        self._maker, self._expiry = Maker(), Expiry(IDLE_S, self._expire)
         transport.on_call("state", self._on_state)
         transport.on_pull("chunk", self._on_chunk)
 
@@ -100,9 +98,9 @@ class StateServer:
 
     @property
     def read(self) -> bool:
-        """Whether somebody has read some of a copy in the last ``evict_s`` seconds."""
+        """Whether somebody has read some of a copy in the last :data:`EVICT_S` seconds."""
         now = asyncio.get_running_loop().time()
-        return any(now - pin.use.at < self._evict_s for pin in self._pins.values())
+        return any(now - pin.use.at < EVICT_S for pin in self._pins.values())
 
     async def aclose(self) -> None:
         """Give all copies up, also one that is being made."""
@@ -218,7 +216,7 @@ class StateServer:
             if not self._pins:
                 raise RemoteRefused("busy", why)
             until, key = min(
-                (max(pin.replaceable, pin.use.until(self._evict_s)), key)
+                (max(pin.replaceable, pin.use.until(EVICT_S)), key)
                 for key, pin in self._pins.items()
             )
             if asyncio.get_running_loop().time() < until:

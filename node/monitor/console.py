@@ -64,14 +64,12 @@ class Console:
         *,
         as_json: bool = False,
         dashboard_key: str = "",
-        step_interval_s: float = STEP_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``dashboard_key`` stands in the dashboard's address on the terminal, never in a log."""
         self._out = out
         self._key = dashboard_key
         self._json = as_json
-        self._interval = step_interval_s
         self._clock = clock
         self._last_step = float("-inf")
         self._closed = False
@@ -80,7 +78,7 @@ class Console:
         """Write the record's lines, if it has any."""
         if isinstance(record.event, Step) and not self._json:
             now = self._clock()
-            if now - self._last_step < self._interval:
+            if now - self._last_step < STEP_INTERVAL_S:
                 return
             self._last_step = now
         text = record.line() if self._json else render(record.event, self._key)

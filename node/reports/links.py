@@ -124,7 +124,7 @@ class LinkTable:
             view
             for peer in self.islands()
             if (stats := self.transport.stats.by_peer.get(peer)) is not None
-            for view in _both(self.me, _link(peer, stats), 0.0)
+            for view in _both(self.me, _link(peer, stats))
         ]
 
     async def run(self) -> None:
@@ -230,10 +230,10 @@ def _cut(
     return kept
 
 
-def _both(teller: PeerId, link: Link, age: float) -> Iterator[LinkView]:
-    """Both directions of a link as one end of it has measured them."""
+def _both(me: PeerId, link: Link) -> Iterator[LinkView]:
+    """Both directions of a link as this node has measured them."""
     trip = link.round_trip or None
     if link.upload or trip:
-        yield LinkView(teller, link.peer, link.upload or None, trip, age)
+        yield LinkView(me, link.peer, link.upload or None, trip, 0.0)
     if link.download or trip:
-        yield LinkView(link.peer, teller, link.download or None, trip, age)
+        yield LinkView(link.peer, me, link.download or None, trip, 0.0)

@@ -25,11 +25,11 @@ def frame(message: Message) -> bytes:
 class Unframer:
     """Cuts a stream into frames, without any IO; holds at most one incomplete frame.
 
-    ``limit`` is the longest frame that is taken.
+    :attr:`limit` is the longest frame that is taken.
     """
 
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
+        self.limit = MAX_FRAME
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:

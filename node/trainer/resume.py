@@ -120,7 +120,7 @@ def save(
             tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
     future = async_save(
         tensors,
-        storage_writer=ShardWriter(directory, FOLDER),
+        storage_writer=ShardWriter(directory),
         process_group=weights.ranks.background(),
         no_dist=weights.ranks.size == 1,
     )
@@ -148,7 +148,7 @@ def _write_whole(
         done: Future[object] = Future()
         done.set_result(None)
         return done
-    writer = ShardWriter(directory, FOLDER)
+    writer = ShardWriter(directory)
     pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     future = pool.submit(save_now, whole, storage_writer=writer, no_dist=True)
     pool.shutdown(wait=False)

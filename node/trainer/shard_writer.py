@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from node.checkpoints.tensor_files import Entry, leave_note, write_entries
+from node.trainer.trainer_state import FOLDER
 
 
 class ShardWriter(HuggingFaceStorageWriter):
@@ -20,10 +21,10 @@ class ShardWriter(HuggingFaceStorageWriter):
     torch's holds a whole file in memory twice before it writes.
     """
 
-    def __init__(self, draft: Path, folder: str) -> None:
-        """``folder`` is that of the trainer's files in a checkpoint's ``draft``."""
-        super().__init__(str(draft / folder), save_distributed=True)
-        self.draft, self.folder = draft, draft / folder
+    def __init__(self, draft: Path) -> None:
+        """``draft`` is a checkpoint's; the trainer's files have a folder of their own in it."""
+        self.draft, self.folder = draft, draft / FOLDER
+        super().__init__(str(self.folder), save_distributed=True)
 
     def write_data(
         self, plan: SavePlan, planner: SavePlanner

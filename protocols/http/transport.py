@@ -76,13 +76,12 @@ class HttpTransport:
         identity: Identity,
         *,
         listen: str | None = None,
-        book: AddressBook | None = None,
         tls: bool = True,
         limits: Limits | None = None,
         max_upload: float | None = None,
     ) -> None:
         self.identity = identity
-        self.book = book if book is not None else AddressBook()
+        self.book = AddressBook()
         self.stats = TransportStats()
         self.limits = limits or Limits()
         self._names = Names()

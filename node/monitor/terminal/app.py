@@ -161,7 +161,7 @@ class Monitor(App[int]):
             CHART_ROWS,
         )
         self._put("consensus", apart)
-        rounds = drawing.rounds(picture["rounds"], self._room("rounds"), 7, drawing.names(state))
+        rounds = drawing.rounds(picture["rounds"], self._room("rounds"), drawing.names(state))
         self._put("rounds", rounds)
         self._put("node", drawing.node(state))
         self._fill_table(picture)

@@ -20,6 +20,7 @@ from node.monitor.wording import (
 )
 from node.status import gpus_line, joining, of_total
 
+ROUNDS = 5  # the newest ones, as bars
 # told apart by shade as well as by colour
 PHASES = (
     ("ready", "▓", "yellow"),
@@ -127,9 +128,7 @@ def curve(title: str, values: Sequence[float | None], width: int, height: int) -
     return text
 
 
-def rounds(
-    rows: Sequence[Mapping[str, Any]], width: int, height: int, names: Mapping[str, str]
-) -> Text:
+def rounds(rows: Sequence[Mapping[str, Any]], width: int, names: Mapping[str, str]) -> Text:
     """The newest rounds as bars by phase, the latest first, with who was dropped.
 
     Above them whom the newest waited for; ``names`` of peers, where they have one.
@@ -139,7 +138,7 @@ def rounds(
     for name, mark, style in PHASES:
         text.append(f" {mark}", style)
         text.append(name, "dim")
-    shown = list(rows)[-max(0, height - 2) :][::-1]
+    shown = list(rows)[-ROUNDS:][::-1]
     if shown and (waited := waited_for(shown[0], names)):
         text.append(f"\n{waited}", "cyan")
     longest = max(map(merging_s, shown), default=0.0) or 1.0
