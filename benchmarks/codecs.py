@@ -13,13 +13,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from protocols.codecs import NAMES, codec
+from protocols.codecs import NAMES, RangeCodec, codec
 
 Job = Callable[[], object]
 
@@ -32,22 +33,27 @@ def jobs(values: torch.Tensor) -> dict[tuple[str, str], Job]:
         ("baseline", "add"): lambda: accumulator.add_(values),
     }
     for name in NAMES:
-        one = codec(name)
-        data = torch.empty(one.encoded_size(len(values)), dtype=torch.uint8)
-        found[name, "encode"] = lambda one=one, data=data: one.encode(values, data)
-        found[name, "decode"] = lambda one=one, data=data: one.decode(data, out)
-        found[name, "decode_add"] = lambda one=one, data=data: one.decode_add(
-            data, 0.25, accumulator
-        )
+        one = RangeCodec(name, len(values))
+        data = torch.empty(one.encoded_size(0, len(values)), dtype=torch.uint8)
+        found[name, "encode"] = partial(one.encode, 0, values, data)
+        found[name, "decode"] = partial(one.decode, 0, data, out)
+        found[name, "decode_add"] = partial(decode_add, one, data, accumulator)
     return found
+
+
+def decode_add(one: RangeCodec, data: torch.Tensor, accumulator: torch.Tensor) -> None:
+    """Add a quarter of what is encoded, chunk by chunk, as an owner does."""
+    for chunk in one.chunks(0, len(accumulator)):
+        piece = data[chunk.offset : chunk.offset + chunk.size]
+        one.decode_add_chunk(chunk, piece, 0.25, accumulator[chunk.start : chunk.stop])
 
 
 def relative_error(name: str, values: torch.Tensor) -> float:
     """‖decoded − values‖ / ‖values‖."""
-    data = torch.empty(codec(name).encoded_size(len(values)), dtype=torch.uint8)
-    out = torch.empty_like(values)
-    codec(name).encode(values, data)
-    codec(name).decode(data, out)
+    one, out = RangeCodec(name, len(values)), torch.empty_like(values)
+    data = torch.empty(one.encoded_size(0, len(values)), dtype=torch.uint8)
+    one.encode(0, values, data)
+    one.decode(0, data, out)
     return float((out.sub_(values).norm() / values.norm()).item())
 
 

@@ -27,7 +27,7 @@ from torch.nn.utils import parameters_to_vector
 
 from diloco import feedback, merge, outer
 from diloco.loop import Island, Settings, evaluate, load, new_model, texts
-from protocols.codecs import codec
+from protocols.codecs import RangeCodec, codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,10 @@ class Compressed:
 
     def coded(self, name: str, values: Tensor, out: Tensor) -> Tensor:
         """``values`` as a receiver decodes them."""
-        one = codec(name)
-        data = torch.empty(one.encoded_size(len(values)), dtype=torch.uint8)
-        one.encode(values, data)
-        one.decode(data, out)
+        one = RangeCodec(name, len(values))
+        data = torch.empty(one.encoded_size(0, len(values)), dtype=torch.uint8)
+        one.encode(0, values, data)
+        one.decode(0, data, out)
         return out
 
     def merged(self, deltas: list[Tensor], round_: int) -> Tensor:

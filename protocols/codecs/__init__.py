@@ -35,15 +35,15 @@ Scales are bf16 since an fp16 scale has no room for pseudo-gradients of 1e-8. in
 :mod:`protocols.codecs.lowbit`; how indices are written: :mod:`protocols.codecs.sparse`.
 
 What does not travel: NaN, infinities, and magnitudes from 2¹²⁷ on in int8 and int4, from 2¹¹⁶ on
-in those with feedback. ``encode`` raises :class:`ValueError` for them (our own training
-diverged), ``decode`` raises :class:`~protocols.errors.NonFinite`, so that they are refused at the
+in those with feedback. Encoding raises :class:`ValueError` for them (our own training
+diverged), decoding raises :class:`~protocols.errors.NonFinite`, so that they are refused at the
 door; and :class:`~protocols.errors.Malformed` for indices that do not ascend. Block codecs flush
 blocks whose scale would be under 2⁻¹²⁰ to zero, which keeps subnormals out of the arithmetic.
 
->>> one = codec("int4")
->>> data = torch.empty(one.encoded_size(len(delta)), dtype=torch.uint8)
->>> one.encode(delta, data)
->>> one.decode_add(data, weight, accumulator)
+>>> one = RangeCodec("int4", dense=len(delta))
+>>> data = torch.empty(one.encoded_size(0, len(delta)), dtype=torch.uint8)
+>>> one.encode(0, delta, data)
+>>> one.decode(0, data, out)
 """
 
 from protocols.codecs.base import CHUNK, Codec

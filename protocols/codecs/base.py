@@ -45,53 +45,6 @@ class Codec(ABC):
         whole, rest = divmod(count, CHUNK)
         return whole * self._size(CHUNK) + (self._size(rest) if rest else 0)
 
-    @torch.inference_mode()
-    def encode(self, values: Tensor, out: Buffer) -> None:
-        """Encode float32 ``values`` [n] into ``out``, a writable buffer of ``encoded_size(n)``.
-
-        Raises :class:`ValueError` if a value is not finite or too large for the codec.
-        """
-        target = byte_tensor(out)
-        _check_vector(values)
-        if len(target) != self.encoded_size(len(values)):
-            raise LocalProtocolError(
-                f"{len(values)} elements as {self.name} need {self.encoded_size(len(values))} "
-                f"bytes, the buffer has {len(target)}"
-            )
-        for start, stop, offset, size in self.pieces(len(values)):
-            self._encode(values[start:stop], target[offset : offset + size])
-
-    @torch.inference_mode()
-    def decode(self, data: Buffer, out: Tensor) -> None:
-        """Decode ``data`` into float32 ``out`` [n].
-
-        Raises :class:`~protocols.errors.Malformed` if the length is not that of n elements and
-        :class:`~protocols.errors.NonFinite` if a value is not finite; ``out`` may then be partly
-        written.
-        """
-        _check_vector(out)
-        for (start, stop), source in self._decodable(data, len(out)):
-            self._decode(source, out[start:stop])
-
-    @torch.inference_mode()
-    def decode_add(self, data: Buffer, weight: float, accumulator: Tensor) -> None:
-        """``accumulator += weight * decoded``, the product rounded before it is added.
-
-        Codecs with scales multiply these with the weight, which saves a pass over the elements.
-
-        With weights that sum to at most 1 the accumulator cannot overflow. Raises as
-        :meth:`decode` does; elements before the chunk at fault are then added already.
-        """
-        _check_vector(accumulator)
-        for (start, stop), source in self._decodable(data, len(accumulator)):
-            self._decode_add(source, weight, accumulator[start:stop])
-
-    @torch.inference_mode()
-    def check(self, data: Buffer, count: int) -> None:
-        """Raise what :meth:`decode` to ``count`` elements would; costs less where it can."""
-        for (start, stop), source in self._decodable(data, count):
-            self._check(source, stop - start)
-
     def pieces(self, count: int) -> Iterator[tuple[int, int, int, int]]:
         """(start, stop) in elements and (offset, size) in bytes of each chunk."""
         step = self._size(CHUNK)
@@ -99,37 +52,42 @@ class Codec(ABC):
             stop = min(start + CHUNK, count)
             yield start, stop, index * step, self._size(stop - start)
 
-    def _decodable(self, data: Buffer, count: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        source = byte_tensor(data)
-        if len(source) != self.encoded_size(count):
-            raise Malformed(
-                f"{len(source)} bytes of {self.name}, expected {self.encoded_size(count)}"
-            )
-        for start, stop, offset, size in self.pieces(count):
-            yield (start, stop), source[offset : offset + size]
-
-    # --- one chunk, without what the others cost where millions of elements are many chunks -------
+    # --- one chunk of at most CHUNK elements; longer vectors are a RangeCodec's -------------------
 
     def encode_one(self, values: Tensor, out: Buffer) -> None:
-        """As :meth:`encode`, of at most CHUNK elements."""
+        """Encode float32 ``values`` [n] into ``out``, a writable buffer of ``encoded_size(n)``.
+
+        Raises :class:`ValueError` if a value is not finite or too large for the codec.
+        """
         target, count = byte_tensor(out), values.numel()
         if not 0 < count <= CHUNK or target.numel() != self._size(count):
             raise LocalProtocolError(f"{target.numel()} bytes of {self.name} for {count} elements")
         self._encode(values, target)
 
     def decode_one(self, data: Buffer, out: Tensor, weight: float = 1.0) -> None:
-        """As :meth:`decode`, of at most CHUNK elements, and times ``weight``."""
+        """Decode ``data`` into float32 ``out`` [n], times ``weight``.
+
+        Raises :class:`~protocols.errors.Malformed` if the length is not that of n elements and
+        :class:`~protocols.errors.NonFinite` if a value is not finite; ``out`` may then be partly
+        written.
+        """
         if weight == 1.0:
             self._decode(self._one(data, out.numel()), out)
         else:
             self._decode_times(self._one(data, out.numel()), weight, out)
 
     def decode_add_one(self, data: Buffer, weight: float, accumulator: Tensor) -> None:
-        """As :meth:`decode_add`, of at most CHUNK elements: all of them or, on error, none."""
+        """``accumulator += weight * decoded``, the product rounded before it is added.
+
+        Codecs with scales multiply these with the weight, which saves a pass over the elements.
+
+        With weights that sum to at most 1 the accumulator cannot overflow. Raises as
+        :meth:`decode_one` does, and then nothing is added.
+        """
         self._decode_add(self._one(data, accumulator.numel()), weight, accumulator)
 
     def check_one(self, data: Buffer, count: int) -> None:
-        """As :meth:`check`, of at most CHUNK elements."""
+        """Raise what :meth:`decode_one` to ``count`` elements would; costs less where it can."""
         self._check(self._one(data, count), count)
 
     def _one(self, data: Buffer, count: int) -> Tensor:
@@ -176,6 +134,7 @@ def byte_tensor(buffer: Buffer) -> Tensor:
     return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
 
 
-def _check_vector(values: Tensor) -> None:
+def check_vector(values: Tensor) -> None:
+    """Raise LocalProtocolError for what is no vector of float32."""
     if values.dtype is not torch.float32 or values.dim() != 1 or not values.is_contiguous():
         raise LocalProtocolError("values must be a contiguous float32 vector")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from protocols.codecs.base import Buffer, Codec, byte_tensor
+from protocols.codecs.base import Buffer, Codec, byte_tensor, check_vector
 from protocols.codecs.registry import codec
 from protocols.errors import LocalProtocolError, Malformed
 
@@ -61,7 +61,7 @@ class RangeCodec:
         self._of(chunk).encode_one(values, out)
 
     def decode_chunk(self, chunk: Chunk, data: Buffer, out: Tensor, weight: float = 1.0) -> None:
-        """Decode the bytes of one chunk, times ``weight``; raises as :meth:`Codec.decode` does."""
+        """Decode the bytes of one chunk, times ``weight``; raises as :meth:`Codec.decode_one`."""
         self._of(chunk).decode_one(data, out, weight)
 
     def check_chunk(self, chunk: Chunk, data: Buffer) -> None:
@@ -75,15 +75,28 @@ class RangeCodec:
         self._of(chunk).decode_add_one(data, weight, accumulator)
 
     def encode(self, start: int, values: Tensor, out: Buffer) -> None:
-        """Encode a whole range, ``values`` being elements ``start`` on."""
-        target = byte_tensor(out)
+        """Encode a whole range into ``out``, ``values`` being elements ``start`` on.
+
+        Raises as :meth:`Codec.encode_one` does.
+        """
+        target, size = byte_tensor(out), self.encoded_size(start, start + len(values))
+        check_vector(values)
+        if len(target) != size:
+            raise LocalProtocolError(
+                f"{len(values)} elements as {self.name} need {size} bytes, "
+                f"the buffer has {len(target)}"
+            )
         for one in self.chunks(start, start + len(values)):
             part = values[one.start - start : one.stop - start]
             self.encode_chunk(one, part, target[one.offset : one.offset + one.size])
 
     def decode(self, start: int, data: Buffer, out: Tensor) -> None:
-        """Decode a whole range into ``out``, whose first element is ``start``."""
+        """Decode a whole range into ``out``, whose first element is ``start``.
+
+        Raises as :meth:`Codec.decode_one` does.
+        """
         source = byte_tensor(data)
+        check_vector(out)
         if len(source) != self.encoded_size(start, start + len(out)):
             raise Malformed(f"{len(source)} bytes do not hold {len(out)} elements")
         for one in self.chunks(start, start + len(out)):

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from codec_kit import round_trip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from diloco import feedback
-from protocols.codecs import codec
 
 N = 9000
 COARSE = ("int2", "int1", "top12", "top3")
 
 
 def decoded(name: str) -> Callable[[Tensor], Tensor]:
-    def coded(values: Tensor) -> Tensor:
-        data = torch.empty(codec(name).encoded_size(len(values)), dtype=torch.uint8)
-        codec(name).encode(values, data)
-        out = torch.empty_like(values)
-        codec(name).decode(data, out)
-        return out
-
-    return coded
+    return partial(round_trip, name)
 
 
 def normal(seed: int, count: int = N) -> Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from codec_kit import decode_add, encoded
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from diloco import merge
-from protocols.codecs import codec
 
 N = 270_001
 
@@ -43,9 +43,7 @@ def test_it_is_what_decoding_into_an_accumulator_gives() -> None:
     members, weights = deltas(3), [3.0, 1.0, 4.0]
     accumulator = torch.zeros(N)
     for member, share in zip(members, merge.shares(weights), strict=True):
-        data = torch.empty(codec("fp32").encoded_size(N), dtype=torch.uint8)
-        codec("fp32").encode(member, data)
-        codec("fp32").decode_add(data, share, accumulator)
+        decode_add("fp32", encoded("fp32", member), share, accumulator)
     assert torch.equal(merge.weighted_mean(members, weights, torch.empty(N)), accumulator)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from protocols.codecs import CHUNK, codec
+from protocols.codecs import CHUNK, Chunk, RangeCodec, codec
+from protocols.codecs.base import Buffer
 
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, CHUNK - 1, CHUNK, CHUNK + 1)
 BLOCK = {"int8": 256, "int4": 64, "int2": 64, "int1": 64, "top12": 4096, "top3": 4096}
@@ -18,15 +21,48 @@ def normal(count: int, seed: int = 0, scale: float = 1e-3) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+def whole(name: str) -> RangeCodec:
+    """The codec of a vector of any length that travels as ``name`` to its end."""
+    return RangeCodec(name, 2**62)
+
+
+def encode(name: str, values: Tensor, out: Buffer) -> None:
+    whole(name).encode(0, values, out)
+
+
+def decode(name: str, data: Buffer, out: Tensor) -> None:
+    whole(name).decode(0, data, out)
+
+
+def decode_add(name: str, data: Buffer, weight: float, accumulator: Tensor) -> None:
+    """``accumulator += weight * decoded``, chunk by chunk."""
+    for chunk, piece in _pieces(name, data, len(accumulator)):
+        here = accumulator[chunk.start : chunk.stop]
+        whole(name).decode_add_chunk(chunk, piece, weight, here)
+
+
+def check(name: str, data: Buffer, count: int) -> None:
+    """Raise what decoding to ``count`` elements would."""
+    for chunk, piece in _pieces(name, data, count):
+        whole(name).check_chunk(chunk, piece)
+
+
+def _pieces(name: str, data: Buffer, count: int) -> Iterator[tuple[Chunk, Buffer]]:
+    """Each chunk with its bytes; what there is beyond is the last one's."""
+    for chunk in whole(name).chunks(0, count):
+        end = None if chunk.stop == count else chunk.offset + chunk.size
+        yield chunk, data[chunk.offset : end]
+
+
 def encoded(name: str, values: Tensor) -> Tensor:
     out = torch.empty(codec(name).encoded_size(len(values)), dtype=torch.uint8)
-    codec(name).encode(values, out)
+    encode(name, values, out)
     return out
 
 
 def round_trip(name: str, values: Tensor) -> Tensor:
     out = torch.full_like(values, float("nan"))
-    codec(name).decode(encoded(name, values), out)
+    decode(name, encoded(name, values), out)
     return out
 
 

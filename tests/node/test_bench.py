@@ -353,7 +353,7 @@ async def test_nothing_is_encoded_decoded_or_added_up_on_the_event_loop(
 
         monkeypatch.setattr(kind, name, work)
 
-    for name in ("encode_one", "decode_one", "decode_add_one", "check_one", "encode", "decode"):
+    for name in ("encode_one", "decode_one", "decode_add_one", "check_one"):
         beside(Codec, name)
     for name in ("_take", "_merge"):
         beside(PartMerge, name)

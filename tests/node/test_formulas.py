@@ -20,7 +20,7 @@ from gossip.membership.pulse import Beat, HashChain, tag_of
 from gossip.membership.sketch import sketch
 from gossip.plans.certificate import basis_of, genesis, leader_order, outcome_hash
 from node.trainer.sampler import Sampler
-from protocols.codecs import NAMES, codec
+from protocols.codecs import NAMES, RangeCodec
 
 ENCODED = {
     "fp32": "ef54fccea7069528",
@@ -74,9 +74,9 @@ def digest(data: Any) -> str:
 
 
 def encoded(name: str) -> str:
-    one = codec(name)
-    out = bytearray(one.encoded_size(5000))
-    one.encode(numbers("codec", 5000), out)
+    one = RangeCodec(name, 5000)
+    out = bytearray(one.encoded_size(0, 5000))
+    one.encode(0, numbers("codec", 5000), out)
     return digest(bytes(out))
 
 

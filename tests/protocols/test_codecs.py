@@ -6,7 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from codec_kit import COARSE, KEPT, LENGTHS, check_error, encoded, normal, round_trip
+from codec_kit import (
+    COARSE,
+    KEPT,
+    LENGTHS,
+    check_error,
+    decode,
+    decode_add,
+    encode,
+    encoded,
+    normal,
+    round_trip,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,7 +116,7 @@ def test_a_chunk_decodes_alone_and_equals_itself_inside_the_stream(name: str) ->
         piece = data[index * step : index * step + one.encoded_size(len(part))]
         assert torch.equal(piece, encoded(name, part))
         out = torch.empty_like(part)
-        one.decode(piece, out)
+        decode(name, piece, out)
         assert torch.equal(out, whole[index * CHUNK : (index + 1) * CHUNK])
 
 
@@ -121,10 +132,10 @@ def test_threads_and_memory_offsets_do_not_change_the_bytes(name: str) -> None:
     shifted = torch.empty(len(values) + 3)[3:]
     shifted.copy_(values)
     odd = torch.empty(len(expected) + 1, dtype=torch.uint8)[1:]
-    codec(name).encode(shifted, odd)
+    encode(name, shifted, odd)
     assert torch.equal(odd, expected)
     out = torch.empty_like(shifted)
-    codec(name).decode(odd, out)
+    decode(name, odd, out)
     assert torch.equal(out, round_trip(name, values))
 
 
@@ -133,11 +144,11 @@ def test_every_kind_of_buffer(name: str) -> None:
     values = normal(777)
     expected, size = encoded(name, values), codec(name).encoded_size(777)
     writable = bytearray(size)
-    codec(name).encode(values, memoryview(writable))
+    encode(name, values, memoryview(writable))
     assert bytes(writable) == expected.numpy().tobytes()
     for data in (bytes(writable), writable, memoryview(bytes(writable)), expected):
         out = torch.empty(777)
-        codec(name).decode(data, out)
+        decode(name, data, out)
         assert torch.equal(out, round_trip(name, values))
 
 
@@ -146,11 +157,11 @@ def test_decode_add_rounds_the_product_before_adding(name: str) -> None:
     values, accumulator = normal(CHUNK + 300), normal(CHUNK + 300, seed=1)
     product = torch.mul(round_trip(name, values), 0.25)  # exact, and so are the scales times it
     expected = torch.add(accumulator, product)
-    codec(name).decode_add(encoded(name, values), 0.25, accumulator)
+    decode_add(name, encoded(name, values), 0.25, accumulator)
     assert torch.equal(accumulator, expected)
     product = torch.mul(round_trip(name, values), 0.3)
     expected.add_(product)
-    codec(name).decode_add(encoded(name, values), 0.3, accumulator)
+    decode_add(name, encoded(name, values), 0.3, accumulator)
     if codec(name).bits >= 16 or name in KEPT:
         assert torch.equal(accumulator, expected)
     assert torch.allclose(accumulator, expected, rtol=2**-22, atol=2**-22 * product.abs().max())

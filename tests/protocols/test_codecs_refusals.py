@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from codec_kit import COARSE, KEPT, bounds, check_error, encoded, normal, round_trip
+from codec_kit import (
+    COARSE,
+    KEPT,
+    bounds,
+    check,
+    check_error,
+    decode,
+    decode_add,
+    encode,
+    encoded,
+    normal,
+    round_trip,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -32,7 +44,7 @@ def test_decode_refuses_values_that_are_not_finite(name: str, bad: float) -> Non
     values = normal(100).to(dtype)
     values[41] = bad
     with pytest.raises(NonFinite):
-        codec(name).decode(values.view(torch.uint8), torch.empty(100))
+        decode(name, values.view(torch.uint8), torch.empty(100))
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", *COARSE])
@@ -42,7 +54,7 @@ def test_decode_refuses_scales_that_no_encoder_writes(name: str, bad: float) -> 
     data[2:4] = torch.tensor([bad], dtype=torch.bfloat16).view(torch.uint8)
     accumulator = torch.zeros(1000)
     with pytest.raises(NonFinite):
-        codec(name).decode_add(data, 1.0, accumulator)
+        decode_add(name, data, 1.0, accumulator)
     assert not accumulator.any()
 
 
@@ -62,8 +74,8 @@ def test_a_check_refuses_what_decoding_refuses(
             return type(error)
         return None
 
-    found = refused(lambda: codec(name).check(noise, count))
-    assert found is refused(lambda: codec(name).decode(noise, torch.empty(count)))
+    found = refused(lambda: check(name, noise, count))
+    assert found is refused(lambda: decode(name, noise, torch.empty(count)))
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
@@ -103,7 +115,7 @@ def test_arbitrary_bytes_decode_to_finite_values_or_are_refused(
         noise = (noise * (size // max(len(noise), 1) + 1))[:size] or bytes(size)
     out = torch.empty(count)
     try:
-        codec(name).decode(noise, out)
+        decode(name, noise, out)
     except Malformed:
         assert len(noise) != size or name in KEPT  # whose indices may be nonsense
     except NonFinite:
@@ -125,7 +137,7 @@ def test_indices_that_no_encoder_writes_are_refused(name: str) -> None:
     def refused(data: Tensor) -> None:
         accumulator = torch.zeros(count)
         with pytest.raises(Malformed):
-            codec(name).decode_add(data, 1.0, accumulator)
+            decode_add(name, data, 1.0, accumulator)
         assert not accumulator.any()
 
     doubled = good.clone()
@@ -149,15 +161,15 @@ def test_indices_that_no_encoder_writes_are_refused(name: str) -> None:
     free = int(torch.nonzero(bits != 255)[0])
     bits[free] |= bits[free] + 1
     with pytest.raises(Malformed):
-        codec(name).decode(moved, torch.empty(8192))
+        decode(name, moved, torch.empty(8192))
 
 
 def test_misuse_is_our_own_bug() -> None:
     with pytest.raises(LocalProtocolError, match="the buffer has 3"):
-        codec("bf16").encode(torch.zeros(5), bytearray(3))
+        encode("bf16", torch.zeros(5), bytearray(3))
     with pytest.raises(LocalProtocolError, match="float32"):
-        codec("bf16").encode(torch.zeros(5, dtype=torch.float64), bytearray(10))
+        encode("bf16", torch.zeros(5, dtype=torch.float64), bytearray(10))
     with pytest.raises(LocalProtocolError, match="uint8"):
-        codec("bf16").encode(torch.zeros(5), torch.zeros(10))
+        encode("bf16", torch.zeros(5), torch.zeros(10))
     with pytest.raises(Malformed, match="zip"):
         codec("zip")

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import codec_kit
 import numpy as np
 import pytest
 import torch
+from codec_kit import encoded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -45,21 +47,15 @@ def same(work: Callable[[], Tensor]) -> tuple[object, bytes]:
     return compiled
 
 
-def encode(name: str, values: Tensor) -> Tensor:
-    out = torch.zeros(codec(name).encoded_size(len(values)), dtype=torch.uint8)
-    codec(name).encode(values, out)
-    return out
-
-
 def decode(name: str, data: Tensor, count: int) -> Tensor:
     out = torch.zeros(count)
-    codec(name).decode(data, out)
+    codec_kit.decode(name, data, out)
     return out
 
 
 def added(name: str, data: Tensor, weight: float, to: Tensor) -> Tensor:
     total = to.clone()
-    codec(name).decode_add(data, weight, total)
+    codec_kit.decode_add(name, data, weight, total)
     return total
 
 
@@ -90,7 +86,7 @@ def test_compiled_and_plain_give_the_same_bits(
     name: str, seed: int, count: int, weight: float
 ) -> None:
     values = any_bits(seed, count)
-    error, data = same(lambda: encode(name, values))
+    error, data = same(lambda: encoded(name, values))
     if error is None:
         found = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         same(lambda: decode(name, found, count))
@@ -127,7 +123,7 @@ def unharmed(name: str, data: Tensor, count: int) -> Tensor:
 @pytest.mark.parametrize("count", [1, 7, 8, 15, 16, 17, 511, 513])
 def test_floats_that_lie_anywhere_are_decoded(name: str, count: int) -> None:
     values = normal(count)
-    data = encode(name, values)
+    data = encoded(name, values)
     room = torch.zeros(len(data) + 1, dtype=torch.uint8)
     room[1:] = data
     assert torch.equal(decode(name, room[1:], count), decode(name, data, count))
@@ -144,8 +140,8 @@ def test_floats_that_lie_anywhere_are_decoded(name: str, count: int) -> None:
 )
 def test_what_rounding_makes_infinite_is_refused(name: str, last: float, first: float) -> None:
     for sign in (1, -1):
-        assert same(lambda sign=sign: encode(name, torch.tensor([0.0, sign * last])))[0] is None
-        error, _ = same(lambda sign=sign: encode(name, torch.tensor([sign * first, 0.0])))
+        assert same(lambda sign=sign: encoded(name, torch.tensor([0.0, sign * last])))[0] is None
+        error, _ = same(lambda sign=sign: encoded(name, torch.tensor([sign * first, 0.0])))
         assert error is ValueError
 
 
@@ -159,20 +155,20 @@ def normal(count: int) -> Tensor:
 def test_what_cannot_be_encoded_is_refused_by_both(name: str, bad: float, where: int) -> None:
     values = torch.ones(1000)
     values[where] = bad
-    error, _ = same(lambda: encode(name, values))
+    error, _ = same(lambda: encoded(name, values))
     assert error is ValueError
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_refused_chunk_adds_nothing(name: str) -> None:
-    data = encode(name, torch.ones(1000))
+    data = encoded(name, torch.ones(1000))
     if name in kernels.FLOATS:
         data[-1] = data[-2] = 0xFF  # the last value is none
     else:
         data[:2] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)  # a scale that is infinite
     total = torch.ones(1000)
     with pytest.raises(NonFinite):
-        codec(name).decode_add(data, 1.0, total)
+        codec_kit.decode_add(name, data, 1.0, total)
     assert torch.equal(total, torch.ones(1000))
 
 
@@ -228,7 +224,7 @@ def test_without_a_compiler_torch_does_it(
         assert kernels.kernel("int8") is None
     assert "torch alone" in caplog.text
     values = torch.linspace(-1.0, 1.0, 1000)
-    assert torch.allclose(decode("int8", encode("int8", values), 1000), values, atol=0.01)
+    assert torch.allclose(decode("int8", encoded("int8", values), 1000), values, atol=0.01)
 
 
 def test_a_compiler_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
