@@ -101,6 +101,8 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 tasks = Tasks(group)
                 try:
+                    if self.script is not None:
+                        tasks.spawn(self.script.beat())
                     beside = offload_to(pool), offload_to(files)
                     node = Node(self, events, identity, new_key, transport, tasks, *beside)
                     await node.live(stack)

@@ -12,6 +12,7 @@ from bootstrap.manifest import Manifest
 from node.interrupts import SCRIPT_GONE
 from node.island.island import STOP_GRACE_S, Island
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
+from node.script.standstill import BEAT_S
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
@@ -25,6 +26,12 @@ class Script:
     vectors: SharedVectors
     layout: str  # digest, hex, of the flat layout of the script's model
     frozen: Fingerprint = NOT_COMPARED
+
+    async def beat(self) -> None:
+        """Show the script that this node lives, as long as its event loop does."""
+        while True:
+            self.vectors.beat()
+            await asyncio.sleep(BEAT_S)
 
 
 class Attached(Island):

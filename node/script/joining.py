@@ -40,8 +40,9 @@ from node.script.optimizers import Watch, as_one
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import HEARING_S, Joined, ended
+from node.script.unhurried import Unhurried
 from node.statedir import StateDir, unusable
-from node.trainer.channel import Channel, Ended
+from node.trainer.channel import Ended
 from node.trainer.layout import Layout
 from node.trainer.leader import Idle, Leader
 from node.trainer.parallel import Ranks
@@ -126,7 +127,7 @@ def join(
     with _told_to_all(ranks):
         if config is not None and vectors is not None:
             daemon, channel = _start_node(given, config, run, layout, there, vectors, quiet)
-            progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
+            progress.leader = Leader(Unhurried(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     checkpoints = StateDir(config.dir).checkpoints if config is not None else None
     joined = Joined(progress, daemon, checkpoints)
     _joined[joined] = config.dir if config is not None else None

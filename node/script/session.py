@@ -22,7 +22,7 @@ from node.errors import operator_error
 from node.hosts.wire import fitting
 from node.interrupts import held_back
 from node.script.progress import ScriptProgress, counted, elsewhere
-from node.script.standstill import STILL_S, Standstill
+from node.script.standstill import STILL_S, Pulse, Standstill
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.rank import rank_lost
@@ -40,6 +40,7 @@ GONE = Ended(
 )
 LEAVE_S = 60.0  # for the farewell; then a daemon that saves nothing is ended
 ABANDON_S = 5.0  # for the farewell alone
+KILLED_S = 30.0  # until a process that was killed is gone, with all its memory
 HEARING_S = 0.2  # until Ctrl-C is heard at most, also while waiting for a round's outcome
 
 
@@ -62,6 +63,7 @@ class Joined:
         self._progress, self._daemon, self._checkpoints = progress, daemon, checkpoints
         self._over = False  # the run is complete, this node was stopped, or it has left
         self._leaving = False
+        self._pulse = Pulse()  # the node's
         self._standstill = Standstill(checkpoints)  # while it leaves
         self._since = time.monotonic()
 
@@ -126,8 +128,10 @@ class Joined:
         as long as the run allows. Every rank must call it.
 
         Returns whether the run goes on. Raises :class:`~protocols.errors.OperatorError` if the
-        node has failed, and what the script's ``evaluate`` raises, after the round is applied; of
-        several ranks that ends the island, with E405 in the others. Ctrl-C, too, waits until it is.
+        node has failed, E405 where for an hour it has not shown that it lives (a warning comes
+        after two minutes), and what the script's ``evaluate`` raises, after the round is applied;
+        of several ranks that ends the island, with E405 in the others. Ctrl-C, too, waits until it
+        is.
         """
         if self._over:
             return False
@@ -214,8 +218,6 @@ class Joined:
             if not self._over:
                 self._leaving = True
                 self._unlock()
-                if self._progress.leader is not None:
-                    self._progress.leader.channel.limit(STILL_S)
                 self._progress.report(Leaving())
                 self._follow(until=Stop, decide=self._commanded)
         except BaseException:  # also Ctrl-C: the daemon is to see that the script is gone
@@ -270,7 +272,8 @@ class Joined:
                     return
         finally:  # also after Ctrl-C: it has the state directory
             daemon.kill()
-            daemon.wait()
+            with suppress(subprocess.TimeoutExpired):  # where it hangs inside the kernel
+                daemon.wait(KILLED_S)
 
     def _outside_evaluation(self, call: str) -> None:
         """Raise E204 in the script's own evaluation, where a round is half taken in."""
@@ -353,17 +356,27 @@ class Joined:
             self._standstill.over()
             return command
         self._standstill.add(leader.longest_s)
-        return self._unanswered() if self._standstill.too_long else Idle()
+        if not self._standstill.too_long:
+            return Idle()
+        return self._unanswered(
+            f"asked to leave, it has said and written nothing for {STILL_S:.0f} s at least"
+        )
 
-    def _unanswered(self) -> Ended:
+    def _decided(self, leader: Leader, decide: Decide | None) -> Action:
+        """What rank 0 decides; its end where the node hangs, which is ended with it."""
+        if not self._leaving and self._pulse.lost(leader.vectors.beats, leader.clock()):
+            self._reap(0.0, saves=False)  # else its state directory stays locked
+            return self._unanswered(f"no sign of life for {self._pulse.seconds:.0f} s")
+        return decide(leader) if decide is not None else leader.decide(self._progress)
+
+    def _unanswered(self, how: str) -> Ended:
         newest = newest_round(self._checkpoints) if self._checkpoints else None
         saved = "no checkpoint" if newest is None else f"a checkpoint of round {newest}"
         return Ended(
             "E405",
             "the node of this script does not answer",
-            f"asked to leave, it has said and written nothing for {STILL_S:.0f} s at least; it has "
-            f"{saved}, this script stands at round {self.round}: what came since is lost if it "
-            "hangs",
+            f"{how}; it has {saved}, this script stands at round {self.round}: what came since is "
+            "lost if it hangs",
             GONE.fix,
         )
 
@@ -373,8 +386,7 @@ class Joined:
         action: Action = Idle()
         if progress.leader is not None:
             try:
-                leader = progress.leader
-                action = decide(leader) if decide is not None else leader.decide(progress)
+                action = self._decided(progress.leader, decide)
             except ChannelClosedError:
                 action = GONE
         if progress.ranks.size == 1:

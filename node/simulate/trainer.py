@@ -41,9 +41,6 @@ class Line:
         """The next command, if one is there."""
         return None if self.commands.empty() else self.commands.get_nowait()
 
-    def limit(self, seconds: float) -> None:
-        """No send waits."""
-
     def close(self) -> None:
         """Nobody is told."""
 

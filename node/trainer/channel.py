@@ -328,10 +328,6 @@ class TrainerEnd(Protocol):
         """The next command, or None after ``timeout`` seconds without one."""
         ...
 
-    def limit(self, seconds: float) -> None:
-        """Have no send wait longer for the other side; it counts as gone then."""
-        ...
-
     def close(self) -> None:
         """Be gone, as the other side sees it."""
         ...
@@ -354,10 +350,6 @@ class Channel:
             self._socket.sendall(frame(report))
         except OSError as error:
             raise ChannelClosedError(f"the daemon is gone ({error})") from error
-
-    def limit(self, seconds: float) -> None:
-        """Have no send wait longer for the other side; it counts as gone then."""
-        self._socket.settimeout(seconds)
 
     def close(self) -> None:
         """Be gone, as the other side sees it."""

@@ -37,7 +37,7 @@ from protocols.errors import OperatorError
 if TYPE_CHECKING:
     import torch
 
-HEADER_BYTES = 4096  # one page: three int64 flags for each fragment
+HEADER_BYTES = 4096  # one page: three int64 flags for each fragment, at its end the beats
 # _SNAPSHOT: round of the unanswered snapshot + 1, or 0; _CLAIMED and _KEPT: 0 or 1
 _SNAPSHOT, _CLAIMED, _KEPT = 0, 1, 2
 FLOAT_BYTES = 4
@@ -59,6 +59,7 @@ class SharedVectors:
         self._map = mmap.mmap(descriptor, file_bytes(size))
         self._unlock_pages: Callable[[], object] = bool  # nothing is locked
         self._header = np.frombuffer(self._map, np.int64, 3 * MAX_FRAGMENTS).reshape(-1, 3)
+        self._beats = np.frombuffer(self._map, np.int64, 1, HEADER_BYTES - 8)
         self._close = weakref.finalize(self, os.close, descriptor)
         self._close.atexit = False  # at exit the kernel closes all descriptors
 
@@ -153,7 +154,16 @@ class SharedVectors:
         """
         self._header[slice(None) if fragment is None else fragment, :_KEPT] = 0
 
+    def beat(self) -> None:
+        """Show the other side that this process lives."""
+        self._beats += 1
+
     # --- the trainer's side -------------------------------------------------------------------
+
+    @property
+    def beats(self) -> int:
+        """How often the daemon has shown that it lives."""
+        return int(self._beats[0])
 
     def try_snapshot(self, fragment: int = 0) -> bool:
         """Begin to write ``sent``; false when the daemon has the fragment, or is claiming one.

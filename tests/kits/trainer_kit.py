@@ -100,9 +100,6 @@ class Script:
         self.waited = 0.0
         self.closed = False
 
-    def limit(self, seconds: float) -> None:
-        pass
-
     def close(self) -> None:
         self.closed = True
 

@@ -29,7 +29,6 @@ from node.trainer.channel import (
     Channel,
     ChannelClosedError,
     Command,
-    Leaving,
     Report,
     Stop,
     Stopped,
@@ -47,9 +46,6 @@ class Dead:
 
     def receive(self, timeout: float) -> Command | None:
         raise ChannelClosedError("end of file")
-
-    def limit(self, seconds: float) -> None:
-        pass
 
     def close(self) -> None:
         pass
@@ -189,21 +185,6 @@ def test_a_node_that_leaves_is_waited_for_while_it_writes(
         Joined(played.joined._progress, process, tmp_path).leave()
     assert script.waited > 5 * STILL_S
     assert script.of(Stopped)
-
-
-def test_a_word_to_a_node_that_hangs_finds_an_end() -> None:
-    """It does not read, and what was said before fills the socket."""
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours)
-    channel.limit(0.05)
-
-    def say_much() -> None:
-        while True:
-            channel.send(Leaving())
-
-    with theirs, pytest.raises(ChannelClosedError, match="timed out"):
-        say_much()
-    channel.close()
 
 
 def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(

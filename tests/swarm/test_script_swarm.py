@@ -143,6 +143,7 @@ def test_ranks_on_two_hosts_that_share_no_disk_are_one_island(tmp_path: Path) ->
 
 RANK = """
 import os, sys, torch, torch.distributed as dist, node
+from node.script import standstill
 from protocols.errors import OperatorError
 
 dist.init_process_group("gloo")
@@ -151,6 +152,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 try:
     run = {"rounds": {"inner_steps": 5}}
     with node.join(model, optimizer, peers=sys.argv[2:], run=run) as joined:
+        if sys.argv[1] == "impatient":
+            standstill.STILL_S, standstill.SILENT_S = 10.0, 20.0
         while True:
             model(torch.ones(8, 64)).square().mean().backward()
             optimizer.step()
@@ -212,6 +215,31 @@ def test_a_node_that_is_killed_is_told_to_all_ranks(
         assert rank.wait(60) == 0, rank.text()
         assert "CAUGHT E405 the node of this script has ended" in rank.text()
     assert "REAPED" in ranks[0].text()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_node_that_hangs_is_told_to_all_ranks(
+    make: Callable[..., NodeProcess], tmp_path: Path, size: int
+) -> None:
+    """It reads nothing, and is no more waited for than one that is gone, only longer."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    meeting |= {"MASTER_PORT": str(free_port())}
+    ranks = [
+        make(f"rank{number}", RANK=str(number), **meeting).start_script(script, "impatient")
+        for number in range(size)
+    ]
+    wait_until(lambda: len(ranks[0].events("round")) >= 2, "two rounds")
+    (daemon,) = ranks[0].left_over()
+    assert "no sign of life" not in ranks[0].text()
+    os.kill(daemon, signal.SIGSTOP)
+    for rank in ranks:
+        assert rank.wait(90) == 0, rank.text()
+        assert "CAUGHT E405 the node of this script does not answer" in rank.text()
+    assert "has shown no sign of life for 10 s" in ranks[0].text()
+    assert "REAPED" in ranks[0].text()
+    assert not ranks[0].left_over()
 
 
 def test_a_script_that_is_killed_comes_back_where_it_was(
