@@ -187,8 +187,12 @@ class Island:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             if not self._stopping:
-                text = f"its supervisor has failed: {type(error).__name__}: {error}"
-                self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, ""))
+                self._events.put_nowait(self._defect(error, log))
+
+    def _defect(self, error: Exception, log: Path) -> TrainerDied:
+        """What is told of a defect of Atoll in what follows the ranks."""
+        text = f"its supervisor has failed: {type(error).__name__}: {error}"
+        return TrainerDied(0, None, "", "E405", text, log, "")
 
     async def _not_started(self, error: OSError) -> None:
         """Report that there is no memory, disk or file for another process.

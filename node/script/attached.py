@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from node.errors import operator_error
 from node.interrupts import SCRIPT_GONE
 from node.island.island import STOP_GRACE_S, Island
+from node.island.rank_ends import TrainerDied
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.script.standstill import BEAT_S
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
+from protocols.errors import Malformed
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Attached(Island):
     async def start(self) -> None:
         """Begin to listen; the script's word that it is ready may be waiting already."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.script.channel)
-        self._supervisor = self._background.spawn(self._follow(reader))
+        self._supervisor = self._background.spawn(self._heard(self._follow(reader)))
         manifest = self.settings.manifest
         await self.send(Terms(manifest.label, manifest.rounds.overlap_steps, self.settings.wait_s))
 
@@ -62,11 +66,10 @@ class Attached(Island):
         if self._supervisor is None:
             return
         if self.alive:
-            try:
-                await self.send(Stop())
-                await asyncio.wait((self._supervisor,), timeout=STOP_GRACE_S)
-            except ChannelClosedError:
-                pass  # it went by itself meanwhile
+            with suppress(ChannelClosedError, TimeoutError):  # it went by itself, or hears nothing
+                async with asyncio.timeout(STOP_GRACE_S):
+                    await self.send(Stop())
+                    await asyncio.wait((self._supervisor,))
         self._supervisor.cancel()
         await asyncio.wait((self._supervisor,))
         self._supervisor = None
@@ -75,6 +78,8 @@ class Attached(Island):
         """Read what the script reports until it is gone."""
         try:
             await self._read(reader)
+            if self._failed is not None:
+                raise Malformed(self._failed.text)
         finally:
             self.vectors.clear()
             if self._writer is not None:
@@ -82,6 +87,12 @@ class Attached(Island):
         if not self._stopping:
             self._events.put_nowait(Stopped(0, 0))
             self.on_gone(SCRIPT_GONE)
+
+    def _defect(self, error: Exception, log: Path) -> TrainerDied:
+        """As of ranks, but it ends this node: a script is not started again."""
+        why = f"{type(error).__name__}: {error}; the traceback is in {log}"
+        told = operator_error("E999", why=why)
+        return TrainerDied(0, None, "", told.code, told.what, log, "", told)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, Leaving):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts_kit import free_port
 from node_process import NodeProcess, nodes, wait_until
 from places import ROOT
 
@@ -139,107 +138,6 @@ def test_ranks_on_two_hosts_that_share_no_disk_are_one_island(tmp_path: Path) ->
         life(29_402, ATOLL_RESUME="true", ATOLL_ROUNDS="3")
         assert max(event["step"] for event in hosts[0].events("step")) > steps
         assert not any(host.left_over() for host in hosts)
-
-
-RANK = """
-import os, sys, torch, torch.distributed as dist, node
-from node.script import standstill
-from protocols.errors import OperatorError
-
-dist.init_process_group("gloo")
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.AdamW(model.parameters())
-try:
-    run = {"rounds": {"inner_steps": 5}}
-    with node.join(model, optimizer, peers=sys.argv[2:], run=run) as joined:
-        if sys.argv[1] == "impatient":
-            standstill.STILL_S, standstill.SILENT_S = 10.0, 20.0
-        while True:
-            model(torch.ones(8, 64)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            joined.step(tokens=8)
-            if sys.argv[1] == "raises" and joined.steps == 40 and dist.get_rank() == 1:
-                raise ValueError("of the script's own")
-except OperatorError as error:
-    print("CAUGHT", error.code, error.what, flush=True)
-except ValueError as error:
-    print("CAUGHT", error, flush=True)
-if dist.get_rank() == 0:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        print("REAPED", flush=True)
-"""
-
-
-@pytest.mark.parametrize("how", ["killed", "raises"])
-def test_the_end_of_one_rank_reaches_the_others(
-    make: Callable[..., NodeProcess], tmp_path: Path, how: str
-) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        make(f"rank{number}", RANK=str(number), **meeting).start_script(script, how)
-        for number in range(2)
-    ]
-    wait_until(lambda: len(ranks[0].events("round")) >= 3, "three rounds")
-    if how == "killed":
-        ranks[1].send(signal.SIGKILL)
-    assert ranks[0].wait(60) == 0, ranks[0].text()
-    assert "CAUGHT E405 another rank of this script is gone" in ranks[0].text()
-    ranks[1].wait(30)
-    if how == "raises":
-        assert "CAUGHT of the script's own" in ranks[1].text()
-    wait_until(lambda: not ranks[0].left_over(), "the node to leave")
-    assert any(event["kind"] == "stopping" for event in ranks[0].events())
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_node_that_is_killed_is_told_to_all_ranks(
-    make: Callable[..., NodeProcess], tmp_path: Path, size: int
-) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    meeting |= {"MASTER_PORT": str(free_port())}
-    ranks = [
-        make(f"rank{number}", RANK=str(number), **meeting).start_script(script, "stays")
-        for number in range(size)
-    ]
-    wait_until(lambda: len(ranks[0].events("round")) >= 2, "two rounds")
-    (daemon,) = ranks[0].left_over()
-    os.kill(daemon, signal.SIGKILL)
-    for rank in ranks:
-        assert rank.wait(60) == 0, rank.text()
-        assert "CAUGHT E405 the node of this script has ended" in rank.text()
-    assert "REAPED" in ranks[0].text()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_node_that_hangs_is_told_to_all_ranks(
-    make: Callable[..., NodeProcess], tmp_path: Path, size: int
-) -> None:
-    """It reads nothing, and is no more waited for than one that is gone, only longer."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    meeting |= {"MASTER_PORT": str(free_port())}
-    ranks = [
-        make(f"rank{number}", RANK=str(number), **meeting).start_script(script, "impatient")
-        for number in range(size)
-    ]
-    wait_until(lambda: len(ranks[0].events("round")) >= 2, "two rounds")
-    (daemon,) = ranks[0].left_over()
-    assert "no sign of life" not in ranks[0].text()
-    os.kill(daemon, signal.SIGSTOP)
-    for rank in ranks:
-        assert rank.wait(90) == 0, rank.text()
-        assert "CAUGHT E405 the node of this script does not answer" in rank.text()
-    assert "has shown no sign of life for 10 s" in ranks[0].text()
-    assert "REAPED" in ranks[0].text()
-    assert not ranks[0].left_over()
 
 
 def test_a_script_that_is_killed_comes_back_where_it_was(
