@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from bootstrap.validation import bad_config
 from node.errors import operator_error, reason
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice, Record, RoundDone, Step
+from node.monitor.events import Notice, Record, RoundDone, Step, plain
 from node.monitor.whole_rounds import WholeRounds
 from protocols.errors import OperatorError
 
@@ -93,9 +93,9 @@ class JsonlSink:
             raise _not_written(path, error, "give another file with --sink jsonl:PATH") from error
 
     def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
-        """Append one line."""
-        line = {"time": round(when, 3), axis: at, **figures}
-        self._file.write(json.dumps(line) + "\n")
+        """Append one line; what is not finite is null, as JSON has no such numbers."""
+        line = {"time": round(when, 3), axis: at, **plain(figures)}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import sys
 import threading
 from dataclasses import replace
@@ -61,6 +62,24 @@ async def test_jsonl(tmp_path):
     assert "round/loss" not in lines[2]
     await play({"j": open_sink(f"jsonl:{path}")})
     assert len(path.read_text().splitlines()) == 6
+
+
+async def test_what_is_not_finite_is_null_in_jsonl(tmp_path):
+    """Strict readers of JSON refuse NaN and Infinity, and with them the whole line."""
+
+    def refuse(word):
+        raise ValueError(word)
+
+    path, log = tmp_path / "x.jsonl", EventLog()
+    made = Sinks({"j": open_sink(f"jsonl:{path}")}, lambda name, error: None)
+    log.subscribe(made)
+    log.emit(Step(step=1, round=0, loss=2.0, grad_norm=math.nan, lr=math.inf))
+    log.emit(RoundDone(round=0, consensus=-math.inf, phases={"compute": math.nan}))
+    await made.aclose()
+    step, done = (json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines())
+    assert step["train/loss"] == 2.0
+    assert step["train/grad_norm"] is step["train/lr"] is None
+    assert done["round/consensus"] is done["phase/compute_s"] is None
 
 
 async def test_a_round_in_fragments_is_one_with_the_bytes_of_all(tmp_path):
