@@ -73,6 +73,8 @@ class Here:
     steps_s: float = 0.0  # what the inner steps of a round take, seconds
     me: str = ""
     offices: Sequence[Sequence[str]] = ()  # who decides on the next round, by fragment
+    stepped: float | None = None  # when it took its newest inner step, Unix seconds
+    step_s: float = 0.0  # what that took
 
 
 @dataclass
@@ -280,8 +282,20 @@ def _stall(
             "stall",
             "warning",
             f"No round for {still:.0f} s; {measure}.",
-            "Islands train on meanwhile. See who is silent, and whether a quorum is there.",
+            f"{_training(now, here)} See who is silent, and whether a quorum is there.",
         )
+
+
+def _training(now: float, here: Here | None) -> str:
+    """Whether it goes on where no round comes; a script that hangs keeps its node from merging."""
+    if here is not None and here.stepped is not None:
+        still = now - here.stepped
+        if still > max(STALL_FLOOR_S, STALL_FACTOR * here.step_s):
+            return (
+                f"This island has taken no inner step for {still:.0f} s: see whether its trainer, "
+                "or the script that has joined, is stuck."
+            )
+    return "Islands train on meanwhile."
 
 
 def _loss(here: Here) -> Iterator[Alarm]:

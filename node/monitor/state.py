@@ -279,6 +279,8 @@ class NodeState:
             self.steps_s(),
             self.node.peer,
             self.providers.offices(),
+            None if self._began is None else self._moved,
+            self.step.seconds if self.step is not None else 0.0,
         )
         # who trains and is never let in has no round to be late
         training = self.status == "active" or (self.status == "joining" and not self.rounds)

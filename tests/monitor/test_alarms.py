@@ -214,6 +214,22 @@ def test_who_trains_and_never_merges_anything_is_told_of(status: Literal["active
     now = STALL_FACTOR * 200 + 1
     (alarm,) = state.alarms_now()
     assert alarm.what == "No round for 1001 s; the inner steps of one take 200 s."
+    assert alarm.fix.startswith("This island has taken no inner step for ")
+
+
+def test_who_trains_no_more_where_no_round_comes_is_told_so() -> None:
+    """As with a script that hangs in its own loop: nothing else in the log speaks of it."""
+    last = rounds(*[(0.1,) * 4] * 5)
+    now = 41.0 + STALL_FLOOR_S
+
+    def told(stepped: float | None, step_s: float = 1.0) -> str:
+        here = Here(stepped=stepped, step_s=step_s)
+        (alarm,) = raised(peers(), last, now, here=here)
+        return alarm.fix
+
+    assert told(40.0).startswith("This island has taken no inner step for 61 s: see whether its")
+    for training in (told(None), told(now - 5.0), told(40.0, step_s=30.0)):
+        assert training.startswith("Islands train on meanwhile.")
 
 
 def test_an_island_drifts_where_fragments_take_turns() -> None:
