@@ -57,8 +57,8 @@ class Attached(Island):
         """Begin to listen; the script's word that it is ready may be waiting already."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.script.channel)
         self._supervisor = self._background.spawn(self._heard(self._follow(reader)))
-        manifest = self.settings.manifest
-        await self.send(Terms(manifest.label, manifest.rounds.overlap_steps, self.settings.wait_s))
+        overlap = self.settings.manifest.rounds.overlap_steps
+        await self.send(Terms(overlap, self.settings.wait_s))
 
     async def stop(self) -> None:
         """Tell the script that it is over, and wait until it has heard."""
@@ -85,7 +85,7 @@ class Attached(Island):
             if self._writer is not None:
                 self._writer.close()
         if not self._stopping:
-            self._events.put_nowait(Stopped(0, 0))
+            self._events.put_nowait(Stopped())
             self.on_gone(SCRIPT_GONE)
 
     def _defect(self, error: Exception, log: Path) -> TrainerDied:

@@ -134,7 +134,7 @@ def join(
     _leave_at_exit(os.getpid())
     try:
         progress.watch = Watch(optimizer, parameters.values())
-        joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
+        joined.begin()
     except BaseException:  # also Ctrl-C: in a notebook the script's process goes on
         joined.abandon()
         raise

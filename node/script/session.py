@@ -26,7 +26,6 @@ from node.script.standstill import STILL_S, Pulse, Standstill
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.rank import rank_lost
-from node.trainer.trainer_state import StepTotals
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
@@ -140,18 +139,11 @@ class Joined:
         tokens, lr = counted(tokens), float(lr)
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         finite = value is None or math.isfinite(value)
-        now = time.monotonic()
-        done = StepTotals(
-            steps=1,
-            tokens=tokens,
-            finite_steps=int(finite and value is not None),
-            loss_sum=value if finite and value is not None else 0.0,
-            seconds=now - self._since,
-        )
+        seconds = time.monotonic() - self._since
         progress = self._progress
         progress.check_training()
         with held_back():  # a step must not be half counted or half reported
-            progress.count(done, finite=finite)
+            progress.count(tokens, finite=finite)
             progress.report(
                 StepDone(
                     progress.round,
@@ -160,7 +152,7 @@ class Joined:
                     None,
                     lr,
                     tokens,
-                    done.seconds,
+                    seconds,
                     position=progress.position,
                     finite=finite,
                 )
@@ -169,18 +161,10 @@ class Joined:
         self._since = time.monotonic()
         return not self._over
 
-    def begin(self, device: str, dtype: str) -> None:
+    def begin(self) -> None:
         """Wait until this island is let in; the parameters are the swarm's then."""
         progress = self._progress
-        progress.report(
-            Ready(
-                progress.layout.size,
-                bytes.fromhex(progress.layout.digest),
-                device,
-                dtype,
-                progress.ranks.size,
-            )
-        )
+        progress.report(Ready(progress.layout.size, bytes.fromhex(progress.layout.digest)))
         self._follow(until=Begin)
         self._since = time.monotonic()
 

@@ -27,7 +27,6 @@ from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
-from node.trainer.trainer_state import StepTotals
 
 
 class Line:
@@ -88,7 +87,7 @@ class Trainer(Progress):
         """Follow the conductor."""
         assert self.leader is not None
         layout = self.layout
-        self.report(Ready(layout.size, bytes.fromhex(layout.digest), "cpu", "float32", 1))
+        self.report(Ready(layout.size, bytes.fromhex(layout.digest)))
         while True:
             left = self.leader.left_s(self)
             action = self.leader.choose(self, await self.line.next(left), left)
@@ -138,7 +137,7 @@ class Trainer(Progress):
         await node.rest()
         self.in_hand = self.gradients
         batch = node.world.scenario.batch
-        self.count(StepTotals(1, batch, 1, node.loss, node.step_s), finite=True)
+        self.count(batch, finite=True)
         self.report(
             StepDone(
                 self.round,

@@ -151,7 +151,6 @@ class Stop(Message, kind=104):
 class Terms(Message, kind=106):
     """What a script has to know of its run before :class:`Begin` (:mod:`node.script`)."""
 
-    label: Text  # the run's name for people
     overlap_steps: int
     wait_s: float  # for a round's outcome, then the script goes on
 
@@ -173,9 +172,6 @@ class Ready(Message, kind=110):
 
     parameters: int
     layout: Annotated[bytes, Max(32)]  # digest of the flat layout
-    device: Annotated[str, Max(64)]
-    dtype: Annotated[str, Max(16)]  # of the computation; parameters are fp32
-    ranks: int
 
 
 class StepDone(Message, kind=111):
@@ -206,13 +202,11 @@ class Awaited(Message, kind=126):
 
 
 class Snapshot(Message, kind=112):
-    """``sent`` holds θ. Steps, tokens and loss are of the time since the last contribution."""
+    """``sent`` holds θ. Steps and tokens are those since the last contribution."""
 
     round: int
     steps: int
     tokens: int
-    loss: float | None
-    seconds: float  # spent in inner steps
     finite: bool  # false: θ, or every one of the last steps, was not finite
     fragment: int = 0
     round_step: int = 0  # inner steps since the last Apply
@@ -282,9 +276,6 @@ class Failed(Message, kind=116):
 
 class Stopped(Message, kind=117):
     """The trainer ends as asked; it keeps nothing that was not checkpointed."""
-
-    step: int
-    tokens: int
 
 
 class Leaving(Message, kind=121):

@@ -79,14 +79,14 @@ class Cycle:
             for progress in self.fragments
         )
 
-    def count(self, done: StepTotals, *, finite: bool) -> None:
-        """An inner step was taken; ``finite``: its loss and gradient were."""
+    def count(self, tokens: int, *, finite: bool) -> None:
+        """An inner step of so many tokens was taken; ``finite``: its loss and gradient were."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
         for progress in self.fragments:
-            progress.unsent += done
+            progress.unsent += StepTotals(1, tokens)
         self.round_step += 1
         if self.numbers is not None:
             self.numbers.take()
         self.step += 1
         self.position += 1
-        self.tokens += done.tokens
+        self.tokens += tokens

@@ -49,7 +49,6 @@ from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
 from node.trainer.settings import TrainerSettings
 from node.trainer.speed import Speed
-from node.trainer.trainer_state import StepTotals
 from protocols.wire import decode_any
 
 
@@ -71,8 +70,8 @@ class Trainer(Progress):
         bf16 = settings.bf16
         if bf16 is None:  # the same on all ranks, though their devices may differ
             bf16 = ranks.device.type == "cuda" and ranks.all_true(has_bf16(ranks.device))
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        computing = Computing(self.dtype, settings.recompute, settings.offload, settings.compile)
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        computing = Computing(dtype, settings.recompute, settings.offload, settings.compile)
         self.data, self.validation = _read_data(settings, ranks)
         try:
             self.engine = Engine(manifest, ranks, computing)
@@ -108,15 +107,7 @@ class Trainer(Progress):
 
     def run(self) -> None:
         """Follow the daemon until it says stop."""
-        self.report(
-            Ready(
-                self.layout.size,
-                bytes.fromhex(self.layout.digest),
-                str(self.ranks.device),
-                str(self.dtype).removeprefix("torch."),
-                self.ranks.size,
-            )
-        )
+        self.report(Ready(self.layout.size, bytes.fromhex(self.layout.digest)))
         while True:
             action = self._agree()
             if isinstance(action, Step):
@@ -183,14 +174,9 @@ class Trainer(Progress):
         self.in_hand = finite and self.gradients  # the outer optimizer takes the step
         if not self.in_hand:
             self.optimizer.zero_grad()
-        done = StepTotals(
-            steps=1,
-            tokens=self.batch * self.settings.manifest.data.seq_len,
-            loss_sum=loss if finite else 0.0,
-            finite_steps=int(finite),
-            seconds=time.monotonic() - started,
-        )
-        self.count(done, finite=finite)
+        tokens = self.batch * self.settings.manifest.data.seq_len
+        seconds = time.monotonic() - started
+        self.count(tokens, finite=finite)
         self.report(
             StepDone(
                 self.round,
@@ -198,9 +184,9 @@ class Trainer(Progress):
                 loss if finite else None,
                 norm if finite else None,
                 lr,
-                done.tokens,
-                done.seconds,
-                self.speed.mfu(done.tokens, done.seconds),
+                tokens,
+                seconds,
+                self.speed.mfu(tokens, seconds),
                 self._data_s,
                 self.micro_batch,
                 self.halved,

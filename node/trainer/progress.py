@@ -111,7 +111,7 @@ class Progress(Cycle):
                 self.files.donate(action.path, warm=not cold)
             case Stop():
                 self.files.finish()
-                self.report(Stopped(self.step, self.tokens))
+                self.report(Stopped())
                 return True
         return False
 
@@ -220,8 +220,6 @@ class Progress(Cycle):
                 round=progress.round,
                 steps=work.steps,
                 tokens=work.tokens,
-                loss=work.loss,
-                seconds=work.seconds,
                 finite=finite and self.bad_steps < BAD_STEPS,
                 fragment=fragment,
                 round_step=self.round_step,

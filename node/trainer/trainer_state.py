@@ -5,7 +5,7 @@ The file ``trainer.json`` lies beside the tensors of a checkpoint (:mod:`node.tr
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
@@ -18,24 +18,17 @@ MOMENTS = "moments"  # an earlier checkpoint's, in one that was made while no tr
 STATE = "trainer.json"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StepTotals:
-    """Inner steps and what they came to."""
+    """Inner steps, and the tokens that they trained on."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # earlier versions kept losses and times, too
 
     steps: int = 0
     tokens: int = 0
-    finite_steps: int = 0
-    loss_sum: float = 0.0  # over the finite steps
-    seconds: float = 0.0
 
     def __add__(self, other: StepTotals) -> StepTotals:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return StepTotals(*(a + b for a, b in zip(mine, theirs, strict=True)))
-
-    @property
-    def loss(self) -> float | None:
-        """Mean loss of the finite steps, None if there are none."""
-        return self.loss_sum / self.finite_steps if self.finite_steps else None
+        return StepTotals(self.steps + other.steps, self.tokens + other.tokens)
 
 
 class FragmentState(BaseModel):

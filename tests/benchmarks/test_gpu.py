@@ -29,7 +29,6 @@ from node.trainer.channel import (
     Command,
     Donate,
     Donated,
-    Ready,
     Report,
     Saved,
     Snapshot,
@@ -69,16 +68,17 @@ def trained(directory: Path, **settings: Any) -> Script:
 
 def test_in_fp32_it_learns_what_a_cpu_learns(tmp_path: Path) -> None:
     here = trained(tmp_path / "cpu")
-    there = trained(tmp_path / "cuda", **CUDA)
-    assert there.of(Ready)[0].device.startswith("cuda")
-    assert there.losses == pytest.approx(here.losses, abs=1e-4)
+    there = Bench(tmp_path / "cuda", committing(3), **CUDA)
+    assert there.trainer.ranks.device.type == "cuda"
+    assert there.run(begin()).losses == pytest.approx(here.losses, abs=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_in_bf16_it_learns_as_well(tmp_path: Path, compiled: bool) -> None:
     exact = trained(tmp_path / "fp32", **CUDA)
-    found = trained(tmp_path / "bf16", device="cuda", bf16=True, compile=compiled)
-    assert found.of(Ready)[0].dtype == "bfloat16"
+    bench = Bench(tmp_path / "bf16", committing(3), device="cuda", bf16=True, compile=compiled)
+    assert bench.trainer.engine.computing.dtype == torch.bfloat16
+    found = bench.run(begin())
     assert len(found.losses) == 3 * TARGET
     assert found.losses == pytest.approx(exact.losses, abs=0.05)
 

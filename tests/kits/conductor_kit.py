@@ -129,7 +129,7 @@ def conductor(
 def snapshot(vectors: SharedVectors) -> Snapshot:
     assert vectors.try_snapshot()
     vectors.end_snapshot(0)
-    return Snapshot(round=0, steps=5, tokens=640, loss=3.0, seconds=1.0, finite=True)
+    return Snapshot(round=0, steps=5, tokens=640, finite=True)
 
 
 async def at_once(work: Callable[[], Any]) -> Any:
@@ -138,7 +138,7 @@ async def at_once(work: Callable[[], Any]) -> Any:
 
 async def take_in(made: Conductor, *reports: Any) -> None:
     """The trainer reports this."""
-    told = iter([*reports, Stopped(0, 0)])
+    told = iter([*reports, Stopped()])
 
     async def next_event() -> Any:
         return next(told)

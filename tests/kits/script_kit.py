@@ -51,7 +51,7 @@ class Played:
         self.base += away  # the swarm stands elsewhere than this script's model
         self.script = Script(lambda report: answer(self, report))
         self.script.commands = [
-            Terms("run-1234", overlap, wait_s),
+            Terms(overlap, wait_s),
             begin(target_steps=TARGET, slot=2, slots=5, **beginning),
         ]
         leader = Leader(self.script, self.vectors, 0.0, lambda: self.script.now)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ class Played:
         )
         progress.model = self.model
         self.joined = Joined(progress, None)
-        self.joined.begin(device, "float32")
+        self.joined.begin()
 
     @property
     def theta(self) -> Tensor:

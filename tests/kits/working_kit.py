@@ -41,7 +41,7 @@ from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
-from node.trainer.trainer_state import FragmentState, StepTotals
+from node.trainer.trainer_state import FragmentState
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
@@ -176,7 +176,7 @@ class Trainer(Progress):
 
     async def run(self) -> None:
         assert self.leader is not None
-        self.report(Ready(self.layout.size, bytes.fromhex(self.layout.digest), "cpu", "float32", 1))
+        self.report(Ready(self.layout.size, bytes.fromhex(self.layout.digest)))
         while True:
             left = self.leader.left_s(self)
             action = self.leader.choose(self, await self.line.next(left), left)
@@ -212,7 +212,7 @@ class Trainer(Progress):
             return
         for replica in self.life.replicas:
             replica.theta[replica.tally.learn(replica.fragment, replica.me)] -= 1.0
-        self.count(StepTotals(1, TOKENS, 1, 1.0, self.life.step_s()), finite=True)
+        self.count(TOKENS, finite=True)
         self.report(StepDone(self.round, self.step, 1.0, None, 0.0, TOKENS, self.life.step_s()))
 
 

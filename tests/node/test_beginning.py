@@ -180,7 +180,7 @@ def test_moments_are_there_until_they_are_read(moments: Taken | None) -> None:
 @pytest.mark.parametrize(("size", "digest"), [(9, "00"), (10, "01"), (10, "00")])
 def test_ranks_that_have_built_another_model_are_refused(size: int, digest: str) -> None:
     layout: Any = SimpleNamespace(size=10, digest="00" * 32)
-    ready = Ready(size, bytes.fromhex(digest * 32), "cpu", "float32", 1)
+    ready = Ready(size, bytes.fromhex(digest * 32))
     if (size, digest) == (10, "00"):
         check_built(ready, layout)
         return

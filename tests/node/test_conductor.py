@@ -174,12 +174,12 @@ async def test_a_trainer_that_is_gone_is_not_waited_for(
 ) -> None:
     """A script that was killed while its node saves: the node may leave at once."""
     with pytest.raises(ChannelClosedError):
-        await run_with_a_checkpoint(vectors, *before, Stopped(0, 0))
+        await run_with_a_checkpoint(vectors, *before, Stopped())
 
 
 async def test_a_trainer_that_has_ended_in_order_has_saved(vectors: SharedVectors) -> None:
     saved = Saved("draft", "", False)
-    assert await run_with_a_checkpoint(vectors, Staged("draft"), saved, Stopped(1, 8)) == saved
+    assert await run_with_a_checkpoint(vectors, Staged("draft"), saved, Stopped()) == saved
 
 
 async def test_files_are_asked_for_between_the_move_back_and_the_next_guess(

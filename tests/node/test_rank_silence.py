@@ -23,7 +23,7 @@ from node.trainer.channel import (
 
 LOOK_S = 5.0
 STEP = StepDone(0, 1, 2.0, 1.0, 0.1, 8, 0.5)
-SNAPSHOT = Snapshot(0, 3, 24, 2.0, 1.5, True)
+SNAPSHOT = Snapshot(0, 3, 24, True)
 BEGUN = Applied(0, 0, 0, None, None)
 
 

@@ -236,7 +236,7 @@ async def test_a_script_is_told_how_long_its_run_waits(tmp_path: Path) -> None:
     attached = Attached(Parent(ours, vectors, ""), manifest, tmp_path, 7.5, lambda reason: None)
     await attached.start()
     told = await asyncio.to_thread(Channel(theirs).receive, 10.0)
-    assert told == Terms(manifest.label, 3, 7.5)
+    assert told == Terms(3, 7.5)
     theirs.close()
     await attached.stop()
 

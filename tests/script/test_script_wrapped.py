@@ -82,7 +82,7 @@ def test_what_a_script_has_gathered_does_not_hide_a_merge(evaluates: bool) -> No
     joined = Joined(progress, None)
     base.fill_(1.0)
     out()
-    joined.begin("cpu", "float32")
+    joined.begin()
     assert torch.equal(out(), torch.full((2, 3), 5.0))
     sent.fill_(0.0)  # θ is 1 now: what was learnt since the snapshot
     base.fill_(2.0)

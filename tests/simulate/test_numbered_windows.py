@@ -29,7 +29,6 @@ from node.trainer.channel import Applied, Checkpoint, Saved, StepDone
 from node.trainer.data import Batches
 from node.trainer.sampler import TOGETHER, Sampler
 from node.trainer.shared import SharedVectors
-from node.trainer.trainer_state import StepTotals
 
 H, BATCH = 16, 8
 SMALL: dict[str, Any] = {
@@ -44,10 +43,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     count = Simulated.count
 
-    def counted(self: Simulated, done: StepTotals, *, finite: bool) -> None:
+    def counted(self: Simulated, tokens: int, *, finite: bool) -> None:
         assert self.numbers is not None
         found.append(self.numbers.next)
-        count(self, done, finite=finite)
+        count(self, tokens, finite=finite)
 
     def as_read(one: Scenario, rounds: int) -> Manifest:
         data = Data(batch_size=1, seq_len=BATCH, islands=one.islands)  # tokens of a step

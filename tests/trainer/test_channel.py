@@ -65,9 +65,9 @@ def test_commands_arrive_in_order_however_they_are_cut(
 def test_reports_travel_to_the_daemon(ends: tuple[socket.socket, Channel]) -> None:
     daemon, channel = ends
     reports = [
-        Ready(10, b"d" * 32, "cpu", "float32", 1),
+        Ready(10, b"d" * 32),
         StepDone(0, 1, None, None, 1e-3, 64, 0.1),
-        Snapshot(0, 1, 64, None, 0.1, False),
+        Snapshot(0, 1, 64, False),
     ]
     for report in reports:
         channel.send(report)
@@ -88,7 +88,7 @@ def test_the_end_of_the_daemon_is_noticed(ends: tuple[socket.socket, Channel]) -
     with pytest.raises(ChannelClosedError):
         channel.receive(WAIT_S)
     with pytest.raises(ChannelClosedError):
-        channel.send(Snapshot(0, 1, 64, 1.0, 0.1, True))
+        channel.send(Snapshot(0, 1, 64, True))
 
 
 def test_the_end_is_seen_though_a_forked_worker_has_the_socket_too(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainer_kit import Bench, begin, committing
 
 from node.island.events import shrunk_of
-from node.trainer.channel import Ready, StepDone
+from node.trainer.channel import StepDone
 from node.trainer.data import TrainingData
 from node.trainer.dims import ParallelDims
 from node.trainer.parallel import share
@@ -32,7 +32,7 @@ def test_bf16_keeps_parameters_in_fp32(tmp_path: Path) -> None:
     assert bench.run(begin()).losses == pytest.approx(fp32, rel=1e-2)
     assert bench.script.losses != fp32
     assert {p.dtype for p in bench.trainer.engine.models.parameters()} == {torch.float32}
-    assert bench.script.of(Ready)[0].dtype == "bfloat16"
+    assert bench.trainer.engine.computing.dtype == torch.bfloat16
 
 
 def test_out_of_memory_halves_the_micro_batch(

@@ -21,7 +21,7 @@ from node.trainer.optimizer_state import kinds, optimizer_steps
 from node.trainer.parallel import Ranks
 from node.trainer.resume import load, save
 from node.trainer.shard_writer import ShardWriter
-from node.trainer.trainer_state import FOLDER, FragmentState, TrainerState
+from node.trainer.trainer_state import FOLDER, FragmentState, StepTotals, TrainerState
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
@@ -290,6 +290,18 @@ def test_a_number_that_is_not_finite_does_not_make_a_checkpoint_unreadable(tmp_p
     load(tmp_path, weights, optimizer)
     products = [float(optimizer.state[p]["mu_product"]) for p in (model.weight, model.bias)]
     assert products == [kept, 0.0]
+
+
+def test_what_an_earlier_version_counted_beside_steps_and_tokens_is_passed_over(tmp_path: Path):
+    one = One(steps=5)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    state = tmp_path / FOLDER / "trainer.json"
+    standing = json.loads(state.read_text())
+    earlier = {"steps": 4, "tokens": 64, "finite_steps": 3, "loss_sum": 7.5, "seconds": 2.25}
+    standing["fragments"][0] |= {"carried": earlier, "unsent": {**earlier, "steps": 5}}
+    state.write_text(json.dumps(standing))
+    (fragment,) = load(tmp_path, one.weights, one.optimizer)[0].fragments
+    assert (fragment.carried, fragment.unsent) == (StepTotals(4, 64), StepTotals(5, 64))
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", "Tensor", "uint8"])

@@ -42,7 +42,6 @@ def test_rounds_repeat_exactly_and_the_loss_falls(tmp_path: Path) -> None:
     assert one.losses[-1] < one.losses[0] - 0.5
     assert [s.steps for s in one.of(Snapshot)] == [TARGET] * 10
     assert one.of(Snapshot)[0].tokens == TARGET * 4 * 16
-    assert one.of(Snapshot)[0].loss == pytest.approx(sum(one.losses[:TARGET]) / TARGET)
 
 
 def test_theta_is_exactly_base_when_nothing_was_learnt_since(tmp_path: Path) -> None:
@@ -190,7 +189,8 @@ def test_a_lost_island_says_so_and_is_found_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop_at", [2 * TARGET, 2 * TARGET + 2])
 def test_a_restart_changes_nothing(tmp_path: Path, stop_at: int) -> None:
     """Stopped at a round's boundary or within a round, resumed from the checkpoint."""
-    whole = Bench(tmp_path, committing(4)).run(begin())
+    unbroken = Bench(tmp_path, committing(4))
+    whole = unbroken.run(begin())
 
     def answer(bench: Bench, report: Report) -> list[Command]:
         at_boundary = isinstance(report, Applied) and report.step == stop_at
@@ -207,6 +207,8 @@ def test_a_restart_changes_nothing(tmp_path: Path, stop_at: int) -> None:
     second = after.run(begin(round=2, resume=str(tmp_path)))
     assert first.losses + second.losses == whole.losses
     assert second.of(Stopped) == whole.of(Stopped)
+    ends = [(bench.trainer.step, bench.trainer.tokens) for bench in (after, unbroken)]
+    assert ends[0] == ends[1]
 
 
 def test_a_checkpoint_of_another_round_or_model_is_refused(tmp_path: Path) -> None:
