@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from protocols.errors import (
     Unreachable,
     Why,
 )
+from protocols.files import replacing
 from protocols.identity import PeerId
 from protocols.transport import Transport
 
@@ -228,13 +227,5 @@ class PeerCache:
 
     def _write(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".peers-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path)
-        except BaseException:  # also Ctrl-C: leave no half-written file behind
-            os.unlink(name)
-            raise
+        with replacing(self._path) as file:
+            file.write(data)

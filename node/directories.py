@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node.data.cached_file import DRAFT, replacing
 from node.errors import operator_error
 from node.monitor.wording import clean, duration
 from node.statedir import MANIFEST, StateDir
 from protocols.errors import OperatorError, RemoteProtocolError
+from protocols.files import DRAFT, replacing
 
 if TYPE_CHECKING:
     from bootstrap.manifest import Manifest

@@ -15,11 +15,11 @@ from typing import TypeVar
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig
-from node.data.cached_file import replacing
 from node.entry.entrance import Run
 from node.headway import Headway, Progress, Tell
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
+from protocols.files import replacing
 from protocols.identity import Identity
 from protocols.tasks import Offload
 

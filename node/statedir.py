@@ -40,6 +40,7 @@ from pathlib import Path
 
 from node.errors import operator_error
 from protocols.errors import OperatorError
+from protocols.files import replacing
 
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
 _MAX_API_FILE = 4096
@@ -204,14 +205,11 @@ class StateDir:
         self._replace(self.api_file, json.dumps(asdict(ApiFile(address, os.getpid(), key))))
 
     def _replace(self, path: Path, text: str) -> None:
-        """Write a file of this directory whole or not at all, and leave no draft behind."""
-        descriptor, draft = tempfile.mkstemp(dir=self.root, prefix=f".{path.stem}-")
+        """Write a file of this directory whole or not at all."""
         try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            os.replace(draft, path)
+            with replacing(path, durable=False) as file:
+                file.write(text.encode())
         except OSError as error:
-            os.unlink(draft)
             error.filename = error.filename or str(path)  # a write names no file
             raise
 

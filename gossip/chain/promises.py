@@ -34,6 +34,7 @@ from blake3 import blake3
 
 from gossip.wiring import Wiring
 from protocols.errors import RemoteProtocolError, RemoteRefused
+from protocols.files import sync
 from protocols.identity import PeerId
 
 At = tuple[int, bytes]  # a round, and the hash of the certificate that it builds on
@@ -106,11 +107,7 @@ class PromiseRecord:
         finally:
             os.close(descriptor)
         if known is None:  # or its name may not be on the disk: the first time failed halfway
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync(self._path.parent)
         self.promised = promised
 
     def _read(self) -> Promised | None:

@@ -20,10 +20,8 @@ treated as lost: remove the file, and the island has the weight of its checkpoin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from protocols.bounds import MAX_PEERS
+from protocols.files import READABLE, replacing, sync
 from protocols.identity import PeerId
 from protocols.tasks import Offload
 
@@ -139,22 +138,9 @@ class BookFile:
     def write(self, balance: Balance) -> None:
         """See :class:`Book`."""
         data = json.dumps({**self._of, **_spelled(balance)}, indent=1).encode()
-        draft = self._path.with_name(f".{self._path.name}.new")
-        try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # or a power failure may bring the one before back
-        finally:
-            os.close(directory)
+        with replacing(self._path, mode=READABLE) as file:
+            file.write(data)
+        sync(self._path.parent)  # or a power failure may bring the one before back
 
 
 def _spelled(balance: Balance) -> dict[str, object]:

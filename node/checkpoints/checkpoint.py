@@ -38,6 +38,7 @@ from node.checkpoints.names import (
 from node.checkpoints.tensor_files import File, take_notes
 from node.errors import reason
 from protocols.errors import OperatorError
+from protocols.files import sync
 
 MAX_INDEX_BYTES = 1024 * 1024
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
@@ -213,7 +214,7 @@ class CheckpointStore:
             index = Index(**facts.model_dump(), format=1, created=created, files=files)
             (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
             for path in (*draft.rglob("*"), draft):
-                _sync(path)
+                sync(path)
             target = self.directory / name_of(facts.round)
             old = self.directory / f"{OLD_PREFIX}{target.name}"
             if target.exists():  # made earlier in the same round; a rename cannot replace it
@@ -225,7 +226,7 @@ class CheckpointStore:
                 if old.exists():
                     old.rename(target)
                 raise
-            _sync(self.directory)
+            sync(self.directory)
         if (before := self._before) is not None:
             spared.spare(old if before == target else before, before.name)
             self._before = None
@@ -398,11 +399,3 @@ def bytes_in(checkpoint: Path) -> int:
 def _taken(path: Path) -> int:
     """What a file, or all in a folder, takes of the disk: less than its size where it has holes."""
     return sum(one.stat().st_blocks * 512 for one in (path, *path.rglob("*")) if one.is_file())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

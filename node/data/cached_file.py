@@ -1,27 +1,22 @@
-"""Files that are made once, kept in the user's cache folder, and written whole or not at all.
+"""Files that are made once and kept in the user's cache folder.
 
-A sidecar records count and hash: a file that has changed is made again. What is being written is
-locked by its writer, so that drafts of one that was killed are known, and removed by the next.
+A sidecar records count and hash: a file that has changed is made again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from blake3 import blake3
 
 from node.errors import operator_error
-
-DRAFT = ".draft-"
+from protocols.files import replacing
 
 
 def cache_folder() -> Path:
@@ -88,38 +83,3 @@ def write(path: Path, documents: Iterable[bytes], end: bytes = b"") -> Record:
     with replacing(path.with_suffix(".json")) as file:
         file.write(json.dumps(asdict(record)).encode())
     return record
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well, and vanishes otherwise."""
-    sweep(path.parent)
-    handle, name = new_draft(path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # or a power loss may leave the name and not the bytes
-            os.replace(name, path)  # while it is locked: or a sweep could remove it
-    except BaseException:  # also Ctrl-C: leave no half-written file behind
-        os.unlink(name)
-        raise
-
-
-def new_draft(folder: Path) -> tuple[int, str]:
-    """A new empty file, locked as long as it is open: handle and name."""
-    while True:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=DRAFT)
-        with contextlib.suppress(OSError):  # without locks nothing is swept either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.path.exists(name):
-            return handle, name
-        os.close(handle)  # swept away before it was locked
-
-
-def sweep(folder: Path) -> None:
-    """Remove the drafts that nobody writes any more: those of processes that were killed."""
-    for draft in folder.glob(f"{DRAFT}*"):
-        with contextlib.suppress(OSError), draft.open("r+b") as file:  # still written, or gone
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            draft.unlink()

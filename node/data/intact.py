@@ -13,11 +13,12 @@ import json
 import os
 from pathlib import Path
 
-from node.data.cached_file import cache_folder, replacing
+from node.data.cached_file import cache_folder
 from node.data.folder import Index, ends
 from node.data.remote import Folder
 from node.errors import operator_error
 from node.headway import Progress
+from protocols.files import replacing
 
 Seen = list[str | int]  # of a file found intact: sha256, size, two times in ns
 

@@ -12,8 +12,8 @@ import json
 import os
 from pathlib import Path
 
-from node.data.cached_file import replacing
 from node.data.streamed import Mark
+from protocols.files import replacing
 
 THIN_EVERY = 128  # rounds
 SHARE = 64  # what is read again for want of a mark is at most this part of what came since

@@ -31,6 +31,7 @@ from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
 from node.errors import operator_error
 from node.headway import Tell
 from node.trainer.data import token_type
+from protocols.files import DRAFT, READABLE, replacing
 
 PARTIAL = ".partial.json"
 DEFAULT_SHARD_TOKENS = 50_000_000
@@ -136,7 +137,6 @@ def _lock(handle: int, out: Path) -> None:
 def _begin(out: Path, job: str) -> _Place:
     """Where to go on in ``out``; E603 where it belongs to something else."""
     partial = out / PARTIAL
-    _draft_of(partial).unlink(missing_ok=True)  # the disk was full, or it was killed just then
     if partial.is_file():
         with contextlib.suppress(ValueError):
             place = _Place.model_validate_json(partial.read_bytes())
@@ -150,7 +150,9 @@ def _begin(out: Path, job: str) -> _Place:
             why="it was begun with other inputs, other contents or other settings",
             fix="remove the folder, or name another one with --out",
         )
-    if any(file.name not in BEGUN or file.stat().st_size for file in out.iterdir()):
+    # drafts are of one that was killed before it had noted anything
+    there = [file for file in out.iterdir() if not file.name.startswith(DRAFT)]
+    if any(file.name not in BEGUN or file.stat().st_size for file in there):
         raise operator_error(
             "E603",
             f"{out} is not empty",
@@ -358,14 +360,6 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.draft")
-
-
 def _replace(path: Path, data: bytes) -> None:
-    draft = _draft_of(path)
-    with draft.open("wb") as file:
+    with replacing(path, mode=READABLE) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

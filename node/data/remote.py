@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from node.data.cached_file import replacing
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
 from node.data.opened import Opened, opened
 from node.data.patience import Patience, is_full, met, passes
@@ -30,6 +29,7 @@ from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
+from protocols.files import replacing
 
 DEFAULT_CACHE_BYTES = 20 * 10**9
 MAPPED = 64  # files of one process

@@ -20,12 +20,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from node.data.cached_file import sweep
 from node.data.opened import Opened
 from node.data.partial_file import COPY_BYTES, PART, PartialFile, bytes_held, remove
 from node.data.patience import Patience, is_full
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
+from protocols.files import sweep
 
 logger = logging.getLogger(__name__)
 

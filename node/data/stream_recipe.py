@@ -15,13 +15,14 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.manifest import Manifest
-from node.data.cached_file import cache_folder, replacing
+from node.data.cached_file import cache_folder
 from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
 from node.errors import operator_error, reason
 from node.headway import Progress
 from node.trainer.corpus import MORE_TEXT, is_held_out, spread
 from node.trainer.data import token_type
+from protocols.files import replacing
 
 SUFFIX = ".stream.json"
 HEAD = 512  # texts, from which follows how many bytes a token has

@@ -6,7 +6,6 @@ minutes with a large model. Layouts of an island whose hosts come and go have no
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from node.trainer.dims import ParallelDims
 from node.trainer.settings import TrainerSettings
+from protocols.files import READABLE, replacing
 
 MAX_FILE = 16384
 LAYOUTS = 8  # of which there are notes: an island whose hosts come and go has several
@@ -108,10 +108,9 @@ class Fitting:
         facts = _Facts.of(settings, self.asked, self.memory)
         others = [note for note in self._read() if note.facts.layout != facts.layout]
         notes = _Notes(notes=(_Note(micro_batch=micro_batch, facts=facts), *others[: LAYOUTS - 1]))
-        draft = self.path.with_suffix(".draft")
-        with suppress(OSError):  # a full disk: the next start has to find out anew
-            draft.write_text(notes.model_dump_json(indent=1))
-            os.replace(draft, self.path)
+        written = replacing(self.path, mode=READABLE, durable=False)
+        with suppress(OSError), written as file:  # a full disk: the next start has to find out anew
+            file.write(notes.model_dump_json(indent=1).encode())
 
     def _read(self) -> tuple[_Note, ...]:
         with suppress(OSError, ValidationError), self.path.open("rb") as file:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from protocols.files import READABLE, replacing
 
 
 def append_line(path: Path, line: str) -> None:
@@ -25,13 +26,6 @@ def append_line(path: Path, line: str) -> None:
 
 
 def replace_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a file anew, whole or not at all. Raises OSError, and then leaves no draft behind."""
-    draft = path.with_name(path.name + ".new")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-        os.replace(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    """Write a file anew, whole or not at all. Raises OSError."""
+    with replacing(path, mode=READABLE, durable=False) as file:
+        file.writelines(f"{line}\n".encode() for line in lines)

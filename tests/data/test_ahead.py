@@ -12,11 +12,11 @@ import torch
 from data_kit import Server, folder, serving
 
 from node.data.ahead import Ahead, ReadPosition
-from node.data.cached_file import DRAFT, new_draft
 from node.data.remote import Folder, FolderTokens
 from node.trainer.data import TrainingData
 from node.trainer.sampler import TOGETHER, Sampler
 from protocols.errors import OperatorError
+from protocols.files import DRAFT, new_draft
 
 PATIENCE_S = 30.0
 Served = tuple[Server, str, Path]

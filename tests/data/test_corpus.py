@@ -15,6 +15,7 @@ from node.data import cached_file, plain_text
 from node.data.cached_file import cache_folder
 from node.trainer.corpus import Corpus, collect, is_held_out
 from protocols.errors import OperatorError
+from protocols.files import DRAFT, replacing
 
 SEQ_LEN = 64
 PROSE = "\n\n".join(sorted(set(topics.topics.values())))
@@ -236,11 +237,11 @@ def test_what_a_build_that_was_killed_has_left_goes(text_file: Path, tmp_path: P
     )
     killed.start()
     killed.join()
-    left = list(tmp_path.glob(f"{cached_file.DRAFT}*"))
+    left = list(tmp_path.glob(f"{DRAFT}*"))
     assert len(left) == 1
-    with cached_file.replacing(tmp_path / "other"):  # of a process that goes on
+    with replacing(tmp_path / "other"):  # of a process that goes on
         assert collect(text(text_file), tmp_path).documents
-        there = set(tmp_path.glob(f"{cached_file.DRAFT}*"))
+        there = set(tmp_path.glob(f"{DRAFT}*"))
         assert len(there) == 1
         assert there.isdisjoint(left)
     assert (tmp_path / "other").exists()

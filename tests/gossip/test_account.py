@@ -176,7 +176,9 @@ def test_where_a_disk_is_full_nothing_is_given_and_nothing_taken() -> None:
     with_two(test)
 
 
-def test_an_account_is_kept_whole_and_is_of_one_island_and_run(tmp_path: Path) -> None:
+def test_an_account_is_kept_whole_and_is_of_one_island_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "weight-0.json"
     book = BookFile(path, RUN, A.peer_id)
     assert book.read() is None
@@ -190,8 +192,12 @@ def test_an_account_is_kept_whole_and_is_of_one_island_and_run(tmp_path: Path) -
     for damaged in ("", "[]", text[:-9], text.replace("own", "owe"), text.replace("0.1", "-1")):
         path.write_text(damaged)
         assert book.read() is None
-    tmp_path.joinpath(".weight-0.json.new").mkdir()  # it cannot be written
     path.write_text(text)
+
+    def refused(*given: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(os, "replace", refused)
     with pytest.raises(OSError, match="weight-0"):
         book.write(Balance(1.0))
     assert book.read() == balance
