@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -34,7 +34,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise bad_config(
-            f"cannot read {path}", error.strerror or str(error), "give the path of a TOML file"
+            f"cannot read {path}", reason(error), "give the path of a TOML file"
         ) from error
     if len(data) > MAX_FILE_BYTES:
         raise bad_config(

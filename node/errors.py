@@ -11,10 +11,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocols.errors import UPGRADE, OperatorError
+from protocols.errors import UPGRADE, OperatorError, is_full, reason
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+WRITABLE = "see that the disk is sound and that this user may write there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ _ROWS = (
     Kind(
         "E601",
         "no training text",
-        "the corpus cannot be read, or has too few tokens for one sequence",
+        "the corpus cannot be read, or not be kept here, or has too few tokens for one sequence",
         "give text files with --data, or use the recipe `docstrings`, which needs no download",
     ),
     Kind(
@@ -257,7 +258,8 @@ _ROWS = (
     Kind(
         "E603",
         "a token folder cannot be used",
-        "a file of it is missing or has another hash, or it was made for another run's tokenizer",
+        "a file of it is missing, cannot be written or has another hash, or it was made for "
+        "another run's tokenizer",
         "make it again with `node data prepare`, and look at it with `node data inspect`",
     ),
     Kind(
@@ -302,11 +304,6 @@ def without_credentials(text: str) -> str:
     return _URL.sub(lambda url: f"{url[1]}{url[2]}{'?…' if url[3] else ''}", text)
 
 
-def reason(error: Exception) -> str:
-    """Why, in an exception's words; of the system's errors without their number and path."""
-    return getattr(error, "strerror", None) or str(error)
-
-
 def operator_error(code: str, what: str = "", *, why: str = "", fix: str = "") -> OperatorError:
     """An :class:`OperatorError` of the table; what is left out comes from its row.
 
@@ -320,6 +317,14 @@ def operator_error(code: str, what: str = "", *, why: str = "", fix: str = "") -
         without_credentials(fix or kind.fix),
         exit_code=kind.exit_code,
     )
+
+
+def cannot_write(
+    what: str, error: OSError, *, fix: str = WRITABLE, full_fix: str = "", otherwise: str = "E601"
+) -> OperatorError:
+    """E402 of a full disk, where ``full_fix`` counts (empty: the table's); ``otherwise`` else."""
+    code, todo = ("E402", full_fix) if is_full(error) else (otherwise, fix)
+    return operator_error(code, what, why=reason(error), fix=todo)
 
 
 def document() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import sys
@@ -12,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.interrupts import EXIT_INTERRUPTED
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, is_full, reason
 
 _USUAL = "~/.atoll"
 _MAX_SETTINGS_BYTES = 64 * 1024
@@ -105,7 +104,7 @@ def _known(error: BaseException, home: Path) -> BaseException:
     if not isinstance(error, OSError):
         return error
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         if not where and _output_is_refused():
             return operator_error(
                 "E402",

@@ -25,7 +25,6 @@ from node.entry.entrance import Entrance, Run
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace, outward_address
 from node.entry.port_mapping import PortMapping
-from node.errors import reason
 from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
@@ -37,6 +36,7 @@ from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
 from node.setting_values import host_port
 from protocols.addresses import hostport
+from protocols.errors import reason
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.tasks import Offload, Tasks

@@ -39,7 +39,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from node.errors import operator_error
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 from protocols.files import replacing
 
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
@@ -77,9 +77,7 @@ def unusable(root: Path, error: OSError) -> OperatorError:
     return operator_error(
         "E105",
         f"cannot use the state directory {root}",
-        why="a file has that name"
-        if isinstance(error, FileExistsError)
-        else error.strerror or str(error),
+        why="a file has that name" if isinstance(error, FileExistsError) else reason(error),
         fix="give a directory this user may write with --dir (scripts: dir=)",
     )
 

@@ -29,7 +29,7 @@ from node.monitor.wording import (
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.bounds import ENDLESS_ROUNDS
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 TIMEOUT_S = 3.0  # without a byte
 WHOLE_S = 10.0  # for the whole answer, however it drips
@@ -80,8 +80,8 @@ def ask(api: str, key: str, path: str, has: str) -> dict[str, Any]:
             answer = connection.getresponse()
             body = answer.read(MAX_STATE_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise operator_error("E106", f"no node answers at {api}", why=reason) from error
+        why = reason(error) or type(error).__name__
+        raise operator_error("E106", f"no node answers at {api}", why=why) from error
     finally:
         connection.close()
     return _checked(api, answer.status, body, has)

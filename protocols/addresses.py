@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocols.errors import Malformed, OperatorError
+from protocols.errors import Malformed, OperatorError, reason
 
 if TYPE_CHECKING:
     from protocols.identity import PeerId
@@ -188,8 +188,8 @@ def _read(name: str) -> list[str]:
             raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
         lines = data.decode().splitlines()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _bad(f"@{name}", f"cannot read the file: {reason}", "give a text file") from error
+        why = f"cannot read the file: {reason(error)}"
+        raise _bad(f"@{name}", why, "give a text file") from error
     return [word for line in lines for word in _words(line.partition("#")[0])]
 
 

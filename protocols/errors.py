@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 from typing import ClassVar
 
@@ -31,6 +32,16 @@ from typing import ClassVar
 def printable(text: str, kept: str = "") -> str:
     """Text in which others may have had a say, fit for a terminal and a log."""
     return "".join(c if c.isprintable() or c in kept else "?" for c in text)
+
+
+def reason(error: Exception) -> str:
+    """Why, in an exception's words; of the system's errors without their number and path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether this machine's disk is, or what this user may have of it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 # what to do where protocol versions differ (E202)

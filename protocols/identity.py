@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocols.errors import BadSignature, Malformed, OperatorError
+from protocols.errors import BadSignature, Malformed, OperatorError, reason
 
 PeerId = NewType("PeerId", str)
 
@@ -65,7 +65,7 @@ class Identity:
             data = path.read_bytes()
             key = serialization.load_pem_private_key(data, password=None)
         except OSError as error:
-            why = error.strerror or str(error)
+            why = reason(error)
             raise _bad_key(path, why, "give a readable key file with --identity") from error
         except (ValueError, TypeError) as error:
             raise _bad_key(
@@ -92,7 +92,7 @@ class Identity:
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
-            why = error.strerror or str(error)
+            why = reason(error)
             raise _bad_key(path, why, "give another path with --identity") from error
         return identity
 

@@ -36,13 +36,11 @@ from node.checkpoints.names import (
     round_of,
 )
 from node.checkpoints.tensor_files import File, take_notes
-from node.errors import reason
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, is_full, reason
 from protocols.files import sync
 
 MAX_INDEX_BYTES = 1024 * 1024
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 DAMAGED = (errno.ENOENT, errno.EIO)  # what a file's disk says that is lost
 
 
@@ -372,8 +370,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # no disk's error: TimeoutError is an OSError too
             raise
-        if error.errno in FULL_DISK:
-            raise DiskFullError(path.parent, error.strerror or str(error)) from error
+        if is_full(error):
+            raise DiskFullError(path.parent, reason(error)) from error
         if not path.parent.exists():
             raise FolderGoneError(path.parent) from error
         raise CheckpointError(path, str(error), "check the disk and its mount options") from error

@@ -21,9 +21,8 @@ from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Index,
 from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
-from node.errors import reason
 from node.statedir import MANIFEST, StateDir
-from protocols.errors import RemoteProtocolError
+from protocols.errors import RemoteProtocolError, reason
 
 if TYPE_CHECKING:
     import numpy as np

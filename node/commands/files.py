@@ -15,6 +15,7 @@ from node.errors import operator_error
 from node.interrupts import clean_up_at_any_end
 from node.options import with_settings
 from node.setting_values import size
+from protocols.errors import reason
 
 
 @with_settings("dir")
@@ -45,7 +46,7 @@ def keygen(
         raise operator_error(
             "E104",
             f"cannot write {path}",
-            why=error.strerror or str(error),
+            why=reason(error),
             fix="give a file this user may write with --out",
         ) from error
     typer.echo(identity.peer_id)

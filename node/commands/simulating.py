@@ -15,7 +15,7 @@ from bootstrap.validation import bad_config
 from node.commands.shared import finite, given_path
 from node.interrupts import clean_up_first
 from node.monitor.wording import megabytes
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 if TYPE_CHECKING:
     from node.simulate.scenario import Scenario
@@ -107,7 +107,7 @@ def simulate(
         try:
             draw(result, plot)
         except OSError as error:
-            raise _no_plot(f"{plot}: {error.strerror or error}") from error
+            raise _no_plot(f"{plot}: {reason(error)}") from error
 
 
 def _scenario(path: Path | None, flags: dict[str, Any], changes: list[str]) -> Scenario:
@@ -224,7 +224,7 @@ def _check_place(path: Path, what: str, option: str) -> None:
         elif not os.access(path if path.exists() else path.parent, os.W_OK):
             why = "it may not be written"
     except OSError as error:  # a name that is too long, or a folder that may not be looked into
-        why = error.strerror or str(error)
+        why = reason(error)
     if why:
         raise bad_config(what, f"{path}: {why}", f"give another file with {option}")
 
@@ -234,5 +234,5 @@ def _written(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise bad_config(
-            "no result", f"{path}: {error.strerror or error}", "give another file with --json"
+            "no result", f"{path}: {reason(error)}", "give another file with --json"
         ) from error

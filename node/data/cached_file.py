@@ -5,7 +5,6 @@ A sidecar records count and hash: a file that has changed is made again.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -15,8 +14,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from node.errors import operator_error
+from node.errors import cannot_write
 from protocols.files import replacing
+
+CACHE_FIX = "free some disk space, or set XDG_CACHE_HOME to a folder that can be written"
 
 
 def cache_folder() -> Path:
@@ -48,13 +49,8 @@ def cached(path: Path, produce: Callable[[], Iterable[bytes]], end: bytes) -> Re
             if record is None:
                 record = write(path, produce(), end)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise operator_error(
-            "E402" if full else "E601",
-            f"cannot keep the corpus at {path}",
-            why=error.strerror or str(error),
-            fix="free some disk space, or set XDG_CACHE_HOME to a folder that can be written",
-        ) from error
+        what = f"cannot keep the corpus at {path}"
+        raise cannot_write(what, error, fix=CACHE_FIX, full_fix=CACHE_FIX) from error
     return record
 
 

@@ -24,9 +24,9 @@ from node.data.plain_text import (
 )
 from node.data.streamed import STREAMED, DataSet, Mark, Reader, with_field
 from node.data.tokenizer import need
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.headway import Tell
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
 PARQUET_BATCH = 1024  # rows

@@ -18,6 +18,7 @@ from node.data.folder import Index, ends
 from node.data.remote import Folder
 from node.errors import operator_error
 from node.headway import Progress
+from protocols.errors import reason
 from protocols.files import replacing
 
 Seen = list[str | int]  # of a file found intact: sha256, size, two times in ns
@@ -69,7 +70,7 @@ def _sha256(folder: Folder, path: Path) -> str:
         return file_sha256(path)
     except OSError as error:
         raise operator_error(
-            "E603", f"cannot read {path.name} of {folder.place}", why=error.strerror or str(error)
+            "E603", f"cannot read {path.name} of {folder.place}", why=reason(error)
         ) from error
 
 

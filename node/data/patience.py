@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import time
 from typing import TypeGuard
 
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, is_full
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +15,6 @@ logger = logging.getLogger(__name__)
 # retried for as long just before
 PATIENCE_S = 240.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
-FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
 NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 GONE = (404, 410)  # a web server's word for: there is no such file
 # of connections and of bodies; what they raise is of no common kind with other errors
@@ -68,11 +66,6 @@ def met(error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError) and of_a_server(cause := error.__cause__):
         return error if status_of(cause) in GONE else cause
     return error
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Whether this machine's disk is."""
-    return isinstance(error, OSError) and error.errno in FULL
 
 
 def of_a_server(error: BaseException | None) -> TypeGuard[Exception]:

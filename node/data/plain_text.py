@@ -16,10 +16,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.data.folder import HELD_OUT
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.headway import Headway, Progress, Tell
 from node.trainer.data import DOCUMENT_END, encode
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 MIN_DOCSTRING = 200  # characters
 PACKAGES = ("networkx",)
@@ -188,7 +188,7 @@ def text_problem(file: Path) -> str:
                 piece = stream.read(PIECE)
             decoder.decode(b"", final=True)
     except OSError as error:
-        return error.strerror or str(error)
+        return reason(error)
     except UnicodeDecodeError as error:
         return f"it is not UTF-8 (byte {at - pending + error.start:,})"
     return "" if head else EMPTY

@@ -11,7 +11,6 @@ that no island trains on what another one evaluates.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -28,7 +27,7 @@ from node.data.documents import Document, Input, find_inputs, read
 from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
 from node.data.intact import file_sha256
 from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
-from node.errors import operator_error
+from node.errors import cannot_write, operator_error
 from node.headway import Tell
 from node.trainer.data import token_type
 from protocols.files import DRAFT, READABLE, replacing
@@ -90,14 +89,13 @@ def prepare(
             place = _begin(out, job)
             return _Writer(out, tokenizer, place, shard_tokens, inputs, field, report).run()
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise operator_error(
-            "E402" if full else "E603",
+        raise cannot_write(
             f"cannot write tokens to {out}",
-            why=error.strerror or str(error),
-            fix="free some disk space and give the same command again: it goes on where it was"
-            if full
-            else "name a folder that this user may write with --out",
+            error,
+            fix="name a folder that this user may write with --out",
+            full_fix="free some disk space and give the same command again: it goes on where it "
+            "was",
+            otherwise="E603",
         ) from error
 
 

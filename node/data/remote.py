@@ -24,11 +24,11 @@ from blake3 import blake3
 
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
 from node.data.opened import Opened, opened
-from node.data.patience import Patience, is_full, met, passes
+from node.data.patience import Patience, met, passes
 from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
-from node.errors import operator_error, reason
-from protocols.errors import OperatorError
+from node.errors import operator_error
+from protocols.errors import OperatorError, is_full, reason
 from protocols.files import replacing
 
 DEFAULT_CACHE_BYTES = 20 * 10**9

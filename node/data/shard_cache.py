@@ -22,9 +22,9 @@ from typing import Protocol
 
 from node.data.opened import Opened
 from node.data.partial_file import COPY_BYTES, PART, PartialFile, bytes_held, remove
-from node.data.patience import Patience, is_full
-from node.errors import operator_error, reason
-from protocols.errors import OperatorError
+from node.data.patience import Patience
+from node.errors import cannot_write, operator_error
+from protocols.errors import OperatorError, is_full
 from protocols.files import sweep
 
 logger = logging.getLogger(__name__)
@@ -102,16 +102,15 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _keeping(self) -> Iterator[None]:
-        """What this machine's disk refuses, as OperatorError E402."""
+        """What this machine's disk refuses, as OperatorError E402 if it is full, E601 else."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             yield
         except OSError as error:
-            raise operator_error(
-                "E402",
-                f"no room for training data in {self.directory}",
-                why=reason(error),
-                fix="free some disk space, or allow less with --data-cache",
+            raise cannot_write(
+                f"cannot keep training data in {self.directory}",
+                error,
+                full_fix="free some disk space, or allow less with --data-cache",
             ) from error
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from node.data.marks import Marks
 from node.data.patience import Patience
 from node.data.stream_recipe import Recipe, with_end
 from node.data.streamed import DataSet, Reader
-from node.errors import operator_error, reason
+from node.errors import cannot_write, operator_error
 from node.trainer.corpus import MORE_TEXT, is_held_out
 from protocols.errors import OperatorError
 
@@ -91,7 +91,7 @@ class Parts:
         """Tokens of a part, mapped; made if they are not there.
 
         Raises OperatorError E601 for a data set that cannot be read, after minutes of retries if it
-        may pass, and E402 for a full disk.
+        may pass, E402 for a full disk, and E603 where parts cannot be kept for another reason.
         """
         patience = Patience()
         while True:
@@ -119,9 +119,8 @@ class Parts:
                     time.sleep(LOOK_S)
                     idle_s += LOOK_S
         except OSError as error:
-            raise operator_error(
-                "E402", f"no room for training data in {self._directory}", why=reason(error)
-            ) from error
+            what = f"cannot keep training data in {self._directory}"
+            raise cannot_write(what, error, otherwise="E603") from error
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -15,10 +15,10 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.manifest import Manifest
-from node.data.cached_file import cache_folder
+from node.data.cached_file import CACHE_FIX, cache_folder
 from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
-from node.errors import operator_error, reason
+from node.errors import cannot_write, operator_error
 from node.headway import Progress
 from node.trainer.corpus import MORE_TEXT, is_held_out, spread
 from node.trainer.data import token_type
@@ -159,7 +159,8 @@ def _keep(name: str, data: bytes) -> Path:
         with replacing(path) as file:
             file.write(data)
     except OSError as error:
-        raise operator_error("E402", f"cannot write {path}", why=reason(error)) from error
+        what = f"cannot write {path}"
+        raise cannot_write(what, error, fix=CACHE_FIX, full_fix=CACHE_FIX) from error
     return path
 
 

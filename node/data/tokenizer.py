@@ -21,6 +21,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from node.errors import operator_error
+from protocols.errors import reason
 
 BYTES = "bytes"  # what the manifest calls the byte tokenizer
 BYTES_VOCABULARY = 256
@@ -208,7 +209,7 @@ def read_tokenizer(
             data = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
         raise operator_error(
-            "E604", f"cannot read the tokenizer {path}", why=error.strerror or str(error)
+            "E604", f"cannot read the tokenizer {path}", why=reason(error)
         ) from error
     return FileTokenizer(data, path.name, document_end=document_end, eos=eos)
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
 from node.data.tokenizer import FILE, FileTokenizer
-from node.errors import operator_error, reason
+from node.errors import operator_error
+from protocols.errors import reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from bootstrap.manifest import Model
 from bootstrap.validation import explain
 from node.data.tokenizer import FILE, ByteTokenizer, Tokenizer, read_tokenizer
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.hf.export import INDEX, ONE_FILE, byte_tokenizer, hf_weights
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.data.tokenizer import FILE, MAX_TOKENIZER_BYTES
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.hf.export import bytes_file
+from protocols.errors import reason
 
 TEMPLATE = "chat_template.jinja"
 TAKEN = (

@@ -58,7 +58,7 @@ from node.outermost import first_known
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.addresses import hostport
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 from protocols.tasks import first
 
 MAX_WORDS = 32  # messages of host 0 that may wait while tokens are made
@@ -363,7 +363,7 @@ class Helper:
             except OSError as error:
                 if not left or error.errno not in PASSING:
                     raise
-                why = error.strerror or str(error)
+                why = reason(error)
             self.say(f"rank {number} does not start: {why}; again in {START_PAUSE_S:.0f} s")
             await asyncio.sleep(START_PAUSE_S)
 

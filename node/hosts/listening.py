@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from node.errors import operator_error
 from node.hosts.interface import is_own_name
 from protocols.addresses import hostport, is_loopback
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -33,7 +33,7 @@ async def listen(
             taken = not isinstance(error, socket.gaierror) and error.errno == errno.EADDRINUSE
             if taken or is_loopback(host):
                 raise _refused(host, port, error) from error
-            why = error.strerror or str(error)
+            why = reason(error)
     try:
         server = await asyncio.start_server(connected, None, port)
     except OSError as error:
@@ -46,6 +46,6 @@ def _refused(host: str, port: int, error: OSError) -> OperatorError:
     return operator_error(
         "E303",
         f"cannot listen for this island's hosts at {hostport(host, port)}",
-        why=error.strerror or str(error),
+        why=reason(error),
         fix="stop what listens there, or give another port with --rdzv-endpoint",
     )

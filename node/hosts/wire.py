@@ -30,7 +30,7 @@ from typing import Annotated, get_args
 from blake3 import blake3
 
 from node.trainer.framing import READ_BYTES, Unframer, frame
-from protocols.errors import AtollError, Malformed, OperatorError
+from protocols.errors import AtollError, Malformed, OperatorError, reason
 from protocols.wire import Max, Message, decode_any
 
 BEAT_S = 2.0
@@ -195,7 +195,7 @@ class HostConnection:
                 self._words += [decode_any(raw, *WORDS) for raw in self._unframer.feed(data)]
             except OSError as error:
                 self.lost = True
-                raise HostLostError(f"the connection broke ({error.strerror or error})") from error
+                raise HostLostError(f"the connection broke ({reason(error)})") from error
             except Malformed as error:
                 raise HostLostError(f"it sent what is no message of a host: {error}") from error
             if not data:

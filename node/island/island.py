@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import shutil
 import signal
 import socket
@@ -45,7 +44,7 @@ from node.trainer.framing import READ_BYTES, Unframer, frame
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.addresses import hostport
-from protocols.errors import Malformed, OperatorError
+from protocols.errors import Malformed, OperatorError, is_full
 from protocols.tasks import Background
 from protocols.wire import decode_any
 
@@ -202,8 +201,7 @@ class Island:
         await asyncio.sleep(UNSTARTED_PAUSE_S)
         log = self.directory / "trainer-rank0.log"
         text = f"ranks do not start: {error}"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        refused = operator_error("E402", why=text) if full else None
+        refused = operator_error("E402", why=text) if is_full(error) else None
         self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, "", refused))
 
     async def _launch(self, hosts: Sequence[Host]) -> _Life:

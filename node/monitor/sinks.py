@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bootstrap.validation import bad_config
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Record, RoundDone, Step, plain
 from node.monitor.whole_rounds import WholeRounds
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 KINDS = ("jsonl", "tensorboard", "wandb")
 MAX_WAITING = 4096  # figures; more are dropped

@@ -17,9 +17,9 @@ from node.data.ahead import Ahead, ReadPosition
 from node.data.folder import is_folder
 from node.data.remote import Folder, FolderTokens
 from node.data.tokenizer import BYTES_VOCABULARY
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.trainer.sampler import Sampler
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 Array = npt.NDArray[np.integer[Any]]
 

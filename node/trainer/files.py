@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from node.checkpoints.checkpoint import FULL_DISK
 from node.trainer.channel import Donated, Report, Saved, Staged
 from node.trainer.moments import Donation, MomentLayout, donate
 from node.trainer.optim import REENTRY_STEPS
@@ -15,6 +14,7 @@ from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.resume import Writing, save
 from node.trainer.trainer_state import TrainerState
 from node.trainer.weights import Weights
+from protocols.errors import is_full
 
 
 class Files:
@@ -104,5 +104,4 @@ class Files:
 
     def _tell(self, failure: OSError | None) -> None:
         problem = "" if failure is None else str(failure) or type(failure).__name__
-        full = failure is not None and failure.errno in FULL_DISK
-        self.report(Saved(self._written_to, problem[:2000], full))
+        self.report(Saved(self._written_to, problem[:2000], is_full(failure)))

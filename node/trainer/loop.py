@@ -29,7 +29,7 @@ from node.data.ahead import ReadPosition
 from node.data.cached_file import cache_folder
 from node.data.live import StreamData
 from node.data.stream_recipe import is_recipe, read_recipe
-from node.errors import operator_error, reason
+from node.errors import operator_error
 from node.schedule import learning_rate
 from node.trainer.channel import Apply, Ready, StepDone
 from node.trainer.computing import Computing, has_bf16
@@ -49,6 +49,7 @@ from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
 from node.trainer.settings import TrainerSettings
 from node.trainer.speed import Speed
+from protocols.errors import reason
 from protocols.wire import decode_any
 
 

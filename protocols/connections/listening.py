@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from protocols.addresses import hostport, parse_address
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 _BACKLOG = 256
 _LISTENING = "0A"  # state column of /proc/net/tcp
@@ -62,7 +62,7 @@ def _unusable(listen: str, option: str, error: OSError) -> OperatorError:
     return OperatorError(
         "E102",
         f"cannot listen on '{listen}'",
-        error.strerror or str(error),
+        reason(error),
         f"use {option} 0.0.0.0:PORT for every address of this machine",
         exit_code=2,
     )

@@ -1,13 +1,15 @@
 """Streams that break off, stay away or cannot be read."""
 
+import errno
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
 from live_kit import BATCH, STEPS, run, stream, windows
 
-from node.data import patience
+from node.data import patience, stream_parts
 from node.data.stream_parts import Parts
 from node.data.stream_recipe import read_recipe, recipe_for
 from node.data.streamed import DataSet, Reader
@@ -134,6 +136,36 @@ def test_what_will_not_pass_is_told_at_once(texts, tmp_path, monkeypatch):
     with pytest.raises(OperatorError, match=r"part-0\.jsonl"):
         data.parts.get(0, 0)
     assert broken.opened == 1
+
+
+def test_where_nothing_can_be_kept_that_is_said_and_no_full_disk(texts, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    data = stream(run(), texts[1], tmp_path / "file" / "cache")
+    with pytest.raises(OperatorError, match="Not a directory") as caught:
+        data.parts.get(0, 0)
+    assert caught.value.code == "E603"
+    assert "may write there" in caught.value.fix
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OperatorError, match="Not a directory") as caught:
+        stream(run(), texts[1], tmp_path)
+    assert caught.value.code == "E601"
+    assert "XDG_CACHE_HOME" in caught.value.fix
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "E402"), (errno.EIO, "E603")])
+def test_what_this_machines_disk_refuses_is_told_at_once(
+    texts, tmp_path, monkeypatch, number, code
+):
+    data = stream(run(), texts[1], tmp_path / "parts")
+
+    def refused(*given):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(stream_parts, "write", refused)
+    monkeypatch.setattr(patience.Patience, "wait", lambda self, error: pytest.fail("it waits"))
+    with pytest.raises(OperatorError, match=os.strerror(number)) as caught:
+        data.parts.get(0, 0)
+    assert caught.value.code == code
 
 
 class Answer:

@@ -206,7 +206,8 @@ def test_a_cache_that_cannot_be_written_is_told_and_one_that_takes_no_notes_is_u
     there = Folder(url, tmp_path / "file")
     with pytest.raises(OperatorError, match="File exists") as caught:
         there.tokens(there.index.shards[0])
-    assert caught.value.code == "E402"
+    assert caught.value.code == "E601"  # and not that the disk is full
+    assert "may write there" in caught.value.fix
 
     def refused(*args, **options):
         raise PermissionError(errno.EPERM, "Operation not permitted")  # as for others' files

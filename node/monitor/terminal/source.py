@@ -35,7 +35,7 @@ from node.monitor.state import NodeState
 from node.monitor.views import NodeView, PeerView, RunView
 from node.status import ask
 from protocols.bounds import MAX_PEERS
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, reason
 
 Picture = dict[str, Any]
 INTERVAL_S = 1.0
@@ -218,7 +218,7 @@ def read_log(path: Path) -> Iterator[Record]:
                         found = True
                         yield record
     except OSError as error:
-        raise _no_log(path, error.strerror or str(error)) from error
+        raise _no_log(path, reason(error)) from error
     if not found:
         raise _no_log(path, "no line of it is an event")
 
