@@ -32,7 +32,10 @@ class Shared(Protocol):
         ...
 
     def chunk_in_place(self, index: int, used: Callable[[], None]) -> Feed | None:
-        """A chunk, None where it is not here; ``used``: see :class:`.copies.ChunkFeed`."""
+        """A chunk, None where it is not here.
+
+        ``used``: see :class:`~bootstrap.state.copies.ChunkFeed`.
+        """
         ...
 
     def is_shared_by(self, peer: PeerId) -> None:
