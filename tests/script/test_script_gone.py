@@ -60,7 +60,7 @@ def check_ends_the_node(died: Event, here: Here, says: str) -> None:
 
 async def test_a_script_that_is_gone_is_left_for_good(here: Here) -> None:
     here.script.close()
-    assert await here.event() == Stopped(0, 0)
+    assert await here.event() == Stopped()
     assert here.reasons == [SCRIPT_GONE]
     assert not here.attached.alive
 

@@ -31,7 +31,7 @@ from protocols.tasks import beside
 from protocols.wire import decode_any
 
 STEP = StepDone(0, 1, 2.0, None, 0.1, 8, 0.5)
-SNAPSHOT = Snapshot(0, 3, 24, 2.0, 1.5, True)
+SNAPSHOT = Snapshot(0, 3, 24, True)
 
 
 class Process:
