@@ -324,6 +324,7 @@ class Plan(Message, kind=11, max_bytes=2 * 1024 * 1024):
     draft: bool = False  # scales are not known yet: owners collect slices and report their products
     grams: Annotated[tuple[Gram, ...], Max(MAX_PARTS)] = ()  # what the scales follow from, by part
     groups: Annotated[tuple[Group, ...], Max(MAX_PEERS)] = ()  # disjoint; outsiders have no relay
+    servers: int = 0  # members in office that do not train
 
 
 class Prepare(Message, kind=12):
@@ -349,6 +350,7 @@ class Outcome(Message, kind=13, max_bytes=1024 * 1024):
     parts: Annotated[tuple[PartResult, ...], Max(MAX_PARTS)]
     next_roster: Peers
     work: int  # tokens merged along the chain, this round's included
+    servers: int = 0  # members in office that do not train
 
 
 class Promise(Message, kind=14, max_bytes=2 * 1024 * 1024):

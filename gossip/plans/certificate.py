@@ -219,6 +219,7 @@ def outcome_of(plan: Plan, results: Sequence[PartResult], work_before: int) -> O
         tuple(results),
         plan.next_roster,
         work_after(work_before, plan.contributors, results),
+        plan.servers,
     )
 
 

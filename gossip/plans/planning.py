@@ -276,6 +276,7 @@ def repeated_plan(
         expected_s=0.0,
         patience_s=patience_s,
         grams=grams,
+        servers=outcome.servers,
     )
 
 
@@ -309,6 +310,7 @@ def _plan(
     draft: bool = False,
     grams: tuple[Gram, ...] = (),
     groups: tuple[Group, ...] = (),
+    servers: int = 0,
 ) -> Plan:
     """A plan of this member's, for the round at ``place``."""
     return Plan(
@@ -329,6 +331,7 @@ def _plan(
         draft=draft,
         grams=grams,
         groups=groups,
+        servers=servers,
     )
 
 

@@ -102,6 +102,8 @@ def _check_content(what: Plan | Outcome, shape: Shape, roster: Sequence[PeerId])
     if what.codec not in shape.codecs:
         raise Malformed("a codec that the run does not allow")
     check_contributors(what.contributors, roster, shape.most_tokens)
+    if not 0 <= what.servers <= len(roster) - sum(c.tokens > 0 for c in what.contributors):
+        raise Malformed("more servers than members without work, or fewer than none")
     shape.mix.check(what.contributors)
     _check_office(what.next_roster)
     _check_cover(what.parts, shape.size)

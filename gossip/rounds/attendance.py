@@ -6,7 +6,7 @@ the chain, and that it is still the process that was there when the round began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,7 +18,7 @@ from gossip.rounds.agreement import Agreement
 from gossip.rounds.holding import NO_MORE
 from gossip.rounds.trial import Trial
 from protocols.identity import PeerId
-from protocols.messages import Announce
+from protocols.messages import Announce, Contributor
 
 
 @dataclass
@@ -115,8 +115,14 @@ class Attendance:
 
         Not members that abstain: they follow no plan, and would be waited for in vain.
         """
-        islands = [peer for peer in self._able(now) if self._role(peer) == "island"]
+        islands = [peer for peer in self._able(now) if self.role(peer) == "island"]
         return set(islands if self.clients is None else self.clients(self.place, islands))
+
+    def servers(self, contributors: Sequence[Contributor]) -> int:
+        """How many of those in office do not train, by their last word or by what they brought."""
+        brought = {contributor.peer for contributor in contributors if contributor.tokens}
+        others = (peer for peer in self.agreement.roster if peer not in brought)
+        return sum(self.role(peer) == "server" for peer in others)
 
     def waiting(self, now: float) -> set[PeerId]:
         """Islands that wait for the next round to take part: new ones, or ones that came back."""
@@ -197,6 +203,7 @@ class Attendance:
         announce = self.announcement(peer)
         return announce is not None and announce.status == "active"
 
-    def _role(self, peer: PeerId) -> str:
+    def role(self, peer: PeerId) -> str:
+        """What a peer is, by its own word; an island unless it has said otherwise."""
         announce = self.announcement(peer)
         return "island" if announce is None else announce.role

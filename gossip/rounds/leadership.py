@@ -190,6 +190,12 @@ class Leadership:
             known = self.agreement.plan
             repeated = repeated_plan(self.identity, self.place, remains, patience, known)
             return prolonged(repeated, self.spent_s(now))
+        if (plan := self._composed(remains, now)) is None:
+            return None
+        return replace(plan, servers=self.company.servers(plan.contributors))
+
+    def _composed(self, remains: Remains, now: float) -> Plan | None:
+        """A plan of my own, of which nobody has voted for another."""
         self.company.settle(now)
         gone = {
             peer

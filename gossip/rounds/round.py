@@ -151,9 +151,9 @@ class Round:
             case Votes():
                 return self._instructions(self.agreement.on_votes(message), now)
             case Promise(voted=Outcome() as voted) if not self.succession.bears(
-                message.voted_epoch, voted.next_roster, now, self._patience()
+                message.voted_epoch, voted, now, self._patience()
             ):
-                return []  # I would have to propose that roster: the others' promises may suffice
+                return []  # I would have to propose its roster: the others' promises may suffice
             case Promise(voted=Outcome() as voted) if self.leadership.disregards(
                 sender, voted, now
             ):
@@ -367,7 +367,7 @@ class Round:
 
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
         self._election.leading()
-        self.succession.approve(plan.next_roster)
+        self.succession.approve(plan)
         return self.telling.all(plan) + self._instructions(
             self.agreement.on_plan(self.me, plan), now
         )

@@ -348,7 +348,7 @@ class OuterReplica:
     def _rates(self, outcome: Outcome) -> optimizers.Rates:
         """The numbers of this round's outer step, which follow from the certificate alone."""
         merged = {included.contributor for part in outcome.parts for included in part.included}
-        share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
+        share = min(1.0, len(merged) / max(1, len(self._roster) - outcome.servers))
         turns = self.vectors.get("turns")  # each about as many arrivals as other modes' rounds have
         rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
         weights = [outcome.contributors[number].weight for number in merged]
@@ -360,18 +360,6 @@ class OuterReplica:
         return optimizers.Rates(
             lr, momentum, round_ + 1, beta2=settings.beta2, epsilon=settings.epsilon
         )
-
-    def _contributing(self, outcome: Outcome) -> int:
-        """How many members of this round's roster bring work: all but the servers that merge.
-
-        If an owner of a part brings work as well, the run has no servers. A certificate names no
-        roles: a server that owns no part, as after a fault, counts as one that brings work.
-        """
-        brought = {contributor.peer for contributor in outcome.contributors}
-        owners = {part.owner for part in outcome.parts}
-        if self.manifest.rounds.owners == "members" or owners & brought:
-            return len(self._roster)
-        return len(set(self._roster) - owners)
 
 
 def gaps(ranges: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:

@@ -194,18 +194,14 @@ async def test_rounds_with_some_of_the_islands_are_parts_of_one_nesterov_step() 
     assert torch.allclose(apart.base, once.base, rtol=1e-5, atol=1e-8)
 
 
-def test_an_arrival_is_one_of_as_many_islands_with_and_without_a_server() -> None:
-    """Where the last server is gone late islands merge as well, and are islands still."""
+def test_an_arrival_is_one_of_as_many_islands_whoever_merges_it() -> None:
+    """As the outcome counts them: of two in office, who owns parts says nothing of who trains."""
     one = replica("delayed-nesterov", owners="servers", warmup_rounds=0)
     outcome = _outcome(one, 1)  # of OTHER's work
-    half = N // 2
-    part = outcome.parts[0]
-    for owners, share in (((ME, ME), 1.0), ((OTHER, ME), 0.5), ((OTHER, OTHER), 0.5)):
-        parts = (
-            replace(part, stop=half, owner=owners[0]),
-            replace(part, start=half, owner=owners[1]),
-        )
-        assert one._rates(replace(outcome, parts=parts)).share == share
+    for owner in (ME, OTHER):
+        parts = (replace(outcome.parts[0], owner=owner),)
+        for servers, share in ((0, 0.5), (1, 1.0), (2, 1.0)):
+            assert one._rates(replace(outcome, parts=parts, servers=servers)).share == share
 
 
 async def test_a_newcomer_that_is_alone_in_its_round_counts_for_less() -> None:

@@ -74,6 +74,8 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         "a stranger contributes": replace(
             plan, contributors=(Contributor(EVERYBODY[4].peer_id, 1.0, 1, True), *others)
         ),
+        "fewer servers than none": replace(plan, servers=-1),
+        "all bring work, and one is a server": replace(plan, servers=1),
         "no parts": replace(plan, parts=()),
         "a gap": replace(plan, parts=tuple(parts)),
         "a hole at the end": replace(plan, parts=plan.parts[:-1]),

@@ -202,6 +202,21 @@ def test_who_restarts_before_the_only_merge_is_in_it() -> None:
     assert merged(next(o for o in outcomes(world) if o.work)) == set(world.peers)
 
 
+def test_a_server_that_owns_no_part_is_told_from_an_island_all_the_same() -> None:
+    rules = dataclasses.replace(AT_WILL, servers=True, size=1024)  # a single part
+    world, peers = lone(5, rules, servers=2)
+    world.run(5.0)
+    found = outcomes(world)
+    assert len(found) > 5
+    assert all(len(outcome.parts) == 1 for outcome in found)
+    assert {outcome.servers for outcome in found} == {2}
+    world.kill(peers[0])
+    world.run(20.0)
+    last = outcomes(world)[-1]
+    assert len(last.next_roster) == 4
+    assert last.servers == 1
+
+
 def test_islands_come_into_office_where_only_servers_are() -> None:
     world, _ = lone(3, dataclasses.replace(RULES, servers=True), servers=1, outside=2)
     world.run(20.0)

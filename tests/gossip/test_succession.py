@@ -28,9 +28,14 @@ def scene(count: int = 5) -> tuple[World, Round, Peer, Peer]:
     return world, one.round, other, third
 
 
-def bears(round_: Round, names: set[PeerId], now: float, *, epoch: int = 0) -> bool:
+def bears(
+    round_: Round, names: set[PeerId], now: float, *, epoch: int = 0, servers: int = 0
+) -> bool:
     """Whether these are voted for."""
-    return round_.succession.bears(epoch, tuple(sorted(names)), now, PATIENCE)
+    plan = round_.agreement.plan
+    assert plan is not None
+    said = dataclasses.replace(plan, next_roster=tuple(sorted(names)), servers=servers)
+    return round_.succession.bears(epoch, said, now, PATIENCE)
 
 
 def say(world: World, round_: Round, peer: PeerId, status: str) -> None:
@@ -72,6 +77,23 @@ def test_nobody_is_voted_in_who_was_never_heard_of() -> None:
     for sequence, said in enumerate([observer, announce]):
         mine.membership.on_announce(said, b"", sequence, world.now)
         assert bears(mine, {*mine.roster, STRANGER}, world.now) == (said is announce)
+
+
+def test_servers_are_counted_by_what_those_who_are_there_say() -> None:
+    world, mine, other, third = scene()
+    everybody, server = set(mine.roster), other.identity.peer_id
+    assert not bears(mine, everybody, world.now, servers=1)
+    island = mine.membership.islands[server]
+    island.announce = dataclasses.replace(island.announce, role="server")
+    assert mine.company.servers(()) == 1
+    assert bears(mine, everybody, world.now, servers=1)
+    assert not bears(mine, everybody, world.now, servers=0)
+    assert not bears(mine, everybody, world.now, servers=2)
+    mine.membership.on_unreachable(third.identity.peer_id, world.now)
+    assert bears(mine, everybody, world.now, servers=2), "a leader may not know what it was"
+    mine.membership.on_unreachable(server, world.now)
+    assert bears(mine, everybody, world.now, servers=0)
+    assert not bears(mine, everybody, world.now, servers=3)
 
 
 def test_of_many_a_leader_may_see_one_otherwise() -> None:

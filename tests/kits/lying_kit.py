@@ -66,10 +66,10 @@ CLAIMS = (  # of its own worth and speed
 DEEP: dict[type[Struct], tuple[str, ...]] = {  # else it would mostly be of another place
     Plan: (
         "codec", "contributors", "parts", "next_roster", "expected_s", "patience_s", "draft",
-        "grams", "groups",
+        "grams", "groups", "servers",
     ),
     Certificate: ("outcome", "votes", "roster", "epoch"),
-    Outcome: ("codec", "contributors", "parts", "next_roster", "work"),
+    Outcome: ("codec", "contributors", "parts", "next_roster", "work", "servers"),
     Promise: ("voted", "held", "epoch", "ballot"),
     Handover: ("roster", "next_roster", "work", "content", "votes"),
 }  # fmt: skip

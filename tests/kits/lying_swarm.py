@@ -40,8 +40,9 @@ from protocols.messages import Certificate, Contributor, Outcome, Passed, Plan, 
 
 MANY = 1000  # of anything that a node keeps, at most
 LOOK_S = 0.1  # between two looks at what members know
-# fragment, what it builds on, epoch, ballot; who contributes, and who is in office next
-Planned = tuple[int, bytes, int, int, tuple[Contributor, ...], tuple[PeerId, ...]]
+# fragment, what it builds on, epoch, ballot; who contributes, who is in office next, and how many
+# in office do not train
+Planned = tuple[int, bytes, int, int, tuple[Contributor, ...], tuple[PeerId, ...], int]
 
 
 class Overheard:
@@ -58,7 +59,7 @@ class Overheard:
         plan = decoded(said.body) if isinstance(said, Passed) else None
         if isinstance(plan, Plan) and plan.leader == self._inner.peer_id:
             at = (plan.fragment, plan.previous, plan.epoch, plan.ballot)
-            self._swarm.planned.add((*at, plan.contributors, plan.next_roster))
+            self._swarm.planned.add((*at, plan.contributors, plan.next_roster, plan.servers))
         return await self._inner.call(peer, name, body, **how)
 
 
@@ -122,7 +123,7 @@ class LyingSwarm(SimulatedSwarm):
         leader = order[ballot % len(order)]
         if leader not in self.lying:
             at = (outcome.fragment, outcome.previous, certificate.epoch, ballot)
-            plan = (*at, outcome.contributors, outcome.next_roster)
+            plan = (*at, outcome.contributors, outcome.next_roster, outcome.servers)
             assert len(roster) == 1 or plan in self.planned, "planned by somebody else"
         elif not certificate.epoch and len(roster) < OTHERWISE:
             assert self.came.issuperset(outcome.next_roster), "nobody knows them"
