@@ -107,6 +107,9 @@ class Member:
     def unpassed(self, relay: PeerId) -> None:
         self.complaints.append("not passed on")
 
+    def unserved(self, relay: PeerId) -> None:
+        self.complaints.append("does nothing for its group")
+
     def mute(self) -> frozenset[PeerId]:
         """Nobody is."""
         return frozenset()

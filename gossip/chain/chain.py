@@ -368,7 +368,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
             holding=self._holding,
             changes_sides=lambda: self.following.changes_sides,
             unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
-            mute=self.missed.mute(place.round),
+            mute=self.missed.idle(place.round),
             trial=self.trial,
         )
         # a plan may count on what this member had before it was started again

@@ -24,6 +24,7 @@ class Missed:
     _left_out: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often, and when
     # relays: how often, and when
     _mute: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
+    _idle: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     _silent: dict[PeerId, int] = field(default_factory=dict)  # plans that counted on it in vain
 
     def note(self, outcome: Outcome, owners: Set[PeerId] = frozenset()) -> None:
@@ -36,11 +37,11 @@ class Missed:
         failed = owners - {part.owner for part in outcome.parts}
         failed |= {c.peer for c in outcome.contributors if not c.active}
         self._note_left_out(outcome.round, failed, brought)
-        self._mute = {  # one that has served again for as long as it was not relied on is as any
-            peer: since
-            for peer, since in self._mute.items()
-            if peer in self._last and outcome.round < _until(*since, times=2)
-        }
+        for relays in (self._mute, self._idle):
+            for peer, since in list(relays.items()):
+                # one that has served again for as long as it was not relied on is as any
+                if peer not in self._last or outcome.round >= _until(*since, times=2):
+                    del relays[peer]
         self._note_silent(outcome, brought)
 
     def rounds(self, round_: int) -> Mapping[PeerId, int]:
@@ -59,17 +60,27 @@ class Missed:
 
     def note_mute(self, relay: PeerId, round_: int) -> None:
         """A relay has not passed on to this member what it was to in a round."""
-        often, last = self._mute.get(relay, (0, -1))
-        if last < round_:
-            self._mute[relay] = min(often + 1, LONGEST), round_
+        _note_again(self._mute, relay, round_)
+
+    def note_idle(self, relay: PeerId, round_: int) -> None:
+        """A relay has done nothing for its group in a round, by what others say among it."""
+        _note_again(self._idle, relay, round_)
 
     def mute(self, round_: int) -> frozenset[PeerId]:
-        """Relays that this member does not wait for in a round, nor chooses when it leads.
+        """Relays that this member does not wait for in a round.
 
         One that has not passed on a part is not relied on in the next two rounds, if that happens
         again not in the next four, and so on.
         """
-        return frozenset(peer for peer, since in self._mute.items() if round_ <= _until(*since))
+        return _those_of(self._mute, round_)
+
+    def idle(self, round_: int) -> frozenset[PeerId]:
+        """Relays that this member does not choose when it leads a round: those and idle ones.
+
+        Nothing else follows from what others say: they could make a group exchange everything by
+        itself.
+        """
+        return _those_of(self._mute, round_) | _those_of(self._idle, round_)
 
     def doubtful(self) -> frozenset[PeerId]:
         """Members that brought nothing to any of the recent rounds whose plans counted on them.
@@ -100,6 +111,16 @@ class Missed:
             for peer, since in self._left_out.items()
             if peer in self._last and (peer in failed or peer not in brought)
         }
+
+
+def _note_again(relays: dict[PeerId, tuple[int, int]], relay: PeerId, round_: int) -> None:
+    often, last = relays.get(relay, (0, -1))
+    if last < round_:
+        relays[relay] = min(often + 1, LONGEST), round_
+
+
+def _those_of(relays: Mapping[PeerId, tuple[int, int]], round_: int) -> frozenset[PeerId]:
+    return frozenset(peer for peer, since in relays.items() if round_ <= _until(*since))
 
 
 def _until(often: int, last: int, *, times: int = 1) -> int:

@@ -57,6 +57,9 @@ class Reports(Wired, CarriesOut, ExchangeListener, AuditListener):
         self.refused(relay, Late("does not pass on a merged part"))
         self.missed.note_mute(relay, self.round.place.round)
 
+    def unserved(self, relay: PeerId) -> None:
+        self.missed.note_idle(relay, self.round.place.round)
+
     def weighed(self, gram: Gram) -> None:
         self.carry_out(self.round, self.round.on_products(gram, self.now()))
 

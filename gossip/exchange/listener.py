@@ -54,6 +54,10 @@ class ExchangeListener(Protocol):
         """A relay has not passed on a merged part, which had to come to me by another way."""
         ...
 
+    def unserved(self, relay: PeerId) -> None:
+        """A relay does nothing for its group: the part's owner sees that, or most members do."""
+        ...
+
     # --- what it asks ----------------------------------------------------------------------------
 
     def behind(self, peer: PeerId) -> bool:

@@ -72,6 +72,8 @@ class Outbox:
         counts = any(c.peer == self.me and c.active for c in plan.contributors)
         known = state.sending is not None and state.via is None  # it is on its way there already
         if counts and plan.groups and key not in self.held and not known:
+            if state.via is not None:
+                self.listener.unserved(state.via)
             if state.via is not None and state.sending is not None and not state.sending.done():
                 self.shunned.add(state.via)  # it takes no slice, so it will pass on no part either
             self.relaying.drop(key)

@@ -205,6 +205,9 @@ class Owning(Collecting):
         if part is None:
             raise RemoteRefused("late", "not merged here")
         part.asked.add(peer)
+        for relay, members in part.paths.passed_on.items():
+            if peer in members and 2 * len(part.asked.intersection(members)) > len(members):
+                self.listener.unserved(relay)
         if part.merge.merged and peer in part.plan.roster:
             self._send_to(part, peer)
 
@@ -224,6 +227,8 @@ class Owning(Collecting):
         while waiting := merge.waits_for_relays():
             arrived = dict(merge.arrived)
             for relay, why in lateness.late(now(), waiting, arrived, merge.relays_done).items():
+                if any(arrived.values()):  # else my own link may be the cause
+                    self.listener.unserved(relay)
                 self._drop(part, relay, why)
             await asyncio.sleep(plan.patience_s / 8)
 

@@ -80,7 +80,7 @@ class Round:
     holding: Holding = field(default_factory=Holding)  # how long earlier rounds were held back
     changes_sides: Callable[[], bool] = lambda: False  # of a fork: decides nothing meanwhile
     unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
-    mute: Set[PeerId] = frozenset()  # relays that have not passed on parts: relay none
+    mute: Set[PeerId] = frozenset()  # did nothing for their group: relay none
     trial: Trial | None = None  # limits who comes into office; None: no limit
     agreement: Agreement = field(init=False)
     proposer: Proposer = field(init=False)

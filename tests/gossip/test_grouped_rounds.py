@@ -158,6 +158,34 @@ def test_a_relay_that_passes_nothing_on_slows_one_round_and_not_the_next_ones() 
     virtual_time.run(scene())
 
 
+def test_those_who_saw_that_a_relay_brings_no_sums_choose_others_wherever_they_are() -> None:
+    async def scene() -> None:
+        async with simulated_swarm(
+            6, size=400_000, codec="fp32", grouping=REGION, made=FourAtOneSite, seed=1,
+            uploads=[3e6] * 6,
+        ) as swarm:  # fmt: skip
+            mute, *others = swarm.living()
+            await until(lambda: min(len(m.replica.history) for m in others) >= 2)
+            chain, led = mute.swarm.chains[0], list[Member]()
+
+            def over() -> bool:
+                chain.exchange.relaying._spread = lambda *_: None  # type: ignore[method-assign]
+                for member in others:
+                    its = member.swarm.chains[0]
+                    if (plan := its.exchange.plan) is None or plan.leader != member.peer:
+                        continue
+                    if mute.peer in its.missed.idle(plan.round) and member not in led:
+                        led.append(member)
+                        (group,) = plan.groups
+                        assert mute.peer not in {group.members[n - 1] for n in group.relays if n}
+                return len(led) > 1
+
+            await until(over)
+            assert {swarm.regions[member.peer] == "site" for member in led} == {True, False}
+
+    virtual_time.run(scene())
+
+
 @pytest.mark.slow
 def test_a_swarm_of_64_in_a_grid() -> None:
     async def scene() -> None:

@@ -104,6 +104,18 @@ def test_a_relay_that_passes_nothing_on_is_not_relied_on_for_ever_longer() -> No
     assert (relay in missed.mute(round_ + 1)) == (relay != outcome.next_roster[0])
 
 
+def test_what_others_say_of_a_relay_counts_for_a_leader_alone() -> None:
+    outcome = decided(EVERYBODY).outcome
+    relay, other, round_ = *(c.peer for c in outcome.contributors[:2]), outcome.round
+    missed = Missed()
+    missed.note_idle(relay, round_)
+    missed.note_mute(other, round_)
+    missed.note(outcome)
+    assert missed.mute(round_ + 2) == {other}
+    assert missed.idle(round_ + 2) == {relay, other}
+    assert not missed.idle(round_ + 3)
+
+
 def test_who_brings_nothing_is_doubted_but_gets_its_chances() -> None:
     outcome = decided(EVERYBODY).outcome
     faulty = outcome.contributors[0].peer

@@ -145,7 +145,7 @@ def test_a_relay_that_passes_nothing_on_is_told_of_and_next_time_nobody_waits_fo
 
     async def scene(*, known: bool) -> None:
         async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
-            _, _, relay, others = relayed_part(here)
+            _, owner, relay, others = relayed_part(here)
             relay.exchange.relaying.pass_on = lambda *_: None  # type: ignore[method-assign]
             if known:
                 for peer in others:
@@ -155,10 +155,37 @@ def test_a_relay_that_passes_nothing_on_is_told_of_and_next_time_nobody_waits_fo
             told = [] if known else [relay.me]
             assert [peer.unpassed_ for peer in here.peers if peer in others] == [told] * len(others)
             assert all(not p.unpassed_ and not p.faults for p in here.peers if p not in others)
+            assert owner.unserved_ == [relay.me], "all of its group have asked"
 
     run(lambda: scene(known=False))
     run(lambda: scene(known=True))
     assert took[1] < took[0] / 2
+
+
+def test_a_relay_that_brings_no_sum_is_told_of_by_the_owner_and_its_group() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            _, owner, relay, others = relayed_part(here)
+            relay.exchange.relaying._spread = lambda *_: None  # type: ignore[method-assign]
+            here.work()
+            await until(here.whole)
+            told = {peer.me for peer in here.peers if relay.me in peer.unserved_}
+            assert told == {owner.me, *(peer.me for peer in others)}
+            assert not any(peer.unpassed_ or peer.faults for peer in here.peers)
+
+    run(scene)
+
+
+def test_one_of_a_group_alone_says_nothing_of_its_relay() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            _, _, relay, others = relayed_part(here)
+            others[0].mute_.add(relay.me)
+            here.work()
+            await until(here.whole)
+            assert not any(peer.unserved_ for peer in here.peers)
+
+    run(scene)
 
 
 def test_who_relays_well_is_not_told_of() -> None:
@@ -166,7 +193,7 @@ def test_who_relays_well_is_not_told_of() -> None:
         async with grouped(12, sites=4) as here:
             here.work()
             await until(here.whole)
-            assert [peer.unpassed_ for peer in here.peers] == [[]] * 12
+            assert [peer.unpassed_ + peer.unserved_ for peer in here.peers] == [[]] * 12
 
     run(scene)
 

@@ -51,6 +51,7 @@ class Peer:
     lost_: list[PartResult] = field(default_factory=list)
     refusals: list[tuple[PeerId, str]] = field(default_factory=list)
     unpassed_: list[PeerId] = field(default_factory=list)
+    unserved_: list[PeerId] = field(default_factory=list)
     mute_: set[PeerId] = field(default_factory=set)  # in rounds before
     late: set[PeerId] = field(default_factory=set)  # have yet to come to the round
     needed_: set[PartKey] = field(default_factory=set)  # whatever later plans ask for
@@ -98,6 +99,9 @@ class Peer:
 
     def unpassed(self, relay: PeerId) -> None:
         self.unpassed_.append(relay)
+
+    def unserved(self, relay: PeerId) -> None:
+        self.unserved_.append(relay)
 
     def mute(self) -> set[PeerId]:
         return {*self.mute_, *self.unpassed_}
