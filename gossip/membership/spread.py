@@ -9,6 +9,9 @@ compared; whether they should be is another question. In rounds that all take to
 made of the same rounds of all fragments are compared (:func:`turn_of`): an island that missed a
 round of one fragment would seem far away in it, and is not. Where islands contribute at will, or
 meet in pairs, there are no common rounds, and the newest sketch of each is compared.
+
+Nobody can check a sketch, so what is said of all goes by what most of them say. One that lies far
+from most others is left out of it (:data:`OUTLIER`), and shown as it is, so that it is found.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean
 
 import torch
@@ -27,6 +31,10 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 
 REMEMBERED = 4  # sketches of one island: it may be some fragments ahead of the merge looked at
+OUTLIER = 10.0  # times as far from most others as is usual: from three on an alarm tells of it
+CLOSE = 0.1  # times the usual norm: nobody that near is an outlier, even if others are equal
+FARTHEST = 1e3  # of relative distances: a made-up sketch may be anywhere
+TRUSTED = 1.25  # times what most say: by so much healthy islands may be further apart
 FRESH = 2  # rounds that a sketch may be old where islands meet in pairs, as its island counts them
 
 
@@ -72,30 +80,59 @@ class Spread:
     to_mean: Mapping[PeerId, float] = field(default_factory=dict)
     apart: Mapping[PeerId, float] = field(default_factory=dict)  # to the nearest other
     norm: float = 0.0  # L2, of the mean
+    outliers: Set[PeerId] = frozenset()  # not in the mean, nor in what is said of all
+    usual: float = inf  # L2 distance of one island to another, as most pairs have it
 
     @classmethod
     def of(cls, sketches: Mapping[PeerId, torch.Tensor]) -> Spread:
-        """From fp32 [SIZE] of each island; empty for fewer than two."""
-        if len(sketches) < 2:
+        """From fp32 [SIZE] of each island; empty for fewer than two.
+
+        How far an island is from most others is the median of its distances, the lower one of
+        two. So what fewer than half publish changes little of what is said of the others.
+        """
+        if (count := len(sketches)) < 2:
             return cls()
         rows = torch.stack(list(sketches.values())).double()
-        norm = max(rows.mean(0).norm().item(), 1e-30)
-        nearest = sketch.distances(rows).fill_diagonal_(float("inf")).min(dim=1).values
+        pairs = sketch.distances(rows).fill_diagonal_(inf)
+        typical = pairs.kthvalue(count // 2, dim=1).values
+        usual = typical.median()
+        near = typical <= torch.maximum(OUTLIER * usual, CLOSE * rows.norm(dim=1).median())
+        mean = rows[near].mean(0)
+        norm = max(mean.norm().item(), 1e-30)
+        nearest = pairs.min(dim=1).values
+
+        def relative(distances: torch.Tensor) -> dict[PeerId, float]:
+            return dict(zip(sketches, (distances / norm).clamp_max(FARTHEST).tolist(), strict=True))
+
         return cls(
-            dict(zip(sketches, (sketch.distances_to_mean(rows) / norm).tolist(), strict=True)),
-            dict(zip(sketches, (nearest / norm).tolist(), strict=True)),
+            relative((rows - mean).norm(dim=1)),
+            relative(nearest),
             norm,
+            frozenset(peer for peer, here in zip(sketches, near.tolist(), strict=True) if not here),
+            usual.item(),
         )
+
+    @property
+    def compared(self) -> dict[PeerId, float]:
+        """Distances to the mean of those that are no outliers."""
+        return {peer: d for peer, d in self.to_mean.items() if peer not in self.outliers}
 
     @property
     def before(self) -> float | None:
         """Mean distance to the mean; None while fewer than two islands published a sketch."""
-        return fmean(self.to_mean.values()) if self.to_mean else None
+        return fmean(self.compared.values()) if self.to_mean else None
 
     @property
     def square(self) -> float:
-        """Mean squared distance to the mean, in the units of parameters."""
-        return fmean((d * self.norm) ** 2 for d in self.to_mean.values()) if self.to_mean else 0.0
+        """Mean squared distance to the mean, in the units of parameters.
+
+        At most a little more than follows from the distance of most pairs, so that few islands
+        cannot have all others exchange more.
+        """
+        if not (distances := self.compared.values()):
+            return 0.0
+        by_pairs = self.usual**2 / 2 * (1 - 1 / len(distances))
+        return min(fmean((d * self.norm) ** 2 for d in distances), TRUSTED * by_pairs)
 
     def after(
         self, merged: Sequence[Set[PeerId]], shares: Sequence[float] = (1.0,), alpha: float = 0.0
@@ -116,7 +153,7 @@ class Spread:
                 for there, share in zip(merged, shares, strict=True)
             )
             ** 0.5
-            for peer, distance in self.to_mean.items()
+            for peer, distance in self.compared.items()
         )
 
 
@@ -141,6 +178,9 @@ def in_pairs(
     if len(found) < 2 or me not in found:
         return Spread(), None
     spread = Spread.of(found)
+    found = {peer: values for peer, values in found.items() if peer not in spread.outliers}
+    if me not in found:
+        return spread, None
     square = torch.zeros(len(found), dtype=torch.float64)
     for met, share in zip(mixed, shares, strict=True):
         here, after = found[me], dict(found)
@@ -150,7 +190,7 @@ def in_pairs(
                 after[peer] = after[me] = here
         distances = sketch.distances_to_mean(torch.stack(list(after.values())))
         square += share * distances.double().square()
-    return spread, square.sqrt().mean().item() / spread.norm
+    return spread, min(square.sqrt().mean().item() / spread.norm, FARTHEST)
 
 
 class Published:

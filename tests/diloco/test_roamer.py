@@ -12,6 +12,7 @@ import torch
 from roamer_kit import ToyState, islands, share
 
 from diloco.mixing import extra_exchanges
+from gossip.membership.sketch import SIZE, written
 from protocols.memory.virtual_time import run
 
 
@@ -245,6 +246,31 @@ def test_disagreement_adds_exchanges_and_they_help():
     with_them, several = run(main(2))
     assert (one, several) == (1, 3)
     assert with_them < without / 3
+
+
+def test_one_that_makes_its_sketch_up_adds_no_exchanges(monkeypatch: pytest.MonkeyPatch):
+    """Islands that are well; what one publishes is far from all of them."""
+
+    async def main() -> list[int]:
+        async with islands(8, spread=0.01, learn=noise(0.01), more=more) as swarm:
+            liar = swarm.members[0].roamers[0]
+            note = liar.note
+
+            def lie(**said: Any) -> None:
+                if "sketch" in said:
+                    said["sketch"] = written(torch.full((SIZE,), 3e38))
+                note(**said)
+
+            monkeypatch.setattr(liar, "note", lie)
+            await swarm.rounds(8)
+            honest = [one for one in swarm.members.values() if one.peer != liar.me]
+            assert any(r.spread.outliers == {liar.me} for one in honest for r in one.rounds)
+            return [r.exchanges for one in honest for r in one.rounds]
+
+    def more(distance: float, progress: float, lost: float) -> int:
+        return min(2, extra_exchanges(distance, progress, 3.0, lost))
+
+    assert set(run(main())) == {1}
 
 
 @pytest.mark.parametrize("rule", ["noloco", "average"])

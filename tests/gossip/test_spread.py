@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from gossip.membership.sketch import SIZE, sketch
-from gossip.membership.spread import REMEMBERED, Published, Spread, WholeSketch, in_pairs, turn_of
+from gossip.membership.sketch import SIZE, sketch, written
+from gossip.membership.spread import (
+    FARTHEST,
+    REMEMBERED,
+    Published,
+    Spread,
+    WholeSketch,
+    in_pairs,
+    turn_of,
+)
 from protocols.identity import PeerId
 
 RUN = b"r" * 32
@@ -142,6 +150,72 @@ def test_in_pairs_whoever_is_rounds_ahead_is_compared_and_whose_sketch_is_old_is
     parts = [(0.25 * a**2 + 0.75 * b**2) ** 0.5 for a, b in ((1, 3), (2, 2), (1, 5))]
     assert after == pytest.approx(sum(parts) / 3 / 4)
     assert in_pairs(said[1:], me, [[]]) == (Spread(), None), "its own is not there yet"
+
+
+def drawn(count: int) -> dict[PeerId, torch.Tensor]:
+    """Sketches of islands that trained from one start."""
+    generator = torch.Generator().manual_seed(7)
+    centre = torch.randn(SIZE, generator=generator)
+    rows = centre + 0.01 * torch.randn(count, SIZE, generator=generator)
+    return {PeerId(f"p{number}"): row for number, row in enumerate(rows)}
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 9, 16])
+@pytest.mark.parametrize("lie", ["far away", "the others' opposite", "as far as is believed"])
+def test_who_makes_a_sketch_up_is_seen_and_moves_no_figure_of_the_others(
+    count: int, lie: str
+) -> None:
+    honest, liar = drawn(count - 1), PeerId("liar")
+    known = Spread.of(honest)
+    total = torch.stack(list(honest.values())).sum(0)
+    made_up = {
+        "far away": torch.full((SIZE,), -3e38),
+        "the others' opposite": -total,
+        "as far as is believed": total / (count - 1) + 9 * 0.01 * torch.linspace(-1.7, 1.7, SIZE),
+    }[lie]
+    spread = Spread.of({liar: made_up, **honest})
+    assert spread.apart[liar] > 3 * max(spread.apart[peer] for peer in honest)
+    assert max(spread.to_mean.values()) <= FARTHEST
+    assert spread.square < 2.1 * known.square
+    if lie == "as far as is believed":
+        return
+    assert spread.outliers == {liar}
+    assert spread.square == known.square
+    assert (spread.before, spread.norm) == (known.before, known.norm)
+    assert {peer: spread.to_mean[peer] for peer in honest} == known.to_mean
+    assert {peer: spread.apart[peer] for peer in honest} == known.apart
+    assert spread.after([honest.keys()]) == 0.0
+
+
+def test_two_of_six_that_say_the_same_are_outliers_all_the_same() -> None:
+    honest = drawn(4)
+    same = dict.fromkeys((PeerId("x"), PeerId("y")), torch.full((SIZE,), 5.0))
+    spread = Spread.of(honest | same)
+    assert spread.outliers == same.keys()
+    assert min(spread.to_mean[peer] for peer in same) > 1
+    assert spread.before == Spread.of(honest).before
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+def test_who_publishes_the_sketch_of_another_puts_nobody_else_outside(count: int) -> None:
+    honest = drawn(count - 1)
+    copied = Spread.of({PeerId("liar"): honest[PeerId("p0")], **honest})
+    assert not copied.outliers
+    before, known = copied.before, Spread.of(honest).before
+    assert before is not None
+    assert before == pytest.approx(known, rel=0.3)
+
+
+def test_in_pairs_one_who_lies_changes_nothing_that_is_left() -> None:
+    honest = drawn(5)
+    said: Any = [Said(peer, 3, written(row), 3) for peer, row in honest.items()]
+    lie: Any = Said("liar", 3, data(3e38), 3)
+    me, met = PeerId("p0"), [[PeerId("p1"), PeerId("liar")]]
+    spread, after = in_pairs([*said, lie], me, met)
+    expected, left = in_pairs(said, me, met)
+    assert spread.outliers == {"liar"}
+    assert (spread.before, spread.square, after) == (expected.before, expected.square, left)
+    assert in_pairs([*said[1:], Said("p0", 3, data(3e38), 3)], me, met)[1] is None
 
 
 def test_what_a_merge_leaves() -> None:

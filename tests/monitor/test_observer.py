@@ -179,13 +179,21 @@ async def test_one_island_that_lies_spoils_no_figure_of_the_others():
         observer = Observer([parse_address(swarm.address)], interval_s=0.0)
         stream = observer.pictures()
         await anext(stream)
+        apart, lie = sketches(3, 2), np.full(251, -3e38, dtype="<f4").tobytes()
+        swarm.say(2, state=b"x" * 32, sketch_round=3, sketch=lie, **huge)
         for n in range(2):
-            swarm.say(n, round=4, state=b"t" * 32, work=4000, loss=2.0 + n, validation_loss=2.5)
+            swarm.say(
+                n, round=4, state=b"t" * 32, work=4000, loss=2.0 + n, validation_loss=2.5,
+                sketch_round=3, sketch=apart[n],
+            )  # fmt: skip
         async with asyncio.timeout(30):
             while (picture := await anext(stream))["history"]["rounds"] == 0:
                 pass
         row = {name: values[-1] for name, values in picture["history"]["columns"].items()}
         assert (row["round"], row["agreeing"], row["tokens"], row["loss"]) == (3, 2, 1000, 2.5)
+        assert row["consensus"] == pytest.approx(0.1 * 0.5**0.5, rel=0.3)
+        distance = {peer["peer"]: peer["distance"] for peer in picture["state"]["peers"]}
+        assert [distance[one.peer_id] < 1 for one in swarm.islands] == [True, True, False]
         assert picture["state"]["alarms"] == []
         agree = {peer["peer"]: peer["agrees"] for peer in picture["state"]["peers"]}
         assert [agree[one.peer_id] for one in swarm.islands] == [True, True, None]
