@@ -98,3 +98,10 @@ def test_fresh_work_and_work_that_agrees_stay_as_they_are() -> None:
     assert turned(delta, momentum, 0).equal(delta)
     assert torch.allclose(turned(delta, delta * 3, 5), delta, atol=1e-6)
     assert turned(delta, torch.zeros(10), 5).equal(delta)
+
+
+def test_work_too_long_for_its_length_to_be_told_stays_as_it_is() -> None:
+    """Squares of float32 overflow long before the values do: no NaN may come of that."""
+    huge, one = torch.full((4,), 1e30), torch.tensor([1.0, -1.0, 1.0, 0.0])
+    assert asynchronous.turning(huge, one, 2) == (1.0, 0.0)
+    assert asynchronous.turning(one, huge, 2) == (1.0, 0.0)

@@ -32,3 +32,12 @@ def test_roots_are_taken_in_place_also_of_a_part() -> None:
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=70))
 def test_a_total_is_the_sum(values: list[int]) -> None:
     assert total(torch.tensor(values, dtype=torch.float64)).item() == sum(values)
+
+
+def test_a_total_is_rounded_in_one_order_alone() -> None:
+    """Halves are added to each other, and what is left over to the last of these sums."""
+    big = 2.0**25  # beside it a one is rounded away
+    assert total(torch.tensor([1.0, -big, 0.0, 0.0, big])).item() == 1.0
+    assert total(torch.tensor([1.0, 0.0, 0.0, -big, big])).item() == 1.0
+    assert total(torch.tensor([big, 1.0, -big, 0.0])).item() == 1.0
+    assert total(torch.tensor([big, -big, 1.0, 0.0])).item() == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from codec_kit import round_trip
@@ -106,3 +107,10 @@ def test_a_tiny_share_cannot_make_up_for_it() -> None:
     for share in (-0.1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="share"):
             feedback.lost_by_owner(mean, received, share)
+
+
+def test_what_was_kept_is_rounded_before_it_is_added() -> None:
+    """Else the same range comes out otherwise where it is cut elsewhere, as it is in pieces."""
+    delta, residual = normal(3), normal(4)
+    wanted = delta.numpy() + residual.numpy() * np.float32(0.95)
+    assert torch.equal(feedback.compensate(delta, residual, 0.95), torch.from_numpy(wanted))

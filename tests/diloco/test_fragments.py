@@ -97,3 +97,9 @@ def test_fragment_by_fragment_is_the_outer_step_of_the_whole() -> None:
                 momentum=0.9,
             )
     assert whole.equal(cut)
+
+
+def test_tensors_outside_of_layers_go_the_largest_first_where_least_is() -> None:
+    """All islands have to cut the model alike, whatever version they run."""
+    assert assign([0, 1, None, None], [10, 10, 1, 30], 2) == [0, 1, 1, 0]
+    assert assign([None, 0, 1, None], [7, 10, 12, 7], 2) == [0, 0, 1, 1]
