@@ -163,3 +163,9 @@ def test_h_follows_from_what_would_be_waited() -> None:
     assert "coarser" in none.why
     with pytest.raises(ValueError, match="no H"):
         knobs.inner_steps(1.0, 0.0)
+
+
+def test_what_is_hidden_is_not_waited_for_and_what_is_hopeless_has_a_bound() -> None:
+    hidden = knobs.inner_steps(1.0, 1.0, overlap_steps=10)
+    assert (hidden.inner_steps, hidden.exposed) == (20, 0.0)
+    assert knobs.inner_steps(1e300, 1e-300).inner_steps == 500

@@ -247,3 +247,27 @@ def test_turns_never_make_a_round_longer_than_its_uneven_matrix_asks(
     assert even + odd == sum(rows + columns for rows, columns in sides)
     assert plan.matrices == tuple(sorted(plan.matrices, key=lambda m: m.start))
     assert all(isinstance(matrix, Matrix) for matrix in plan.matrices)
+
+
+def test_rounds_in_which_more_travels_have_room_whichever_they_are() -> None:
+    """Here the odd ones: the most uneven matrix alone makes even ones longer, the rest do not."""
+    islands = Islands(1, [(24, 20), (23, 20), (23, 20)])
+    even, odd = (sum(m.height(round_) for m in islands.plan.matrices) for round_ in (0, 1))
+    assert odd > even
+    gradients = [normal(9, islands.size)]
+    for _ in range(2):
+        assert islands.take(gradients).isfinite().all()
+
+
+def test_the_most_uneven_matrix_takes_its_turn_first_and_the_others_balance_it() -> None:
+    plan = Plan.of(entries([(24, 20), (23, 20), (23, 20), (30, 20)]), RANK)
+    even, odd = (sum(m.height(round_) for m in plan.matrices) for round_ in (0, 1))
+    assert even == odd
+
+
+def test_a_matrix_wider_than_a_block_comes_whole() -> None:
+    """As the last layer of a large vocabulary is."""
+    islands = Islands(1, [(9, lowrank.BLOCK + 100)])
+    gradient = torch.outer(normal(1, 9), normal(2, lowrank.BLOCK + 100)).flatten()
+    applied = islands.take([gradient])
+    assert torch.allclose(applied + islands.errors[0], gradient, atol=1e-4)

@@ -100,3 +100,9 @@ def test_one_of_eight_that_sends_a_thousandfold_is_bounded() -> None:
     mean = torch.stack(honest).mean(0)
     assert (clipped - mean).norm() < 0.6 * mean.norm()
     assert (plain - mean).norm() > 100 * mean.norm()
+
+
+def test_a_share_does_not_depend_on_the_order_of_the_others() -> None:
+    weights = [0.1] * 10 + [1e9, 1e-9]
+    assert merge.shares(weights[::-1]) == merge.shares(weights)[::-1]
+    assert merge.shares([0.1] * 10) == [0.1] * 10
