@@ -163,3 +163,18 @@ def test_nobody_is_large_enough() -> None:
     parts = cut(size, links(*[1.0] * 256))
     assert len(parts) == 10
     assert {stop - start for start, stop, _ in parts} == {MIN_PART}
+
+
+def test_what_is_too_little_for_two_parts_goes_to_the_fastest() -> None:
+    members = links(1.0, 3.0, 2.0)
+    for size in (1, MIN_PART, 2 * MIN_PART - 1):
+        assert cut(size, members) == [(0, size, members[1].peer)]
+        assert cut(size, members, [0.2, 0.3, 0.5]) == [(0, size, members[2].peer)]
+
+
+def test_what_is_just_enough_for_two_parts_goes_to_two() -> None:
+    parts = cut(2 * MIN_PART, links(1.0, 1.0))
+    assert [(start, stop) for start, stop, _ in parts] == [(0, MIN_PART), (MIN_PART, 2 * MIN_PART)]
+    four = links(1.0, 5.0, 6.0, 4.0)  # no share of these is worth its messages
+    owners = [owner for _, _, owner in cut(2 * MIN_PART, four, [0.1, 0.3, 0.4, 0.2])]
+    assert owners == [four[2].peer, four[1].peer]
