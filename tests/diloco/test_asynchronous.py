@@ -105,3 +105,28 @@ def test_work_too_long_for_its_length_to_be_told_stays_as_it_is() -> None:
     huge, one = torch.full((4,), 1e30), torch.tensor([1.0, -1.0, 1.0, 0.0])
     assert asynchronous.turning(huge, one, 2) == (1.0, 0.0)
     assert asynchronous.turning(one, huge, 2) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("islands", [11, 12, 19, 40])
+def test_shares_that_add_up_to_nearly_one_are_a_turn(islands: int) -> None:
+    """Of so many islands they add up to a little less, each sum being rounded to float32."""
+    params = torch.zeros(1)
+    vectors = RULE.init(params).vectors
+    rates = optimizers.Rates(0.7, 0.9, share=1 / islands, weight=1.0)
+    turns = []
+    for _ in range(2 * islands):
+        RULE.take(vectors, torch.ones(1), params, rates)
+        turns.append(int(vectors["turns"].item()))
+    assert turns == [0] * (islands - 1) + [1] * islands + [2]
+
+
+def test_what_shares_come_to_beyond_one_is_not_carried_into_the_next_turn() -> None:
+    """Its arrivals are in this turn's momentum."""
+    params = torch.zeros(1)
+    vectors = RULE.init(params).vectors
+    rates = optimizers.Rates(0.7, 0.9, share=2 / 3, weight=1.0)
+    turns = []
+    for _ in range(4):
+        RULE.take(vectors, torch.ones(1), params, rates)
+        turns.append(int(vectors["turns"].item()))
+    assert turns == [0, 1, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -169,3 +170,32 @@ def test_what_is_hidden_is_not_waited_for_and_what_is_hopeless_has_a_bound() -> 
     hidden = knobs.inner_steps(1.0, 1.0, overlap_steps=10)
     assert (hidden.inner_steps, hidden.exposed) == (20, 0.0)
     assert knobs.inner_steps(1e300, 1e-300).inner_steps == 500
+
+
+def test_one_bit_adam_comes_to_the_same_bits_everywhere() -> None:
+    """Products and quotients are rounded one by one, as numpy does it."""
+    values = torch.rand(4, 1003, generator=torch.Generator().manual_seed(3))
+    first, gradient, common, divisor = values
+    one, beta1, rate = np.float32(1 - 0.9), np.float32(0.9), np.float32(0.3)
+    own = gradient.numpy() * one + first.numpy() * beta1
+    assert onebit.own_momentum(first, gradient.clone(), 0.9).numpy().tolist() == own.tolist()
+    params = torch.ones(1003)
+    stepped = params.numpy() - common.numpy() * rate / divisor.numpy()
+    onebit.step(first, divisor, common, params, lr=0.3)
+    assert params.numpy().tolist() == stepped.tolist()
+    assert torch.equal(first, common)
+
+
+def test_what_never_had_a_gradient_is_not_divided_by_nothing() -> None:
+    assert onebit.freeze(torch.zeros(5), 1e-3).tolist() == torch.full((5,), 1e-3).tolist()
+
+
+def test_sparta_refuses_more_coordinates_than_its_products_have_room_for() -> None:
+    """Beyond, a product of two of them would wrap around, and coordinates come twice."""
+    last = sparta.steps_a_walk(sparta.MOST, 1e-9) - 1
+    first, second = (sparta.coordinates(sparta.MOST, 1e-9, step, 0) for step in (0, last))
+    stride = int(first[1] - first[0])
+    assert int(second[1] - second[0]) % sparta.MOST == stride % sparta.MOST
+    assert (int(second[1]) + stride) % sparta.MOST == int(first[0])  # the walk is over
+    with pytest.raises(ValueError, match="more than"):
+        sparta.steps_a_walk(sparta.MOST + 1, 0.5)

@@ -156,7 +156,9 @@ def test_nothing_merged_moves_nothing_at_first(name: str) -> None:
         ({"rule": "adam", "momentum": 0.0, "sparse": True, "feedback": 0.9}, "second moments"),
         ({"rule": "sparseloco", "momentum": 0.0, "sparse": True}, "never learnt"),
         ({"rule": "nesterov", "momentum": 0.9, "sparse": False, "lossy": True}, "never learnt"),
+        ({"rule": "yogi", "momentum": 0.0, "sparse": True, "feedback": 0.9}, "second moments"),
         ({"rule": "sgd", "momentum": 0.5, "sparse": False}, "no momentum"),
+        ({"rule": "sparseloco", "momentum": 0.5, "sparse": False}, "no momentum"),
         ({"rule": "lion", "momentum": 0.5, "sparse": False}, "none of sgd, nesterov"),
     ],
 )
