@@ -130,3 +130,15 @@ def test_what_shares_come_to_beyond_one_is_not_carried_into_the_next_turn() -> N
         RULE.take(vectors, torch.ones(1), params, rates)
         turns.append(int(vectors["turns"].item()))
     assert turns == [0, 1, 1, 2]
+
+
+def test_momentum_is_a_mean_whatever_each_arrival_counts_for() -> None:
+    params = torch.zeros(1)
+    vectors = RULE.init(params).vectors
+    turns = []
+    for weight in (8.0, 16.0, 1.0, 8.0, 8.0):
+        rates = optimizers.Rates(0.5, 0.9, share=0.25, weight=weight)
+        RULE.take(vectors, torch.ones(1), params, rates)
+        turns.append(int(vectors["turns"].item()))
+    assert turns == [0, 0, 0, 1, 1]  # 1 / 4 + 2 / 4 + 1 / 40 + 1 / 4 and more
+    assert vectors["v"].item() == pytest.approx(1.0)

@@ -199,3 +199,13 @@ def test_sparta_refuses_more_coordinates_than_its_products_have_room_for() -> No
     assert (int(second[1]) + stride) % sparta.MOST == int(first[0])  # the walk is over
     with pytest.raises(ValueError, match="more than"):
         sparta.steps_a_walk(sparta.MOST + 1, 0.5)
+
+
+def test_one_bit_adam_decays_weights_also_after_its_warm_up() -> None:
+    rule = optimizers.named("onebit-adam")
+    params = torch.ones(3)
+    vectors = rule.init(params).vectors
+    for step in range(1, 4):
+        rates = optimizers.Rates(0.1, 0.9, step, decay=0.5, warmup=1)
+        rule.take(vectors, torch.zeros(3), params, rates)
+        assert params.tolist() == pytest.approx([0.95**step] * 3)

@@ -102,10 +102,10 @@ def test_yogi_begins_with_the_first_round_that_brings_an_element_something() -> 
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "heavyball"])
+@pytest.mark.parametrize("name", ["sgd", "sparseloco", "nesterov", "heavyball"])
 def test_the_highest_rate_is_where_a_rule_begins_to_overshoot(name: str, momentum: float) -> None:
     """On D = h (θ − θ*), of inner steps that come a share h of the way or all of it."""
-    momentum = 0.0 if name == "sgd" else momentum
+    momentum = 0.0 if name in ("sgd", "sparseloco") else momentum
     rule, bound = named(name), optimizers.highest_rate(name, momentum)
     shares = torch.linspace(0.05, 1.0, 20)
 
