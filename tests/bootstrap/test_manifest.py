@@ -120,6 +120,11 @@ def test_only_the_canonical_form_is_taken(what, data):
         Manifest.parse(data)
 
 
+def test_what_is_too_long_is_not_even_read():
+    with pytest.raises(Malformed, match="exceeds"):
+        Manifest.parse(b" " * (MAX_MANIFEST_BYTES + 1))
+
+
 def test_a_missing_key_is_named():
     plain = json.loads(Manifest().canonical())
     del plain["rounds"]["codec"]
@@ -249,6 +254,9 @@ def _mistake(tmp_path, text):
         ("[outer]\nmomentum = 1.0", "outer.momentum = 1.0: must be 0 or more and less than 1"),
         ("name = 'A B'", "name = 'A B': must match pattern"),
         ("[model]\nn_heads = 5", "model.d_model 64 is no multiple of n_heads 5"),
+        ("[model]\nd_model = 36\nn_heads = 4", "model.d_model / n_heads must be even"),
+        ("[model]\nn_kv_heads = 3", "model.n_heads 4 is no multiple of n_kv_heads 3"),
+        ("[model]\nexperts = 4\ntop_k = 5", "model.top_k 5 exceeds experts 4"),
         ("[data]\nseq_len = 256", "data.seq_len 256 exceeds model.max_seq_len 128"),
         ("[rounds]\noverlap_steps = 26", "rounds.overlap_steps exceeds a quarter"),
         ("model = 3", "model = 3: must be a valid dictionary"),

@@ -241,6 +241,15 @@ def test_nobody_has_a_vote(rule: Rule) -> None:
     assert rule(torch.zeros(0, 0, dtype=torch.float64), []) == []
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_who_has_no_vote_moves_nothing(rule: Rule) -> None:
+    """Not by what it sends, and not by how long that is."""
+    inputs = torch.cat((honest(5), 1e6 * honest(4)))
+    inputs[0] *= 3
+    found = rule(gram(inputs), [1.0] * 5 + [0.0] * 4)
+    assert found == [*rule(gram(inputs[:5]), [1.0] * 5), *[0.0] * 4]
+
+
 def test_of_two_the_longer_is_shrunk() -> None:
     inputs = honest(2, noise=0.1)
     inputs[1] *= 10
