@@ -259,6 +259,14 @@ def _mistake(tmp_path, text):
         ("[model]\nexperts = 4\ntop_k = 5", "model.top_k 5 exceeds experts 4"),
         ("[data]\nseq_len = 256", "data.seq_len 256 exceeds model.max_seq_len 128"),
         ("[rounds]\noverlap_steps = 26", "rounds.overlap_steps exceeds a quarter"),
+        (
+            "mode = 'eager'\n[rounds]\noverlap_steps = 51",
+            "overlap_steps exceeds rounds.inner_steps",
+        ),
+        ("[rounds]\ninner_steps = 3\nfragments = 4\n[model]\nn_layers = 4", "each needs a turn"),
+        ("[rounds]\nmost_steps = 49", "rounds.most_steps is less than rounds.inner_steps"),
+        ("[rounds]\nfragments = 2\ntau = 13", "rounds.tau exceeds a quarter"),
+        ("[rounds]\nfragments = 2\noverlap_steps = 2", "rounds.overlap_steps is for whole models"),
         ("model = 3", "model = 3: must be a valid dictionary"),
         ("[rounds]\nfragments = inf", "rounds.fragments = inf: must be a finite number"),
         ("mode = 'eager'\n[rounds]\ninner_steps = inf", "rounds.inner_steps = inf: must be"),
@@ -365,3 +373,5 @@ def test_a_script_s_model_has_no_fragments():
         Manifest.model_validate({"script": script, "rounds": {"fragments": 2}})
     with pytest.raises(ValidationError, match="describe no model"):
         Manifest.model_validate({"script": {"layout": "0" * 64}})
+    with pytest.raises(ValidationError, match="describe no model"):
+        Manifest.model_validate({"script": script | {"dense": 11}})

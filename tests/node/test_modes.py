@@ -37,6 +37,23 @@ REFUSED = {
         GRADIENTS | {"outer": {"optimizer": "onebit-adam"}, "rounds": {"codec": "int1"}},
         "one codec for gradients and one for momentum",
     ),
+    "one bit that is frozen at once": (
+        GRADIENTS | {"outer": {"optimizer": "onebit-adam", "warmup_rounds": 0}},
+        "learnt in those rounds",
+    ),
+    "one bit of three codecs": (
+        GRADIENTS
+        | {"outer": {"optimizer": "onebit-adam"}, "rounds": {"codecs": ["bf16", "int4", "int1"]}},
+        "one codec for gradients and one for momentum",
+    ),
+    "coarse gradients before one bit": (
+        GRADIENTS | {"outer": {"optimizer": "onebit-adam"}, "rounds": {"codecs": ["int2", "int1"]}},
+        "one codec for gradients and one for momentum",
+    ),
+    "coarse factors": (
+        GRADIENTS | {"outer": {"optimizer": "powersgd"}, "rounds": {"codec": "int2"}},
+        "a coarse codec loses of factors",
+    ),
     "gradients of a script": (
         GRADIENTS | {"script": {"layout": "0" * 64, "parameters": 10}},
         "takes its own optimizer steps",
@@ -46,11 +63,17 @@ REFUSED = {
         {"mode": "sparta", "rounds": {"inner_steps": 4, "fragments": 2}},
         "averages a few coordinates",
     ),
+    "coordinates of which much is lost": (
+        {"mode": "sparta", "rounds": {"codec": "int2"}},
+        "the codec int4 or finer",
+    ),
     "momentum of coordinates": (
         {"mode": "sparta", "outer": {"optimizer": "nesterov"}},
         "outer.optimizer is sgd",
     ),
     "eager fragments": ({"mode": "eager", "rounds": {"fragments": 2, "overlap_steps": 0}}, "guess"),
+    "eager and sparse": ({"mode": "eager", "outer": {"optimizer": "sparseloco"}}, "guess"),
+    "eager arrivals": ({"mode": "eager", "outer": {"optimizer": "delayed-nesterov"}}, "guess"),
     "a long overlap": ({"rounds": {"overlap_steps": 40}}, "mode eager"),
 }
 
@@ -135,6 +158,11 @@ def test_strangers_may_meet_where_a_round_has_several_of_them() -> None:
     assert of(mode="async", rounds={"staleness": 0}, merge={"trust": "open"}).rounds.at_will
 
 
+def test_branches_are_not_merged_by_their_claims_among_strangers() -> None:
+    assert of(mode="btm").merge.rule == "mean"
+    assert of(mode="btm", merge={"trust": "open"}).merge.rule == "auto"
+
+
 def test_arrivals_are_taken_for_their_share() -> None:
     small = {"optimizer": "sgd", "lr": 0.125}
     assert of(mode="async", outer=small).outer.highest_lr == 0.125
@@ -176,6 +204,7 @@ def test_sparseloco_brings_a_sparse_codec() -> None:
         ({"mode": "btm", "rounds": {"total_rounds": 2}}, "merges once"),
         ({"mode": "btm", "outer": {"optimizer": "nesterov"}}, "merges once"),
         ({"mode": "btm", "rounds": {"codec": "int1"}}, "never sent"),
+        ({"mode": "server", "rounds": {"codec": "int2"}}, "server loses"),
         ({"mode": "async", "merge": {"trust": "open"}}, "nothing to be compared"),
         (
             {"mode": "server", "rounds": {"staleness": 2}, "merge": {"trust": "open"}},
