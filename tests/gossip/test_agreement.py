@@ -82,6 +82,22 @@ def test_of_two_results_for_one_part_the_one_that_the_plan_takes_counts(
     assert event.vote.outcome == outcome_hash(outcome_of(later, [first, *rest], PLACE.work))
 
 
+def test_who_holds_other_bytes_of_a_part_than_its_plan_takes_does_not_vote() -> None:
+    """It could not give them to anybody, nor apply them."""
+    members, plan, other = adopt()
+    first, *rest = results_of(plan, members)
+    owner = next(i for i in members if i.peer_id == first.owner)
+    for result in (result_of(owner, plan, first.start, first.stop, b"another"), *rest[1:]):
+        assert other.on_held(result) == []
+    by = leader(members, 3)
+    fixed = (dataclasses.replace(plan.parts[0], result=first), *plan.parts[1:])
+    later = plan_of(by, members, ballot=(0, 3), parts=fixed)
+    assert other.on_plan(by.peer_id, later) == [Adopted(later)]
+    assert other.on_held(rest[0]) == []
+    assert [part[2] for part in other.missing()] == [first.owner]
+    assert [type(event) for event in other.on_held(first)] == [CastVote]
+
+
 def test_what_comes_before_the_plan_that_it_is_for_counts() -> None:
     """Also where it comes twice, by two ways."""
     members = EVERYBODY[:3]

@@ -144,6 +144,30 @@ def test_no_promise_to_a_candidate_with_a_roster_of_strangers() -> None:
     assert (mine.promised, mine.office) == (NONE, roster_of(members))
 
 
+def test_no_promise_to_a_candidate_of_another_side_of_a_fork() -> None:
+    """Else it would end a round that it takes no part in."""
+    members, by = EVERYBODY[:3], EVERYBODY[1]
+    mine = agreement_of(EVERYBODY[0], members)
+    asked = Proposer(agreement_of(by, members)).prepare(0, mine.roster)
+    with pytest.raises(Stale):
+        mine.on_prepare(by.peer_id, dataclasses.replace(asked, previous=b"f" * 32))
+    assert mine.promised == NONE
+    assert isinstance(mine.on_prepare(by.peer_id, asked), Promise)
+
+
+def test_survivors_give_no_part_to_who_is_not_among_them() -> None:
+    """Nobody of a later epoch waits for it, so the part would never be merged."""
+    members = EVERYBODY[:3]
+    me, by, gone = leader(members, 1), leader(members, 2), leader(members)
+    mine = agreement_of(me, members)
+    asked = Proposer(agreement_of(by, members)).prepare(1, roster_of([me, by]))
+    mine.on_prepare(by.peer_id, asked)
+    plan = plan_of(by, [me, by], ballot=(asked.epoch, asked.ballot), owners=[by, gone])
+    with pytest.raises(Malformed, match="outside the roster"):
+        mine.on_plan(by.peer_id, plan)
+    assert mine.plan is None
+
+
 def test_a_plan_that_is_not_for_me_says_nothing_against_its_leader() -> None:
     """Plans are signed, so anybody can show one of another side of a fork, or of survivors."""
     members = EVERYBODY[:3]

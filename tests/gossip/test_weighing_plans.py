@@ -34,6 +34,8 @@ from gossip.plans.planning import Remains, repeated_plan
 from gossip.plans.rules import Rules
 from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, draft_basis, final_plan, triangle
+from gossip.rounds.agreed import Adopted
+from gossip.rounds.agreement import Agreement
 from protocols.errors import Malformed
 from protocols.identity import Identity
 from protocols.messages import MAX_WEIGHED, Plan
@@ -134,6 +136,16 @@ def test_whoever_takes_a_part_over_merges_it_by_the_same_scales() -> None:
     assert basis_of(again.codec, again.contributors) == basis_of(final.codec, final.contributors)
     assert PEERS[2] not in {part.owner for part in again.parts}
     check_plan(again, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
+
+
+def test_nobody_votes_for_a_draft() -> None:
+    """Its scales are not those of the rule: owners that merge by them would let liars in."""
+    draft = draft_of(vectors())
+    other = Agreement(leader(MEMBERS, 1), PLACE, OPEN, roster_of(MEMBERS))
+    assert other.on_plan(draft.leader, draft) == [Adopted(draft)]
+    for result in results_of(draft, MEMBERS):
+        assert other.on_held(result) == []
+    assert other.voted is None
 
 
 def voted(final: Plan) -> Remains:
