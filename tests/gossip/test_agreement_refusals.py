@@ -28,7 +28,7 @@ from gossip.plans.certificate import (
     sign_result,
     sign_vote,
 )
-from gossip.plans.validity import MAX_ROSTER, MAX_TOKENS, key_of
+from gossip.plans.validity import MAX_ROSTER, MAX_TOKENS, check_outcome, key_of
 from gossip.rounds.agreed import Adopted, CastVote, Decided, Equivocated
 from gossip.rounds.agreement import LEAP, NONE, VOTES_KEPT, Agreement
 from gossip.rounds.proposer import Proposer
@@ -225,6 +225,21 @@ def test_a_bent_vote_in_a_promise_is_refused(how: str) -> None:
             proposer.on_promise(
                 leader(members).peer_id, Promise(0, prepare.ballot, 0, 0, outcome, ())
             )
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_an_outcome_is_worth_the_tokens_that_are_in_it(more: int) -> None:
+    """Of two sides of a fork the one with more work wins."""
+    members = EVERYBODY[:3]
+    outcome = decided(members).outcome
+    check_outcome(outcome, PLACE, SHAPE, roster_of(members))
+    with pytest.raises(Malformed, match="tokens"):
+        check_outcome(
+            dataclasses.replace(outcome, work=outcome.work + more),
+            PLACE,
+            SHAPE,
+            roster_of(members),
+        )
 
 
 def test_unsigned_or_foreign_results_in_a_promise_are_refused() -> None:

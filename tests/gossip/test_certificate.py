@@ -97,6 +97,24 @@ def test_what_is_not_exactly_right_is_refused(how: str) -> None:
         check_certificate(BROKEN[how], run=RUN, previous=PLACE.previous, roster=roster_of(THREE))
 
 
+def test_who_was_not_in_office_cannot_go_on_without_those_who_were() -> None:
+    """Whoever joins anew with names of its own would else hand the run to itself."""
+    outcome, office = decided(THREE).outcome, roster_of(THREE)
+    for voters in ([STRANGER], [THREE[0], STRANGER]):
+        taken = certificate_of(outcome, voters, roster_of(voters), ballot=(1, 0))
+        check_certificate(taken, run=RUN, previous=PLACE.previous, roster=None)
+        with pytest.raises(Stale, match="strangers"):
+            check_certificate(taken, run=RUN, previous=PLACE.previous, roster=office)
+
+
+def test_nobody_is_in_a_roster_twice() -> None:
+    first, second = roster_of(THREE[:2])
+    made = certificate_of(decided(THREE).outcome, THREE[:2], (first, second), ballot=(1, 0))
+    doubled = dataclasses.replace(made, roster=(first, second, first))
+    with pytest.raises(BadSignature, match="doubled"):
+        check_certificate(doubled, run=RUN, previous=PLACE.previous, roster=roster_of(THREE))
+
+
 def test_another_place_in_the_chain(identities: Identities) -> None:
     certificate = decided(identities(2))
     with pytest.raises(Stale):
