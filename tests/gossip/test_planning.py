@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 
 import pytest
-from gossip_kit import PLACE, SHAPE, announce_of, leader, plan_of, results_of, roster_of
+from gossip_kit import PLACE, SHAPE, announce_of, leader, plan_of, result_of, results_of, roster_of
 from planning_kit import RULES, Identities, fresh
 
 from gossip.plans.certificate import certify, outcome_of
@@ -127,6 +127,25 @@ def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, 
     )
     with pytest.raises(Malformed, match=r"another (codec|plan)|in another codec"):
         check_plan(done, PLACE, allowed, plan.roster, VerifiedResults())
+
+
+def test_a_result_in_another_codec_than_its_round_has_is_refused(identities: Identities) -> None:
+    """Also where its owner has signed it for this very plan."""
+    members = identities(2)
+    shape = dataclasses.replace(SHAPE, codecs=("int8", "int4"))
+    plan = plan_of(leader(members), members, shape=shape)
+    part = plan.parts[0]
+    owner = next(i for i in members if i.peer_id == part.owner)
+
+    def with_result(codec: str) -> Plan:
+        result = result_of(owner, plan, part.start, part.stop, codec=codec)
+        return dataclasses.replace(
+            plan, parts=(dataclasses.replace(part, result=result), *plan.parts[1:])
+        )
+
+    check_plan(with_result("int8"), PLACE, shape, plan.roster, VerifiedResults())
+    with pytest.raises(Malformed, match="in another codec"):
+        check_plan(with_result("int4"), PLACE, shape, plan.roster, VerifiedResults())
 
 
 def test_when_too_many_want_in_those_in_office_stay() -> None:

@@ -148,6 +148,36 @@ def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) 
     assert outcome.work == PLACE.work + 100 * merged // SHAPE.size
 
 
+def test_an_owner_that_says_its_part_came_out_empty_empties_nothing(
+    identities: Identities,
+) -> None:
+    """Contributors are there: their work is merged by it, or has been by somebody else."""
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    part = plan.parts[0]
+    owner = next(i for i in members if i.peer_id == part.owner)
+    other = next(i for i in members if i.peer_id != part.owner)
+    nothing = result_of(owner, plan, part.start, part.stop, digest=b"", counts=b"")
+    merged = result_of(other, plan, part.start, part.stop)
+    for held, wanted in (([nothing], None), ([nothing, merged], merged)):
+        renewed = renewed_plan(
+            leader(members, 3), PLACE, plan, remains(plan, held), set(), plan.roster, plan.roster
+        )
+        assert renewed.parts[0].result == wanted
+
+
+def test_who_was_found_gone_stays_out_of_the_round(identities: Identities) -> None:
+    """Some may have merged without it already, and nobody waits for its slices any more."""
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    back = plan.roster[0]
+    for gone in ({back}, set()):
+        plan = renewed_plan(
+            leader(members, 3), PLACE, plan, remains(plan, []), gone, plan.roster, plan.roster
+        )
+        assert [c.peer for c in plan.contributors if not c.active] == [back]
+
+
 def test_a_vote_is_repeated_as_it_was(identities: Identities) -> None:
     members = identities(3)
     plan = plan_of(leader(members), members)

@@ -30,9 +30,9 @@ from diloco import merge
 from gossip.plans.certificate import basis_of, outcome_of
 from gossip.plans.commitments import packed
 from gossip.plans.mix import MEAN, Mix
-from gossip.plans.planning import Remains, repeated_plan
+from gossip.plans.planning import Remains, renewed_plan, repeated_plan
 from gossip.plans.rules import Rules
-from gossip.plans.validity import VerifiedResults, check_plan
+from gossip.plans.validity import VerifiedResults, check_plan, key_of
 from gossip.plans.weighing import Products, draft_basis, final_plan, triangle
 from gossip.rounds.agreed import Adopted
 from gossip.rounds.agreement import Agreement
@@ -110,6 +110,18 @@ def test_a_renewed_draft_is_a_draft_until_nobody_is_left() -> None:
     check_plan(nobody, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
 
 
+def test_nothing_is_merged_yet_of_a_renewed_draft() -> None:
+    """Whatever an owner says: nobody would follow a draft that knows its outcome."""
+    draft = draft_of(vectors())
+    held = {key_of(result): result for result in results_of(draft, MEMBERS)}
+    found = dataclasses.replace(remains(draft), held=held)
+    live = list(draft.roster)
+    again = renewed_plan(MEMBERS[0], PLACE, draft, found, set(), live, live)
+    assert again.draft
+    assert all(part.result is None for part in again.parts)
+    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
+
+
 def test_products_count_for_the_renewed_draft_as_well() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
@@ -171,7 +183,8 @@ def test_what_was_voted_for_is_proposed_without_its_products_by_who_does_not_kno
     inputs = vectors()
     draft = draft_of(inputs)
     final = gathered(draft, grams_of(draft, inputs))
-    for known in (None, draft):
+    without = [gram_of(draft, number, inputs, (0, 1, 2, 3)) for number in range(len(draft.parts))]
+    for known in (None, draft, gathered(draft, without)):  # the last one has other scales
         plan = repeated_plan(MEMBERS[0], PLACE, voted(final), 1.0, known)
         assert not plan.grams
         check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
