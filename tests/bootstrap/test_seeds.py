@@ -136,6 +136,15 @@ async def test_cached_peers_are_tried_when_no_seed_answers(tmp_path: Path) -> No
     assert friend.hostport in raised.value.why
 
 
+async def test_a_seed_met_before_is_not_dialled_again_from_memory(tmp_path: Path) -> None:
+    cache = PeerCache(tmp_path / "peers.json")
+    cache.remember([address(1)])
+    phone = Phone({"192.0.2.1:4390": Unreachable("x", Why.REFUSED)})
+    with pytest.raises(OperatorError) as raised:
+        await find_peers(phone, [address(1)], cache)  # type: ignore[arg-type]
+    assert raised.value.code == "E101"  # the reason of the only one there is
+
+
 def test_the_cache_is_bounded_newest_first_and_survives_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -172,3 +172,6 @@ def test_a_vote_for_what_is_lost_counts_where_the_others_are_no_majority() -> No
     for result in results:  # it was found after all
         current.agreement.held[key_of(result)] = result
     assert not disregards(tellers[2], voted, now)
+    assert disregards(tellers[0], voted, now)
+    current.agreement.promised = (1, 0)  # of a later epoch everybody has to promise
+    assert not disregards(tellers[0], voted, now)
