@@ -170,6 +170,16 @@ def test_the_newest_sequence_wins_whatever_it_says_of_its_expiry() -> None:
     assert entry.expiration_time == now + 50
 
 
+def test_of_two_records_with_one_sequence_the_first_stays() -> None:
+    """Else whoever has both can put either in the other's place, again and again."""
+    now = time.time()
+    storage = Storage()
+    other = MSGPackSerializer.dumps(sealed(sequence=5, expires=NOW + 601.0))
+    assert storage.store_subkey(KEY, ALICE.peer_id, value(5), now + 100)
+    assert not storage.store_subkey(KEY, ALICE.peer_id, other, now + 101)
+    assert storage.get(KEY).value.get(ALICE.peer_id).value == value(5)
+
+
 def test_refreshing_does_not_grow_the_heap() -> None:
     now = time.time()
     defect, ours = DHTLocalStorage(), Storage()
@@ -342,6 +352,30 @@ def test_a_node_id_follows_from_the_peer_id() -> None:
 def test_requests_out_of_bounds_are_refused(bad: Any) -> None:
     with pytest.raises(Malformed):
         DhtInspector().request(ALICE.peer_id, "any", bad)
+
+
+def test_what_a_call_costs_is_all_that_is_in_it() -> None:
+    """Each record of each dictionary is a signature to verify, each key an answer to pack."""
+    half = dictionary({str(n): (b"x", NOW) for n in range(records.MAX_RECORDS_PER_CALL // 2)})
+    one = dictionary({"a": (b"x", NOW)})
+
+    def cost(*values: bytes) -> int:
+        count = len(values)
+        request = store_request(
+            keys=[bytes([n] * 20) for n in range(count)],
+            subkeys=[b""] * count,
+            values=values,
+            expiration_time=[NOW] * count,
+            in_cache=[False] * count,
+        )
+        return DhtInspector().request(ALICE.peer_id, "any", request)
+
+    assert cost(half, half) == records.MAX_RECORDS_PER_CALL
+    with pytest.raises(Malformed, match="records in one call"):
+        cost(half, half, one)
+    keys = [bytes([n] * 20) for n in range(7)]
+    request = dht_pb2.FindRequest(keys=keys, peer=info(ALICE.peer_id))
+    assert DhtInspector().request(ALICE.peer_id, "any", request) == 7
 
 
 def found(**changes: Any) -> Any:
