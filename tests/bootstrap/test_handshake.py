@@ -165,6 +165,35 @@ async def test_versions_are_both_told_from_either_side(
     assert raised.value.code == "protocol"
 
 
+@pytest.mark.parametrize("protocol", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+async def test_no_other_version_is_let_in_older_or_newer(
+    hosts: tuple[Host, Host], protocol: int
+) -> None:
+    newcomer, seed = hosts
+    gate = seed.gate()
+    hello = Hello(protocol, "0.2.0", RUN, 0.0, "", b"")
+    with pytest.raises(RemoteRefused) as raised:
+        await newcomer.transport.call(seed.peer, "hello", hello.encode(), timeout=5)
+    assert raised.value.code == "version"
+    assert not gate.admitted(newcomer.peer)
+
+
+async def test_what_proves_an_invitation_holds_between_two_alone(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    shown: list[str] = []
+
+    def note(caller: PeerId, greeted: PeerId, proof: str) -> bool:
+        shown.append(proof)
+        return True
+
+    seed.gate(admits=note)
+    await newcomer.greet(seed, invitation="s3cret")
+    admits, other = shared_token("s3cret"), identity(3).peer_id
+    assert admits(newcomer.peer, seed.peer, shown[0])
+    assert not admits(newcomer.peer, other, shown[0])
+    assert not admits(other, seed.peer, shown[0])
+
+
 async def test_missing_and_wrong_invitations_read_the_same(hosts: tuple[Host, Host]) -> None:
     newcomer, seed = hosts
     gate = seed.gate(admits=shared_token("s3cret-ü"))
