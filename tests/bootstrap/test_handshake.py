@@ -271,6 +271,14 @@ async def test_announcements_are_cut_to_what_fits(hosts: tuple[Host, Host]) -> N
     assert gate.admitted(newcomer.peer)
 
 
+async def test_a_newcomer_to_a_large_swarm_hears_of_as_many_as_a_greeting_names(
+    hosts: tuple[Host, Host],
+) -> None:
+    newcomer, seed = hosts
+    seed.gate(announces=lambda: [bytes(100)] * 1000)
+    assert len((await newcomer.greet(seed)).welcome.announces) == 256
+
+
 async def test_those_let_in_are_bounded(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
