@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protocols.codecs import CHUNK, NAMES, codec
+from protocols.codecs import CHUNK, NAMES, RangeCodec, codec
 from protocols.errors import LocalProtocolError, Malformed, NonFinite
 
 
@@ -173,3 +173,14 @@ def test_misuse_is_our_own_bug() -> None:
         encode("bf16", torch.zeros(5), torch.zeros(10))
     with pytest.raises(Malformed, match="zip"):
         codec("zip")
+
+
+@pytest.mark.parametrize("name", ["int4", "fp32"])
+def test_a_range_of_another_length_is_refused(name: str) -> None:
+    """Also a longer one: nobody could say what else is in it."""
+    ranged, out = RangeCodec(name, 1000), torch.empty(600)
+    data = torch.zeros(ranged.encoded_size(700, 1300), dtype=torch.uint8)
+    ranged.decode(700, data, out)
+    for other in (data[:-1], torch.cat((data, data[:1]))):
+        with pytest.raises(Malformed, match="do not hold"):
+            ranged.decode(700, other, out)
