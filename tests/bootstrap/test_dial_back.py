@@ -105,6 +105,14 @@ async def test_no_address_is_dialled_but_the_callers_own(
     assert seed.dialled == []
 
 
+async def test_a_caller_has_few_of_its_addresses_dialled(hosts: tuple[Host, Host, Host]) -> None:
+    """Else one question would be a scan of its machine's ports, or of who shares its address."""
+    seed, newcomer, _ = hosts
+    closed = [f"127.0.0.1:{port}" for port in range(1, 6)]
+    assert await newcomer.asks(seed, newcomer.where, *closed) is Reach.YES
+    assert len(seed.dialled) == dial_back.MAX_TRIED
+
+
 async def test_who_is_not_seen_is_not_dialled(hosts: tuple[Host, Host, Host]) -> None:
     """A node behind a relay sees the relay in the place of who calls."""
     seed, newcomer, _ = hosts
