@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from gossip_kit import announce_of, leader, plan_of
+from gossip_kit import PLACE, SHAPE, announce_of, leader, plan_of
 
 from gossip.membership.trips import MOST_S
 from gossip.plans.estimating import GUESSED, SLACK, bounded, links_of, prolonged, timing_of
 from gossip.plans.rules import Rules
+from gossip.plans.validity import MAX_EXPECTED_S, VerifiedResults, check_plan
 from protocols.identity import Identity
 from protocols.messages import Announce, Plan
 
@@ -105,3 +106,13 @@ def test_timing_before_any_speed_is_known_is_generous(identities: Identities) ->
     guessed = timing_of(plan.parts, (), links, RULES, "int4", 0.6, known=False)
     assert guessed[0] == pytest.approx(GUESSED * known[0])
     assert guessed[1] >= 2.0
+
+
+def test_a_plan_of_a_round_that_has_lasted_a_day_is_one_that_others_take(
+    identities: Identities,
+) -> None:
+    """Else a round that nobody could complete for hours would be stuck for good."""
+    plan, _ = scene(identities, 1e6)
+    later = prolonged(plan, 86_400.0)
+    assert later.expected_s == MAX_EXPECTED_S
+    check_plan(later, PLACE, SHAPE, plan.roster, VerifiedResults())
