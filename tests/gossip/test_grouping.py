@@ -305,6 +305,22 @@ def test_groups_that_are_refused(what: str, identities: Identities) -> None:
         check_plan(changed, PLACE, SHAPE, roster, VerifiedResults())
 
 
+def test_survivors_relay_through_nobody_who_is_gone(identities: Identities) -> None:
+    members = identities(4)
+    a, b, c, d = roster_of(members)
+    parts = (Part(0, SIZE // 2, c, None), Part(SIZE // 2, SIZE, d, None))
+    plan = plan_of(leader(members), members, shape=SHAPE, parts=parts)
+    left = dataclasses.replace(plan, roster=(b, c, d), epoch=1)
+    for relays, why in (((2, 2), ""), ((1, 2), "outside the roster"), ((2, 2, 2), "other parts")):
+        groups = (Group((a, b), relays),)
+        changed = dataclasses.replace(left, groups=groups)
+        if not why:
+            check_plan(changed, PLACE, SHAPE, plan.roster, VerifiedResults())
+            continue
+        with pytest.raises(Malformed, match=why):
+            check_plan(changed, PLACE, SHAPE, plan.roster, VerifiedResults())
+
+
 def test_groups_are_refused_where_the_run_has_none(identities: Identities) -> None:
     members = identities(4)
     plan = fresh(members)

@@ -36,7 +36,7 @@ def test_as_many_contributors_as_a_round_has_fit() -> None:
     [
         (packed((0, 2, 5))[:-1], "end in the middle"),
         (packed((0, 0, 5)), "canonical"),
-        (packed((0, 2, 0)), "canonical"),
+        (packed((1, 2, 0)), "canonical"),
         (packed((0, 2, 5), (1, 1, 6)), "canonical"),  # one of them twice
         (packed((3, 1, 5), (0, 1, 6)), "canonical"),
         (packed((0, 2, 5), (2, 1, 5)), "canonical"),  # one run, cut in two
