@@ -107,7 +107,7 @@ def test_work_too_long_for_its_length_to_be_told_stays_as_it_is() -> None:
     assert asynchronous.turning(one, huge, 2) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("islands", [11, 12, 19, 40])
+@pytest.mark.parametrize("islands", [11, 12, 19, 40, 107, 511])
 def test_shares_that_add_up_to_nearly_one_are_a_turn(islands: int) -> None:
     """Of so many islands they add up to a little less, each sum being rounded to float32."""
     params = torch.zeros(1)

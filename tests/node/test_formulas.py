@@ -47,8 +47,8 @@ STEPPED = {
 }
 COMPUTED: dict[str, Any] = {
     "genesis": "f222e9c7c23fa748",
-    "certificate": "f5cc44af75efcfa1",
-    "outcome": "0be92a8f4ad30cc7",
+    "certificate": "eb139034267a6ef6",
+    "outcome": "1d6d44efba9b4f1a",
     "basis": "581600170a52ffee",
     "leaders": [4, 2, 1, 3, 0],
     "beat": "713185611e719c67",
