@@ -91,9 +91,9 @@ class Engine:
             model = self._foreign(manifest)
             if self.document_end is not None:
                 check_documents(model, self.seq_len)  # that none sees what is behind it, too
-            else:
-                check_causal(model, self.seq_len)
             balance = balance_of(model)  # over all layers, of which a stage has some
+            if self.document_end is None:
+                check_causal(model, self.seq_len)
             if self.dims.stages > 1:
                 cut_stage(model, stage, self.dims.stages)
             if balance is not None:
