@@ -60,6 +60,12 @@ async def refused(code: str, caller: Host, other: Host, **options: Any) -> Opera
     return raised.value
 
 
+async def refusal_of(hello: Hello, caller: Host, other: Host) -> str:
+    with pytest.raises(RemoteRefused) as raised:
+        await caller.transport.call(other.peer, "hello", hello.encode(), timeout=5)
+    return raised.value.code
+
+
 async def test_a_newcomer_learns_the_run_and_both_learn_addresses(
     hosts: tuple[Host, Host],
 ) -> None:
@@ -172,9 +178,7 @@ async def test_no_other_version_is_let_in_older_or_newer(
     newcomer, seed = hosts
     gate = seed.gate()
     hello = Hello(protocol, "0.2.0", RUN, 0.0, "", b"")
-    with pytest.raises(RemoteRefused) as raised:
-        await newcomer.transport.call(seed.peer, "hello", hello.encode(), timeout=5)
-    assert raised.value.code == "version"
+    assert await refusal_of(hello, newcomer, seed) == "version"
     assert not gate.admitted(newcomer.peer)
 
 
@@ -257,9 +261,7 @@ async def test_somebody_elses_record_is_refused(hosts: tuple[Host, Host]) -> Non
     foreign = seed.whereabouts.own
     assert foreign is not None
     hello = Hello(PROTOCOL_VERSION, "0.1.0", b"", 0.0, "", foreign.data)
-    with pytest.raises(RemoteRefused) as raised:
-        await newcomer.transport.call(seed.peer, "hello", hello.encode(), timeout=5)
-    assert raised.value.code == "protocol"
+    assert await refusal_of(hello, newcomer, seed) == "protocol"
     assert not gate.admitted(newcomer.peer)
 
 
