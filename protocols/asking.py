@@ -1,9 +1,10 @@
-"""Calls whose body and reply are messages."""
+"""Calls whose body and reply are messages, and what each request is checked for."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
+from protocols.errors import Stale
 from protocols.identity import PeerId
 from protocols.transport import Transport
 from protocols.wire import Message
@@ -30,3 +31,9 @@ async def ask(
     )
     decoded: M = reply.decode(data)
     return decoded
+
+
+def check_run(theirs: bytes, ours: bytes) -> None:
+    """Raise :class:`Stale` for a request of another run than the one that is served here."""
+    if theirs != ours:
+        raise Stale("another run")

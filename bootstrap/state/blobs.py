@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from bootstrap.signed_manifest import SignedManifest
+from protocols.asking import check_run
 from protocols.bodies import BufferFeed
 from protocols.errors import (
     BadSignature,
     Disagreement,
     RemoteProtocolError,
     RemoteRefused,
-    Stale,
     TransferStalled,
     TransportError,
     Unreachable,
@@ -61,15 +61,13 @@ class BlobServer:
 
     async def _on_manifest(self, peer: PeerId, header: bytes) -> Feed:
         del peer  # whoever may connect may know what the run is
-        if ManifestRequest.decode(header).run != self._run:
-            raise Stale("another run")
+        check_run(ManifestRequest.decode(header).run, self._run)
         return BufferFeed(self._manifest)
 
     async def _on_blob(self, peer: PeerId, header: bytes) -> Feed:
         del peer
         request = Blob.decode(header)
-        if request.run != self._run:
-            raise Stale("another run")
+        check_run(request.run, self._run)
         if request.digest not in self._blobs:
             raise RemoteRefused("gone", "no such blob")
         return BufferFeed(self._blobs[request.digest])

@@ -16,8 +16,8 @@ from bootstrap.state.chunks import DownloadProgress, Work, check_offer
 from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
-from protocols.asking import ask
-from protocols.errors import Malformed, RemoteRefused, Stale
+from protocols.asking import ask, check_run
+from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import MomentsChunk, MomentsOffer, MomentsRequest
 from protocols.tasks import Offload
@@ -86,7 +86,7 @@ class MomentsServer:
 
     async def _on_moments(self, peer: PeerId, body: bytes) -> bytes:
         del peer
-        self._check_run(MomentsRequest.decode(body).run)
+        check_run(MomentsRequest.decode(body).run, self._run)
         now = asyncio.get_running_loop().time()
         kept = self._kept
         if kept is not None and now >= kept.use.most + MAX_AGE_S:
@@ -116,17 +116,13 @@ class MomentsServer:
     async def _on_chunk(self, peer: PeerId, header: bytes) -> Feed:
         del peer
         request = MomentsChunk.decode(header)
-        self._check_run(request.run)
+        check_run(request.run, self._run)
         kept = self._kept
         if kept is None or kept.copy.digest != request.digest:
             raise RemoteRefused("gone", "that copy of the moments")
         feed = kept.copy.feed(request.index, kept.use.note)
         self._touch(kept)
         return feed
-
-    def _check_run(self, run: bytes) -> None:
-        if run != self._run:
-            raise Stale("another run")
 
     def _touch(self, kept: _Kept) -> None:
         kept.use.note()

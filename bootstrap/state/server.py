@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import ANSWER_S, MAKING
-from protocols.errors import Malformed, RemoteRefused, Stale
+from protocols.asking import check_run
+from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS, ChunkRequest, StateOffer, StateRequest
 from protocols.tasks import Offload
@@ -110,7 +111,7 @@ class StateServer:
 
     async def _on_state(self, peer: PeerId, body: bytes) -> bytes:
         request = StateRequest.decode(body)
-        self._check_run(request.run)
+        check_run(request.run, self._run)
         if request.kept:
             found = self._pins.get((request.fragment, request.round))
             if found is None:
@@ -173,17 +174,13 @@ class StateServer:
 
     async def _on_chunk(self, peer: PeerId, header: bytes) -> Feed:
         request = ChunkRequest.decode(header)
-        self._check_run(request.run)
+        check_run(request.run, self._run)
         pin = self._pins.get((request.fragment, request.round))
         if pin is None:
             raise RemoteRefused("gone", f"the state of round {request.round}")
         feed = pin.copy.feed(request.index, pin.use.note)
         self._touch(request.fragment, pin, peer)
         return feed
-
-    def _check_run(self, run: bytes) -> None:
-        if run != self._run:
-            raise Stale("another run")
 
     async def _copy(self, fragment: int, round_: int, *, or_newer: bool) -> _Pin:
         loop = asyncio.get_running_loop()

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from protocols.errors import RemoteRefused, Stale
+from protocols.asking import check_run
+from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest
 from protocols.transport import Feed, Transport
@@ -86,8 +87,7 @@ class Sharing:
         return feed
 
     def _of(self, run: bytes, fragment: int, round_: int) -> Shared:
-        if run != self._run:
-            raise Stale("another run")
+        check_run(run, self._run)
         if (found := self._open.get((fragment, round_))) is None:
             raise RemoteRefused("gone", "nothing is downloaded here")
         return found

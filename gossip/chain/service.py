@@ -21,8 +21,9 @@ from gossip.plans.commitments import SEAL_SIZE
 from gossip.rounds.instructions import FollowPlan
 from gossip.rounds.spreading import check_passed
 from gossip.wiring import Wiring
+from protocols.asking import check_run
 from protocols.bodies import BufferFeed
-from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused, Stale
+from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import (
     Accusation,
@@ -198,7 +199,7 @@ class Service:
 
     async def _on_certificates(self, sender: PeerId, body: bytes) -> bytes:
         request = CertificateRequest.decode(body)
-        self._check_run(request.run)
+        check_run(request.run, self.wiring.run)
         found: list[Certificate] = []
         room = CERTIFICATES_BYTES
         ledger = self._chain(request.fragment).ledger
@@ -213,14 +214,14 @@ class Service:
 
     async def _on_handovers(self, _: PeerId, body: bytes) -> bytes:
         request = HandoverRequest.decode(body)
-        self._check_run(request.run)
+        check_run(request.run, self.wiring.run)
         lineage = self._chain(request.fragment).lineage
         return lineage.page(request.first, request.count).encode()
 
     async def _transfer(self, sender: PeerId, header: bytes) -> tuple[TransferHeader, Exchange]:
         """What is to be transferred, and the exchange that it belongs to."""
         transfer = TransferHeader.decode(header)
-        self._check_run(transfer.run)
+        check_run(transfer.run, self.wiring.run)
         chain = self._chain(transfer.fragment)
         await self._come_to(chain, transfer.round, sender)
         exchange = chain.exchange
@@ -244,7 +245,7 @@ class Service:
 
     async def _on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)
-        self._check_run(request.run)
+        check_run(request.run, self.wiring.run)
         wanted = (request.start, request.stop, request.digest)
         chain = self._chain(request.fragment)
         self.readers.replays(sender, request.fragment, request.round)
@@ -261,7 +262,7 @@ class Service:
 
     async def _on_evidence(self, sender: PeerId, header: bytes) -> Feed:
         request = EvidenceRequest.decode(header)
-        self._check_run(request.run)
+        check_run(request.run, self.wiring.run)
         chain = self._chain(request.fragment)
         await self._come_to(chain, request.round + 1, sender)
         return await chain.auditor.show(sender, request)
@@ -277,7 +278,3 @@ class Service:
         if not 0 <= fragment < len(self.chains):
             raise Malformed(f"there is no fragment {fragment}")
         return self.chains[fragment]
-
-    def _check_run(self, run: bytes) -> None:
-        if run != self.wiring.run:
-            raise Stale("another run")

@@ -28,9 +28,10 @@ from gossip.pairs.account import NAME_BYTES, SERIES_BYTES, Account
 from gossip.pairs.meeting import Key, Stamp
 from gossip.pairs.receipts import LetterFeed, Receipt, ReceiptDrain
 from gossip.wiring import Wiring
+from protocols.asking import check_run
 from protocols.bounds import MAX_PEERS
 from protocols.codecs import Encoded, RangeCodec
-from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import TransferHeader
 from protocols.transport import Incoming
@@ -283,8 +284,7 @@ class Letters:
 
     async def withdrawn(self, sender: PeerId, header: TransferHeader) -> bytes:
         """Let a share not come any more, and say whether it has, for its sender."""
-        if header.run != self.wiring.run:
-            raise Stale("another run")
+        check_run(header.run, self.wiring.run)
         if self.account is None or len(header.basis) != NAME_BYTES:
             raise Malformed("there are no shares of that name")
         async with self._entering:
@@ -321,8 +321,7 @@ class Letters:
 
     def _check(self, sender: PeerId, header: TransferHeader) -> RangeCodec:
         """The codec of a letter that may come."""
-        if header.run != self.wiring.run:
-            raise Stale("another run")
+        check_run(header.run, self.wiring.run)
         # who asks whether its letter has come is told so, whether it is still known here or not: it
         # would take a share back that counts here
         if not self.mail.welcome(sender) and self._came.get(sender) != header.basis:
