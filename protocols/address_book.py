@@ -20,7 +20,7 @@ from protocols.messages import PeerRecord
 from protocols.tasks import Together
 
 MAX_PER_PEER = 8
-MAX_PEERS = 4096
+MAX_KNOWN_PEERS = 4096
 
 Resolver = Callable[[PeerId], Awaitable[None]]
 
@@ -65,7 +65,7 @@ class AddressBook:
         *,
         resolver: Resolver | None = None,
         now: Callable[[], float] = time.monotonic,
-        max_peers: int = MAX_PEERS,
+        max_peers: int = MAX_KNOWN_PEERS,
         max_per_peer: int = MAX_PER_PEER,
     ) -> None:
         self.resolver = resolver

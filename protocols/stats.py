@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
 
-MAX_PEERS = 1024  # peers with figures of their own; the longest unused is dropped
+MAX_MEASURED_PEERS = 1024  # peers with figures of their own; the longest unused is dropped
 LONG_BYTES = 256 * 1024  # a shorter transfer's time is mostly round trips and waiting
 _SMOOTHING = 0.2  # weight of a new sample
 _KEPT_TRANSFERS = 256  # between two looks at a meter
@@ -110,7 +110,7 @@ class TransportStats:
         """The figures of ``peer``, started if there are none."""
         found = self.by_peer.pop(peer, None) or PeerStats()
         self.by_peer[peer] = found
-        if len(self.by_peer) > MAX_PEERS:
+        if len(self.by_peer) > MAX_MEASURED_PEERS:
             del self.by_peer[next(iter(self.by_peer))]
         return found
 
