@@ -6,7 +6,7 @@ scaled down to the median norm (as SparseLoCo does, 2508.15706), so that an isla
 blew up cannot drag the others along.
 
 Sums run in float32 in the order of the members, the product rounded before it is added; they do
-not depend on who arrived first, on threads or on the size of the chunks.
+not depend on who arrived first, on threads or on the size of the tiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-CHUNK = 131_072  # elements worked on at a time, so that the accumulator stays in the cache
+TILE = 131_072  # elements worked on at a time, so that the accumulator stays in the cache
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -48,19 +48,19 @@ def clip_factors(norms: Sequence[float]) -> list[float]:
 
 @torch.no_grad()
 def weighted_sum(
-    deltas: Sequence[Tensor], coefficients: Sequence[float], out: Tensor, *, chunk: int = CHUNK
+    deltas: Sequence[Tensor], coefficients: Sequence[float], out: Tensor, *, tile: int = TILE
 ) -> Tensor:
     """``out`` ← Σ coefficient · delta in the order given, float32 [n]; returns it.
 
     ``out`` must not be one of ``deltas``. Members with coefficient 0 are not read.
     """
     counted = [(d, c) for d, c in zip(deltas, coefficients, strict=True) if c != 0.0]
-    scratch = torch.empty(min(chunk, len(out)), device=out.device)
-    for start in range(0, len(out), chunk):
-        accumulator = out[start : start + chunk].zero_()
+    scratch = torch.empty(min(tile, len(out)), device=out.device)
+    for start in range(0, len(out), tile):
+        accumulator = out[start : start + tile].zero_()
         product = scratch[: len(accumulator)]
         for delta, coefficient in counted:
-            accumulator.add_(torch.mul(delta[start : start + chunk], coefficient, out=product))
+            accumulator.add_(torch.mul(delta[start : start + tile], coefficient, out=product))
     return out
 
 

@@ -272,8 +272,8 @@ def _carry_on(vectors: Vectors, params: Tensor, rates: Rates) -> None:
     if whole < ENOUGH:
         return
     vectors["turns"].add_(1)
-    for start in range(0, len(params), outer.CHUNK):
-        here = slice(start, start + outer.CHUNK)
+    for start in range(0, len(params), outer.TILE):
+        here = slice(start, start + outer.TILE)
         asynchronous.carry_on(
             vectors["v"][here],
             vectors["gathered"][here],

@@ -5,7 +5,7 @@ DiLoCo (2311.08105) section 3, with torch's form of the rule::
     v ← μ v + D            θ ← θ − η (D + μ v)
 
 State is plain data and the update is a function of it. Every product is rounded before it is
-added: no fused multiply-add, so CPUs, GPUs, thread counts and chunk sizes give the same bits.
+added: no fused multiply-add, so CPUs, GPUs, thread counts and tile sizes give the same bits.
 Islands compare digests of (θ, v) after each round and rely on this.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK = 65_536  # elements worked on at a time, so that the five passes hit the cache
+TILE = 65_536  # elements worked on at a time, so that the five passes hit the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def update(
     *,
     lr: float,
     momentum: float,
-    chunk: int = CHUNK,
+    tile: int = TILE,
 ) -> None:
     """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone.
 
@@ -53,9 +53,9 @@ def update(
             raise ValueError(
                 f"{name}: expected float32 {[len(params)]}, got {one.dtype} {one.shape}"
             )
-    scratch = torch.empty(min(chunk, len(params)), device=params.device)
-    for start in range(0, len(params), chunk):
-        d, v, theta = (x[start : start + chunk] for x in (merged, velocity, params))
+    scratch = torch.empty(min(tile, len(params)), device=params.device)
+    for start in range(0, len(params), tile):
+        d, v, theta = (x[start : start + tile] for x in (merged, velocity, params))
         step = scratch[: len(d)]
         v.mul_(momentum).add_(d)
         torch.mul(v, momentum, out=step).add_(d).mul_(lr)

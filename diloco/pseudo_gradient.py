@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-CHUNK = 131_072  # elements worked on at a time, so that several passes hit the cache
-SMALL_SQUARE = 1e-20  # what is lost by elements of a chunk whose squares vanish is far below this
+TILE = 131_072  # elements worked on at a time, so that several passes hit the cache
+SMALL_SQUARE = 1e-20  # what is lost by elements of a tile whose squares vanish is far below this
 
 
 @torch.no_grad()
@@ -39,19 +39,19 @@ def rebase(local: Tensor, new_base: Tensor, accounted: Tensor) -> None:
     if local.device.type != "cpu" or not all(one.is_contiguous() for one in three):
         local.sub_(accounted).add_(new_base)
         return
-    for mine, old, new in zip(*(torch.split(one.view(-1), CHUNK) for one in three), strict=True):
+    for mine, old, new in zip(*(torch.split(one.view(-1), TILE) for one in three), strict=True):
         mine.sub_(old).add_(new)
 
 
 @torch.no_grad()
 def norm(delta: Tensor) -> float:
-    """The L2 norm of float32 [n], summed over chunks in double; NaN or infinite if an element is.
+    """The L2 norm of float32 [n], summed over tiles in double; NaN or infinite if an element is.
 
     Equal for equal vectors on one machine; between machines it may differ in the last bits, so
     whatever is derived from it and must be equal everywhere is computed once and announced.
     """
     total = 0.0
-    for part in torch.split(delta, CHUNK):
+    for part in torch.split(delta, TILE):
         square = torch.dot(part, part).item()
         if SMALL_SQUARE < square < math.inf:  # nearly always: one pass, and nothing was lost
             total += square
@@ -75,5 +75,5 @@ def is_finite(delta: Tensor) -> bool:
         return bool(torch.isfinite(delta).all())
     return all(
         math.isfinite(torch.dot(part, part).item()) or bool(torch.isfinite(part).all())
-        for part in torch.split(delta, CHUNK)
+        for part in torch.split(delta, TILE)
     )

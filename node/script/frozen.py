@@ -29,7 +29,7 @@ from node.trainer.parallel import HOST, Ranks
 Place = range | Tensor  # of elements along one dim of the whole tensor
 
 MODULUS = 2**64
-CHUNK, CHUNK_OF_GPU = 2**17, 2**22  # elements of eight bytes at a time; the first fit a cache
+TILE, TILE_OF_GPU = 2**17, 2**22  # elements of eight bytes at a time; the first fit a cache
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ def _total(
     if not dims:
         return int(numbers(part)) % MODULUS
     longest = max(dims, key=lambda dim: part.shape[dims.index(dim)])
-    chunk = CHUNK if part.device.type == "cpu" else CHUNK_OF_GPU
+    tile = TILE if part.device.type == "cpu" else TILE_OF_GPU
     cut = dims.index(longest)
     length = part.shape[cut]
-    rows = max(1, chunk * length // part.numel())
+    rows = max(1, tile * length // part.numel())
     keys = {dim: _keys(dim, places[dim], part.device) for dim in dims if dim != longest}
     total = torch.zeros((), dtype=torch.int64, device=part.device)
     for start in range(0, length, rows):

@@ -29,13 +29,13 @@ def test_weighted_mean_equals_numpy_float32_bit_for_bit() -> None:
     assert got.numpy().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("threads", "chunk"), [(1, 1000), (2, 65_537), (4, 10**9)])
-def test_threads_and_chunks_do_not_change_a_bit(threads: int, chunk: int) -> None:
+@pytest.mark.parametrize(("threads", "tile"), [(1, 1000), (2, 65_537), (4, 10**9)])
+def test_threads_and_chunks_do_not_change_a_bit(threads: int, tile: int) -> None:
     members, coefficients = deltas(4), [0.1, 0.2, 0.3, 0.4]
     expected = merge.weighted_sum(members, coefficients, torch.empty(N))
     torch.set_num_threads(threads)
     assert torch.equal(
-        merge.weighted_sum(members, coefficients, torch.empty(N), chunk=chunk), expected
+        merge.weighted_sum(members, coefficients, torch.empty(N), tile=tile), expected
     )
 
 

@@ -58,14 +58,14 @@ def test_equals_numpy_float32_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("chunk", [1, 4096, 65_537, 10**9])
-def test_threads_and_chunks_do_not_change_a_bit(threads: int, chunk: int) -> None:
-    count = 2000 if chunk == 1 else N
+@pytest.mark.parametrize("tile", [1, 4096, 65_537, 10**9])
+def test_threads_and_chunks_do_not_change_a_bit(threads: int, tile: int) -> None:
+    count = 2000 if tile == 1 else N
     theta, v, d = (x[:count].clone() for x in vectors())
     expected = theta.clone(), v.clone()
     update(OuterState(expected[1]), d, expected[0], lr=0.7, momentum=0.9)
     torch.set_num_threads(threads)
-    update(OuterState(v), d, theta, lr=0.7, momentum=0.9, chunk=chunk)
+    update(OuterState(v), d, theta, lr=0.7, momentum=0.9, tile=tile)
     assert bits(theta, v) == bits(*expected)
 
 

@@ -59,7 +59,7 @@ def test_norm_neither_overflows_nor_vanishes(scale: float) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_found_wherever_it_is(bad: float) -> None:
-    for place in (0, pg.CHUNK, 300_006):
+    for place in (0, pg.TILE, 300_006):
         delta = normal(0)
         assert pg.is_finite(delta)
         delta[place] = bad

@@ -89,8 +89,8 @@ def test_values_count_at_their_places() -> None:
 def test_however_many_elements_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {"w": numbered(5, 9), "v": numbered(31), "u": numbered(2, 3, 7)}
     at_once = printed(**tensors)
-    for chunk in (1, 2, 10, 1000):
-        monkeypatch.setattr(frozen, "CHUNK", chunk)
+    for tile in (1, 2, 10, 1000):
+        monkeypatch.setattr(frozen, "TILE", tile)
         assert printed(**tensors) == at_once
 
 
