@@ -31,7 +31,7 @@ from node.setting_values import (
     HostPort,
     Label,
     LocalPath,
-    Place,
+    PathOrUrl,
     bytes_at_most,
     dialable,
     fast_enough,
@@ -120,7 +120,7 @@ class NodeConfig(IslandSettings):
         description="island trains; server merges without training; seed introduces peers and "
         "serves the state; observer watches.",
     )
-    data: Place | None = Field(
+    data: PathOrUrl | None = Field(
         default=None,
         description="This island's training data: a file or folder of text, or several with : "
         "between; a token folder (`node data prepare`) or its URL; datasets:NAME@SPLIT to stream.",

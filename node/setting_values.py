@@ -186,6 +186,5 @@ def bytes_at_most(limit: int) -> AfterValidator:
 
 HostPort = Annotated[str, Field(max_length=262), AfterValidator(checked_host_port)]
 LocalPath = Annotated[Path, BeforeValidator(not_empty), AfterValidator(expanded)]
-# a path or URL
-Place = Annotated[str, BeforeValidator(str), AfterValidator(not_empty), AfterValidator(place)]
+PathOrUrl = Annotated[str, BeforeValidator(str), AfterValidator(not_empty), AfterValidator(place)]
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), bytes_at_most(64)]

@@ -26,7 +26,7 @@ from node.script.fingerprint import Fingerprint
 from node.script.parameters import bare_names
 from node.trainer.parallel import HOST, Ranks
 
-Place = range | Tensor  # of elements along one dim of the whole tensor
+DimIndices = range | Tensor  # of elements along one dim of the whole tensor
 
 MODULUS = 2**64
 TILE, TILE_OF_GPU = 2**17, 2**22  # elements of eight bytes at a time; the first fit a cache
@@ -153,10 +153,10 @@ def _total_of_shard(tensor: DTensor, numbers: Callable[[Tensor], Tensor]) -> int
         at for at, placement in zip(place, placements, strict=True) if placement.is_replicate()
     ):
         return 0
-    return _total(part, [_place(tensor, dim) for dim in range(tensor.ndim)], shape, numbers)
+    return _total(part, [_dim_indices(tensor, dim) for dim in range(tensor.ndim)], shape, numbers)
 
 
-def _place(tensor: DTensor, dim: int) -> Place:
+def _dim_indices(tensor: DTensor, dim: int) -> DimIndices:
     """Which of the whole tensor's rows, columns, … this rank has: cuts indices like the tensor."""
     along = torch.arange(tensor.shape[dim], device=HOST).view(*[1] * dim, -1)
     cut = [one if getattr(one, "dim", None) == dim else Replicate() for one in tensor.placements]
@@ -169,11 +169,11 @@ def _place(tensor: DTensor, dim: int) -> Place:
 
 def _total(
     part: Tensor,
-    places: Sequence[Place],
+    indices: Sequence[DimIndices],
     shape: Sequence[int],
     numbers: Callable[[Tensor], Tensor],
 ) -> int:
-    """The sum over a part of a tensor [shape] that lies at these places of each dim."""
+    """The sum over a part of a tensor [shape] that has these indices of each dim."""
     if not part.numel():
         return 0
     dims = [dim for dim, size in enumerate(shape) if size > 1]
@@ -185,11 +185,11 @@ def _total(
     cut = dims.index(longest)
     length = part.shape[cut]
     rows = max(1, tile * length // part.numel())
-    keys = {dim: _keys(dim, places[dim], part.device) for dim in dims if dim != longest}
+    keys = {dim: _keys(dim, indices[dim], part.device) for dim in dims if dim != longest}
     total = torch.zeros((), dtype=torch.int64, device=part.device)
     for start in range(0, length, rows):
         stop = min(start + rows, length)
-        keys[longest] = _keys(longest, places[longest][start:stop], part.device)
+        keys[longest] = _keys(longest, indices[longest][start:stop], part.device)
         found = numbers(part.narrow(cut, start, stop - start))
         for dim in reversed(dims):
             found = (found * keys[dim]).sum(-1)
@@ -197,11 +197,11 @@ def _total(
     return int(total) % MODULUS
 
 
-def _keys(dim: int, place: Place, device: torch.device) -> Tensor:
-    """Odd pseudo-random numbers of places in one dim; products of int64 wrap around everywhere."""
-    if isinstance(place, range):
-        place = torch.arange(place.start, place.stop, device=device)
-    mixed = place.to(device) + (dim + 1) * 2**44
+def _keys(dim: int, indices: DimIndices, device: torch.device) -> Tensor:
+    """Odd pseudo-random numbers of indices in one dim; products of int64 wrap around everywhere."""
+    if isinstance(indices, range):
+        indices = torch.arange(indices.start, indices.stop, device=device)
+    mixed = indices.to(device) + (dim + 1) * 2**44
     mixed *= -0x61C8864680B583EB
     mixed ^= (mixed >> 32) & 0xFFFFFFFF  # a shift of numbers without a sign
     mixed *= -0x40A7B892E31B1A47

@@ -28,7 +28,7 @@ _PAUSES_S = 0.002, 0.1  # least and most that a pause before dialling again may 
 MOST_TRIES = 64  # of one address: a relay that lies makes nobody flood another
 _QUEUE = 4  # of those who dial the port that listens
 
-Place = tuple[str, int]
+Endpoint = tuple[str, int]  # IP address and port
 
 
 def reusable(info: Sequence[Any]) -> socket.socket:
@@ -66,7 +66,7 @@ async def punched(
     ``addresses``: where the other end may come from. None where no connection opens. Two ends that
     both call this have one connection at most, as both its ports are given. One ``listens``.
     """
-    local: Place = sock.getsockname()[:2]
+    local: Endpoint = sock.getsockname()[:2]
     targets = [place for address in addresses if (place := _target(address, local)) is not None]
     if not targets:
         return None
@@ -99,7 +99,7 @@ async def punched(
     return found[0] if found else None
 
 
-async def _dialled(family: int, local: Place, target: Place) -> socket.socket:
+async def _dialled(family: int, local: Endpoint, target: Endpoint) -> socket.socket:
     """Dial until the other end takes it; what is refused is dialled again.
 
     A translator that refuses strangers, rather than to be silent, ends a try one round trip after
@@ -125,7 +125,7 @@ async def _dialled(family: int, local: Place, target: Place) -> socket.socket:
     raise ConnectionRefusedError("refused again and again")
 
 
-async def _accepted(family: int, local: Place, hosts: set[str]) -> socket.socket:
+async def _accepted(family: int, local: Endpoint, hosts: set[str]) -> socket.socket:
     """Wait for a connection from one of ``hosts``; raises OSError."""
     loop = asyncio.get_running_loop()
     with _bound(family, socket.SOCK_STREAM, 0, local) as listener:
@@ -137,7 +137,7 @@ async def _accepted(family: int, local: Place, hosts: set[str]) -> socket.socket
             sock.close()
 
 
-def _bound(family: int, kind: int, protocol: int, local: Place) -> socket.socket:
+def _bound(family: int, kind: int, protocol: int, local: Endpoint) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -149,7 +149,7 @@ def _bound(family: int, kind: int, protocol: int, local: Place) -> socket.socket
     return sock
 
 
-def _seen(sock: socket.socket) -> Place:
+def _seen(sock: socket.socket) -> Endpoint:
     host, port = sock.getpeername()[:2]
     return str(ip_of(host)), port
 
@@ -163,7 +163,7 @@ def _is_inside(address: str) -> bool:
     return ip.is_private and not (ip.is_loopback or ip.is_unspecified or ip.is_link_local)
 
 
-def _target(address: str, local: Place) -> Place | None:
+def _target(address: str, local: Endpoint) -> Endpoint | None:
     """An IP address and port to dial from ``local``; None for what no relay should say.
 
     This machine's own services are not dialled on a relay's word.
