@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from node.monitor.wording import duration
 
-Progress = Callable[[int, int], None]  # done, in all; may raise, to end what it is told of
+OnProgress = Callable[[int, int], None]  # done, in all; may raise, to end what it is told of
 Tell = Callable[[str], object]  # a line for people
 
 FIRST_S = 3.0  # what is done before is not worth a line

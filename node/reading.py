@@ -16,7 +16,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig
 from node.entry.entrance import Run
-from node.headway import Headway, Progress, Tell
+from node.headway import Headway, OnProgress, Tell
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
 from protocols.files import replacing
@@ -144,7 +144,7 @@ class Reading:
             )
         )
 
-    async def _in_the_background(self, work: Callable[[Progress, Tell], T]) -> T:
+    async def _in_the_background(self, work: Callable[[OnProgress, Tell], T]) -> T:
         """Read beside the event loop; if this is cancelled, reading ends soon as well."""
         wanted, loop = True, asyncio.get_running_loop()
         headway = Headway(lambda text: self._note(f"reads text: {text}"), unit="files")

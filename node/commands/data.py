@@ -15,7 +15,7 @@ from node.interrupts import clean_up_first
 
 if TYPE_CHECKING:
     from node.data.folder import Index
-    from node.data.prepare import Progress
+    from node.data.prepare import PrepareProgress
     from node.data.remote import Folder
 
 app = typer.Typer(
@@ -191,7 +191,7 @@ class _bar:  # noqa: N801 - used like a function
         self._bar.start()
         return self._report
 
-    def _report(self, now: Progress) -> None:
+    def _report(self, now: PrepareProgress) -> None:
         self._bar.update(
             self._task,
             completed=now.done,

@@ -17,14 +17,14 @@ from node.data.cached_file import cache_folder
 from node.data.folder import Index, ends
 from node.data.remote import Folder
 from node.errors import operator_error
-from node.headway import Progress
+from node.headway import OnProgress
 from protocols.errors import reason
 from protocols.files import replacing
 
 Seen = list[str | int]  # of a file found intact: sha256, size, two times in ns
 
 
-def check(folder: Folder, progress: Progress, *, anew: bool = False) -> None:
+def check(folder: Folder, progress: OnProgress, *, anew: bool = False) -> None:
     """Raise OperatorError E603 for a file that is missing or is not what the index says. Blocks.
 
     Lengths are compared first, so that what can be told at once is. ``progress`` is of files;

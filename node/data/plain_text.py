@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from node.data.folder import HELD_OUT
 from node.errors import operator_error
-from node.headway import Headway, Progress, Tell
+from node.headway import Headway, OnProgress, Tell
 from node.trainer.data import DOCUMENT_END, encode
 from protocols.errors import OperatorError, reason
 
@@ -58,7 +58,7 @@ def python_files(root: Path) -> list[Path]:
     return found
 
 
-def docstrings(files: list[Path], progress: Progress) -> Iterator[bytes]:
+def docstrings(files: list[Path], progress: OnProgress) -> Iterator[bytes]:
     """English docstrings of some length."""
     for done, file in enumerate(files, 1):
         try:
@@ -200,7 +200,7 @@ def _problem_of(head: bytes) -> str:
     return "it is a binary file" if DOCUMENT_END in head else ""
 
 
-def text_documents(files: list[Path], progress: Progress) -> Iterator[bytes]:
+def text_documents(files: list[Path], progress: OnProgress) -> Iterator[bytes]:
     """The documents of all files; ``progress`` is of files.
 
     Raises OperatorError E601 for one that cannot be read any more.

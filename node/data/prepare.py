@@ -41,7 +41,7 @@ HELD_OUT_TOKENS = 20_000_000  # kept for evaluation; held-out documents beyond a
 
 
 @dataclass(frozen=True)
-class Progress:
+class PrepareProgress:
     """How far the work is."""
 
     done: int  # bytes of the inputs
@@ -50,7 +50,7 @@ class Progress:
     documents: int
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[PrepareProgress], None]
 
 
 class _Place(BaseModel):
@@ -257,11 +257,13 @@ class _Writer:
                     yield number, before, document, ids
                     before = document.records
                 self.report(
-                    Progress(behind + batch[-1].done, self.total, self.tokens, self.documents)
+                    PrepareProgress(
+                        behind + batch[-1].done, self.total, self.tokens, self.documents
+                    )
                 )
             behind += source.size
             skip = 0
-        self.report(Progress(behind, self.total, self.tokens, self.documents))
+        self.report(PrepareProgress(behind, self.total, self.tokens, self.documents))
 
     def _complete(self, shard: _File, held_out: _File, source: int, records: int) -> None:
         """A file of tokens is whole: note it, and where the next one begins."""

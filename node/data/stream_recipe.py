@@ -19,7 +19,7 @@ from node.data.cached_file import CACHE_FIX, cache_folder
 from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
 from node.errors import cannot_write, operator_error
-from node.headway import Progress
+from node.headway import OnProgress
 from node.trainer.corpus import MORE_TEXT, is_held_out, spread
 from node.trainer.data import token_type
 from protocols.files import replacing
@@ -74,7 +74,7 @@ def read_recipe(place: str) -> Recipe:
         raise ValueError(f"{place} is no recipe of a stream") from error
 
 
-def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: Progress) -> str:
+def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: OnProgress) -> str:
     """The path of a recipe to stream ``place`` in this run, after a look at its beginning.
 
     Raises OperatorError E601 (it cannot be read), E402 (nor the recipe written), E605.
@@ -112,7 +112,9 @@ def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: P
     return str(_keep(name, recipe.model_dump_json(indent=1).encode()))
 
 
-def evaluation_shard(manifest: Manifest, tokenizer: Tokenizer, place: str, done: Progress) -> bytes:
+def evaluation_shard(
+    manifest: Manifest, tokenizer: Tokenizer, place: str, done: OnProgress
+) -> bytes:
     """Windows out of the first texts that are held out; as :meth:`Corpus.make_shard` else.
 
     Raises OperatorError E601 where too few are found in ``EVALUATION_TEXTS``, or in one pass.
@@ -139,7 +141,7 @@ def evaluation_shard(manifest: Manifest, tokenizer: Tokenizer, place: str, done:
     return shard
 
 
-def _bytes_a_token(source: DataSet, tokenizer: Tokenizer, progress: Progress) -> float:
+def _bytes_a_token(source: DataSet, tokenizer: Tokenizer, progress: OnProgress) -> float:
     """Mean over the first texts, document ends counted; the same number on every island."""
     reader, texts = Reader(source), []
     for number, text in enumerate(itertools.islice(reader, HEAD)):

@@ -28,7 +28,7 @@ from node.data.tokenizer import (
     tokenizer_of,
 )
 from node.errors import operator_error
-from node.headway import Progress, Tell
+from node.headway import OnProgress, Tell
 from node.hf.import_hf import import_hf, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import open_tokens, sampler_of, token_type
@@ -59,7 +59,7 @@ def make(
     place: str,
     given: Given,
     cache: Path,
-    progress: Progress,
+    progress: OnProgress,
     tell: Tell = lambda line: None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
 ) -> Supply:
@@ -130,7 +130,7 @@ def tokens_for(
     shard: bytes,
     tokenizer: bytes,
     place: str,
-    progress: Progress,
+    progress: OnProgress,
     tell: Tell = lambda line: None,
     cache: Path | None = None,
 ) -> str:
@@ -190,7 +190,7 @@ def _tell_of_repeats(manifest: Manifest, tokens: int, tell: Tell) -> None:
         )
 
 
-def check_files(place: str, progress: Progress) -> None:
+def check_files(place: str, progress: OnProgress) -> None:
     """E603 for a damaged file of a token folder on this machine; a URL's are checked as they come.
 
     Without effect for any other place. Blocks.

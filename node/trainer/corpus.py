@@ -30,7 +30,7 @@ from node.data.cached_file import cache_folder, cached
 from node.data.plain_text import SET_PATH
 from node.data.tokenizer import BYTES, BYTES_VOCABULARY, ByteTokenizer, Tokenizer
 from node.errors import operator_error
-from node.headway import Progress, Tell, counted
+from node.headway import OnProgress, Tell, counted
 from node.trainer.data import DOCUMENT_END, token_type
 
 FORMAT = 1  # of the cached files; part of their names
@@ -190,7 +190,7 @@ def is_held_out(document: bytes) -> bool:
 def collect(
     data: Data,
     folder: Path | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
     tell: Tell = lambda line: None,
 ) -> Corpus:
     """The documents of ``data.recipe``, from the cache in ``folder`` or built there (about 4 s).
