@@ -331,8 +331,7 @@ class Helper:
                 "threads": threads,
             }
         )
-        file = self.home.logs / "trainer.json"
-        file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+        file = settings.write(self.home.logs)
         environment = rank_environment(threads, connection.own_address)
         if launch.count and (text := untold(connection.own_address, os.environ)):
             self.say(text)

@@ -208,8 +208,7 @@ class Island:
         """Start all ranks, those of this host first."""
         crew, settings = self.crew, self.settings
         self.directory.mkdir(parents=True, exist_ok=True)
-        settings_file = self.directory / "trainer.json"
-        settings_file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+        settings_file = settings.write(self.directory)
         rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.directory))
         store, address = f"file://{rendezvous}/store", ""
         shares = [range(settings.ranks)] if crew is None else crew.shares(settings.ranks, hosts)

@@ -10,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from bootstrap.manifest import Manifest
 from node.trainer.dims import ParallelDims
 
+SETTINGS_FILE = "trainer-settings.json"
+
 # Exit statuses of a rank, so that a rank without a channel can say why it ended as well.
 EXIT_STOPPED = 0
 EXIT_CRASHED = 1
@@ -43,6 +45,12 @@ class TrainerSettings(BaseModel):
     offload: bool = False  # parameters and moments stay in the host's memory
     compile: bool = False
     collective_s: float = Field(600.0, gt=0)  # the longest that one collective call may take
+
+    def write(self, folder: Path) -> Path:
+        """Write them into ``folder`` for the ranks; returns the file."""
+        file = folder / SETTINGS_FILE
+        file.write_text(self.model_dump_json(indent=1), encoding="utf-8")
+        return file
 
     @property
     def layout(self) -> ParallelDims:

@@ -10,6 +10,8 @@ import pytest
 from places import KITS
 from swarm_kit import Island, settings
 
+from node.trainer.settings import SETTINGS_FILE
+
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
 RUN = settings(
@@ -39,7 +41,7 @@ def test_the_micro_batch_is_halved_and_the_batch_stays(
     [problem] = starved.events("problem")
     assert (problem["code"], problem["fatal"]) == ("E401", False)
     assert "rank 1 ran out of memory" in problem["what"]
-    written = json.loads((starved.dir / "logs" / "trainer.json").read_text())
+    written = json.loads((starved.dir / "logs" / SETTINGS_FILE).read_text())
     assert written["micro_batch"] == 2
     steps, expected = starved.events("step"), plain.events("step")
     assert {step["tokens"] for step in steps} == {step["tokens"] for step in expected}

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from swarm_kit import islands, settings
 
+from node.trainer.settings import SETTINGS_FILE
+
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 ROUNDS, STEPS, BATCH = 2, 2, 16
@@ -82,7 +84,7 @@ def test_both_ranks_halve_the_micro_batch_and_the_batch_stays(
     assert all("rank 1" in problem["what"] for problem in problems)
     log = (short.dir / "logs" / "trainer-rank1.log").read_text()
     assert "can't allocate memory" in log
-    told = json.loads((short.dir / "logs" / "trainer.json").read_text())
+    told = json.loads((short.dir / "logs" / SETTINGS_FILE).read_text())
     assert told["micro_batch"] == max(1, BATCH // 2 // 2 ** len(problems))
     assert short.rounds().keys() == set(range(ROUNDS))
     assert {event["tokens"] for event in short.events("step")} == {BATCH * 512}
