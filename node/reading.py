@@ -30,7 +30,7 @@ _MAX_NOTE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Known:
+class TokensNote:
     """What a node noted of the tokens that it trained on. Paths are any bytes, as JSON escapes."""
 
     run: str = ""  # its id: tokens of another may be others' text, or ids of another tokenizer
@@ -38,7 +38,7 @@ class Known:
     place: str = ""  # what they were made of; empty for the run's recipe
 
     @classmethod
-    def of(cls, note: Path, run: str) -> Known:
+    def of(cls, note: Path, run: str) -> TokensNote:
         """As noted for this run; with empty fields where nothing was."""
         try:
             with note.open("rb") as file:
@@ -114,11 +114,11 @@ class Reading:
         self.place = run.place if run.tokens else self.config.data or ""
         tokens = run.tokens
         if not tokens and not self.config.data:
-            known = Known.of(note, run_id)
+            known = TokensNote.of(note, run_id)
             self.place = known.place  # also where its tokens are gone: nothing else in its stead
             tokens = await self._kept(run, known.tokens)
         tokens = tokens or await self._tokens_for(run, self.place)
-        Known(run_id, tokens, self.place).write(note)
+        TokensNote(run_id, tokens, self.place).write(note)
         return tokens
 
     async def _kept(self, run: Run, kept: str) -> str:
