@@ -70,7 +70,7 @@ def check_plan(
         else:
             if (part.result.start, part.result.stop) != (part.start, part.stop):
                 raise Malformed("a result for another range")
-            _check_result(part.result, place, shape, roster, plan, basis, known)
+            _check_merged_part(part.result, place, shape, roster, plan, basis, known)
 
 
 def check_outcome(
@@ -92,7 +92,7 @@ def check_outcome(
     _check_content(outcome, shape, roster)
     basis = basis_of(outcome.codec, outcome.contributors)
     for result in outcome.parts:
-        _check_result(result, place, shape, roster, outcome, basis, known)
+        _check_merged_part(result, place, shape, roster, outcome, basis, known)
     if outcome.work != work_after(place.work, outcome.contributors, outcome.parts):
         raise Malformed("the work is not the sum of the tokens")
 
@@ -171,7 +171,7 @@ def check_statement(result: PartResult, place: Place, shape: Shape) -> None:
         raise Malformed("more elements than the part has")
 
 
-def _check_result(
+def _check_merged_part(
     result: PartResult,
     place: Place,
     shape: Shape,
