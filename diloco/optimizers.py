@@ -79,7 +79,7 @@ class Rates:
 
 
 Vectors = Mapping[str, Tensor]
-Step = Callable[[Vectors, Tensor, Tensor, Rates], None]
+OuterStep = Callable[[Vectors, Tensor, Tensor, Rates], None]
 """(vectors, merged, params, rates): vectors and params in place, ``merged`` is left alone."""
 
 
@@ -89,7 +89,7 @@ class Rule:
 
     name: str
     vectors: tuple[str, ...]  # of the parameters' shape
-    step: Step
+    step: OuterStep
     lr: float
     momentum: float = 0.0
     numbers: tuple[str, ...] = ()  # vectors of a single element; steps see them whole

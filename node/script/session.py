@@ -24,7 +24,7 @@ from node.interrupts import held_back
 from node.script.progress import ScriptProgress, counted, elsewhere
 from node.script.standstill import STILL_S, Pulse, Standstill
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
-from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
+from node.trainer.leader import ACTIONS, Action, Idle, Leader, TakeStep
 from node.trainer.rank import rank_lost
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
@@ -157,7 +157,7 @@ class Joined:
                     finite=finite,
                 )
             )
-        self._follow(until=Step)
+        self._follow(until=TakeStep)
         self._since = time.monotonic()
         return not self._over
 
@@ -181,7 +181,7 @@ class Joined:
         locks = not self._over and self._progress.whole
         try:
             if locks:
-                self._follow(until=Step, decide=_until_readable)
+                self._follow(until=TakeStep, decide=_until_readable)
             if leader is None:
                 return {}
             base = leader.vectors.tensors()[0].clone()
@@ -380,7 +380,7 @@ class Joined:
 
 
 def _until_readable(leader: Leader) -> Action:
-    """``Step`` once the vectors are locked for reading; until then what the daemon commands."""
+    """``TakeStep`` once the vectors are locked for reading; until then what the daemon commands."""
     if leader.vectors.try_read():
-        return Step()
+        return TakeStep()
     return leader.channel.receive(0.02) or Idle()

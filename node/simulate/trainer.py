@@ -21,7 +21,7 @@ from node.island.island import Island
 from node.simulate.world import Node
 from node.trainer.channel import Apply, Command, Ready, Report, StepDone
 from node.trainer.layout import Layout
-from node.trainer.leader import LONGEST_WAIT_S, Action, Leader, Step
+from node.trainer.leader import LONGEST_WAIT_S, Action, Leader, TakeStep
 from node.trainer.optim import reentry_factor
 from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
@@ -94,8 +94,8 @@ class Trainer(Progress):
             # what is taken after the last round goes nowhere
             out = any(p.outstanding is not None and p.round < self._rounds for p in self.fragments)
             over = self.over()
-            self.at_rest = over and not out and (self.resting or isinstance(action, Step))
-            if not isinstance(action, Step):
+            self.at_rest = over and not out and (self.resting or isinstance(action, TakeStep))
+            if not isinstance(action, TakeStep):
                 self.carry_out(action)
             elif not over:
                 await self._inner_step()

@@ -23,7 +23,7 @@ LONGEST_WAIT_S = 5.0
 WRITING_POLL_S = 0.05  # between its looks at a checkpoint that is being written
 
 
-class Step(Message, kind=118):
+class TakeStep(Message, kind=118):
     """What rank 0 decided: all ranks take an inner step."""
 
 
@@ -37,8 +37,8 @@ class Idle(Message, kind=120):
     """What rank 0 decided: nothing now; keeps the other ranks from timing out."""
 
 
-Action = Command | Step | TakeSnapshot | Idle
-ACTIONS = (*COMMANDS, Step, TakeSnapshot, Idle)
+Action = Command | TakeStep | TakeSnapshot | Idle
+ACTIONS = (*COMMANDS, TakeStep, TakeSnapshot, Idle)
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Leader:
         for fragment in trainer.due:
             if self.vectors.try_snapshot(fragment):
                 return TakeSnapshot(fragment)
-        return Step()
+        return TakeStep()
 
     def take_waited_s(self) -> float:
         """Seconds in which there was nothing to do, since this was last asked."""

@@ -37,7 +37,7 @@ from node.trainer.data import Batches, TrainingData, open_tokens, targets, unrea
 from node.trainer.early import HERE, Early, Wait, may_take_long
 from node.trainer.engine import Batch, Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
-from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
+from node.trainer.leader import ACTIONS, Action, Idle, Leader, TakeStep
 from node.trainer.moments import MomentLayout, moments_last
 from node.trainer.optim import (
     clip_gradients,
@@ -111,7 +111,7 @@ class Trainer(Progress):
         self.report(Ready(self.layout.size, bytes.fromhex(self.layout.digest)))
         while True:
             action = self._agree()
-            if isinstance(action, Step):
+            if isinstance(action, TakeStep):
                 if self._has_batch():
                     self.inner_step()
             elif self.carry_out(action):

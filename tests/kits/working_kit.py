@@ -36,7 +36,7 @@ from node.run_rules import rules_of
 from node.simulate.trainer import Line
 from node.trainer.channel import Applied, Begin, Command, Ready, StepDone
 from node.trainer.layout import Layout
-from node.trainer.leader import Leader, Step
+from node.trainer.leader import Leader, TakeStep
 from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
 from node.trainer.settings import TrainerSettings
@@ -180,7 +180,7 @@ class Trainer(Progress):
         while True:
             left = self.leader.left_s(self)
             action = self.leader.choose(self, await self.line.next(left), left)
-            if isinstance(action, Step):
+            if isinstance(action, TakeStep):
                 await self._step()
             else:
                 self.carry_out(action)
