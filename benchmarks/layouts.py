@@ -109,10 +109,10 @@ def _rank(
 
     from node.trainer.channel import (
         Begin,
-        Checkpoint,
         Donate,
         Evaluated,
         Report,
+        Save,
         Saved,
         Snapshot,
         StepDone,
@@ -160,7 +160,7 @@ def _rank(
                     if isinstance(report, Snapshot | Saved):
                         commands.append(Stop())
                     if save and isinstance(report, StepDone) and report.step == STEPS // 2:
-                        commands.append(Checkpoint(save))
+                        commands.append(Save(save))
 
                 def receive(self, timeout: float) -> Any:
                     return commands.pop(0) if commands else None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from node.checkpoints.checkpoint import bytes_in
 from node.island.island import Island
-from node.trainer.channel import ChannelClosedError, Checkpoint, Donate, Donated, Saved, Staged
+from node.trainer.channel import ChannelClosedError, Donate, Donated, Save, Saved, Staged
 
 LOOK_S = 1.0  # between two looks at what was written
 
@@ -81,7 +81,7 @@ class TrainerFiles:
         asked = Asked(loop.create_future(), loop.create_future())
         self._staged, self._saved = asked.copied, asked.written
         self._directory = str(directory)
-        await self.island.send(Checkpoint(self._directory))
+        await self.island.send(Save(self._directory))
         return asked
 
     async def donate(self, path: Path) -> Donated:

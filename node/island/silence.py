@@ -17,10 +17,10 @@ from node.trainer.channel import (
     Apply,
     Awaited,
     Begin,
-    Checkpoint,
     Command,
     InnerSteps,
     Report,
+    Save,
     Shift,
     Shifted,
     Snapshot,
@@ -61,7 +61,7 @@ class Silence:
                 self._target = command.target_steps
             case Shift():
                 self._ask("shift", command.fragment)
-            case Checkpoint():
+            case Save():
                 self._ask("checkpoint")
 
     def came(self, report: Report) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from node.errors import operator_error
 from node.script.optimizers import Watch
 from node.script.parameters import training
-from node.trainer.channel import Apply, Begin, ChannelClosedError, Checkpoint, Report, Shift
+from node.trainer.channel import Apply, Begin, ChannelClosedError, Report, Save, Shift
 from node.trainer.optimizer_state import unkept
 from node.trainer.progress import Progress
 from protocols.errors import OperatorError
@@ -120,7 +120,7 @@ class ScriptProgress(Progress):
         for module in self.sharded:
             module.reshard()
 
-    def checkpoint(self, command: Checkpoint) -> None:
+    def checkpoint(self, command: Save) -> None:
         """See :meth:`Progress.checkpoint`; the first one says what none can hold."""
         self._look(Path(command.directory))
         if not self._told:

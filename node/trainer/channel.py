@@ -125,7 +125,7 @@ class Shift(Message, kind=108):
     fragment: int = 0
 
 
-class Checkpoint(Message, kind=102):
+class Save(Message, kind=102):
     """Write the trainer's files into an existing directory.
 
     Answered by :class:`Staged` when they have been copied, and by :class:`Saved` when written.
@@ -231,13 +231,13 @@ class Shifted(Message, kind=123):
 
 
 class Staged(Message, kind=122):
-    """First answer to :class:`Checkpoint`: the files hold the state as of now, nothing later."""
+    """First answer to :class:`Save`: the files hold the state as of now, nothing later."""
 
     directory: Location
 
 
 class Saved(Message, kind=114):
-    """Second answer to :class:`Checkpoint`; ``problem`` is empty when the files are complete."""
+    """Second answer to :class:`Save`; ``problem`` is empty when the files are complete."""
 
     directory: Location
     problem: Text
@@ -282,7 +282,7 @@ class Leaving(Message, kind=121):
     """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
 
-Command = Begin | Apply | Shift | InnerSteps | Checkpoint | Donate | Stop | Terms | Ended
+Command = Begin | Apply | Shift | InnerSteps | Save | Donate | Stop | Terms | Ended
 Report = (
     Ready
     | StepDone

@@ -18,12 +18,12 @@ from node.trainer.channel import (
     Applied,
     Apply,
     Begin,
-    Checkpoint,
     Cold,
     Donate,
     Evaluated,
     InnerSteps,
     Report,
+    Save,
     Shift,
     Shifted,
     Snapshot,
@@ -104,7 +104,7 @@ class Progress(Cycle):
                 self.overlap = action.overlap_steps
                 if self.leader is not None:
                     self.leader.wait_s = action.wait_s
-            case Checkpoint():
+            case Save():
                 self.checkpoint(action)
             case Donate():
                 cold = self.rewarm_from is not None and self.step - self.rewarm_from < REENTRY_STEPS
@@ -317,7 +317,7 @@ class Progress(Cycle):
         if command.tau is not None:
             self.overlap = command.tau
 
-    def checkpoint(self, command: Checkpoint) -> None:
+    def checkpoint(self, command: Save) -> None:
         """Begin to write θ, moments and where the island stands."""
         state = TrainerState(
             fragments=tuple(progress.state() for progress in self.fragments),

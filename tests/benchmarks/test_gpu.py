@@ -25,11 +25,11 @@ from benchmarks.layouts import Alone, compare, on_cuda, run
 from diloco.pseudo_gradient import rebase
 from node.trainer.channel import (
     Applied,
-    Checkpoint,
     Command,
     Donate,
     Donated,
     Report,
+    Save,
     Saved,
     Snapshot,
     StepDone,
@@ -159,7 +159,7 @@ def kept(bench: Bench) -> dict[str, Tensor]:
 def test_a_checkpoint_is_gone_on_from_on_either_device(tmp_path: Path) -> None:
     def saving(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == TARGET + 2:
-            return [Checkpoint(str(tmp_path)), Stop()]
+            return [Save(str(tmp_path)), Stop()]
         return committing(99)(bench, report)
 
     whole = trained(tmp_path, **CUDA)
@@ -222,7 +222,7 @@ def test_a_script_comes_back_with_its_moments(tmp_path: Path) -> None:
     """Its optimizer counts steps on the CPU, as torch has it, and is not made to wait for a GPU."""
     before = Played(merging, device="cuda")
     before.train(SCRIPTS_TARGET)
-    before.script.commands += [Checkpoint(str(tmp_path))]
+    before.script.commands += [Save(str(tmp_path))]
     before.train()
     before.joined._progress.files.finish()
     (saved,) = before.script.of(Saved)

@@ -18,7 +18,7 @@ from trainer_kit import Bench, begin, tiny_settings
 
 from node.data.ahead import ReadPosition
 from node.island.rank_ends import TrainerDied
-from node.trainer.channel import Awaited, Checkpoint, Ready, Saved, StepDone, Stop, Stopped
+from node.trainer.channel import Awaited, Ready, Save, Saved, StepDone, Stop, Stopped
 from node.trainer.early import (
     FIRST_S,
     GAP_S,
@@ -215,7 +215,7 @@ async def test_an_island_waits_for_data_for_longer_than_for_a_collective_call(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.5 * COLLECTIVE_S):
                 await until(running, StepDone)
-        await running.send(Checkpoint(str(saved)))  # what the daemon says is done meanwhile
+        await running.send(Save(str(saved)))  # what the daemon says is done meanwhile
         assert (await until(running, Saved)).problem == ""
         let_go()
         assert (await until(running, Awaited)).ranks == ()

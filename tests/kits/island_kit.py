@@ -18,9 +18,9 @@ from node.island.rank_ends import TrainerDied
 from node.trainer.channel import (
     Applied,
     Begin,
-    Checkpoint,
     Evaluated,
     Ready,
+    Save,
     Saved,
     Snapshot,
     StepDone,
@@ -87,7 +87,7 @@ class Watch:
     async def save(self, directory: Path) -> Begin:
         """Write a checkpoint somewhere in the long round; the command that resumes from it."""
         directory.mkdir()  # noqa: ASYNC240 - nothing else runs in this loop
-        await self.running.send(Checkpoint(str(directory)))
+        await self.running.send(Save(str(directory)))
         assert (await self.until(Saved)).problem == ""
         return begin(round=2, target_steps=LONG, resume=str(directory))
 

@@ -201,7 +201,7 @@ async def test_files_are_asked_for_between_the_move_back_and_the_next_guess(
     assert asked is not None
     assert not asked.copied.done()
     sent = [type(command).__name__ for command in cast(Any, made.island).sent]
-    assert sent == ["Shift", "Shift", "Checkpoint", "Shift"]
+    assert sent == ["Shift", "Shift", "Save", "Shift"]
 
 
 async def test_no_guess_is_made_again_of_a_snapshot_that_was_merged_meanwhile(
@@ -218,4 +218,4 @@ async def test_no_guess_is_made_again_of_a_snapshot_that_was_merged_meanwhile(
     await commit_without(made.replicas[0])
     assert await made.save(Path("draft")) is not None
     sent = [type(command).__name__ for command in cast(Any, made.island).sent]
-    assert sent == ["Shift", "Shift", "Apply", "Checkpoint"]
+    assert sent == ["Shift", "Shift", "Apply", "Save"]

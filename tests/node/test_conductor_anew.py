@@ -71,7 +71,7 @@ async def test_what_is_sent_of_a_snapshot_stays_as_it_was_when_its_trainer_begin
     made._ownership.free()
     assert replica.delta(0, SIZE, torch.empty(SIZE)).equal(before)
     assert await made.save(Path("draft")) is not None, "it is on no guess"
-    assert cast(Any, made.island).sent[-1].__class__.__name__ == "Checkpoint"
+    assert cast(Any, made.island).sent[-1].__class__.__name__ == "Save"
 
 
 @pytest.mark.parametrize("reset", [False, True])

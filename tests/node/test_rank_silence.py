@@ -9,10 +9,10 @@ from node.island.silence import EVALUATION, SILENT_S, TIMES, Silence
 from node.trainer.channel import (
     Applied,
     Awaited,
-    Checkpoint,
     Command,
     InnerSteps,
     Report,
+    Save,
     Saved,
     Shift,
     Shifted,
@@ -56,9 +56,9 @@ def hangs_after(silence: Silence, most: float = 20 * SILENT_S) -> float | None:
         (),
         (SNAPSHOT, apply(1)),  # it was hanging when the round was over
         (SNAPSHOT, apply(1), Applied(1, 3, 24, None)),
-        (Checkpoint("a"),),
-        (SNAPSHOT, Checkpoint("a")),  # also while it waits for a round
-        (Checkpoint("a"), Staged("a")),
+        (Save("a"),),
+        (SNAPSHOT, Save("a")),  # also while it waits for a round
+        (Save("a"), Staged("a")),
         (Shift(), Shifted()),
         (InnerSteps(0), InnerSteps(4)),
         (Awaited(2, 11.0, (0,)), Awaited(2, 30.0)),
@@ -75,14 +75,14 @@ def test_who_has_something_to_do_and_says_nothing_hangs(said: tuple[Command | Re
         life(),  # it builds the model
         life(begin()),  # reads a checkpoint
         life(begin(), BEGUN),  # compiles
-        life(begin(), BEGUN, Checkpoint("a")),
+        life(begin(), BEGUN, Save("a")),
         training(SNAPSHOT),  # waits for a round, which may take for ever
         training(InnerSteps(0)),  # rests
         training(SNAPSHOT, apply(1, target_steps=0), Applied(1, 3, 24, None)),
         training(Awaited(2, 11.0, (0,))),  # says itself after an hour that no data come
         training(Awaited(2, 11.0, (0,)), SNAPSHOT, apply(1)),
-        training(SNAPSHOT, Checkpoint("a"), Staged("a")),  # writes, and waits
-        training(SNAPSHOT, Checkpoint("a"), Staged("a"), Saved("a", "", False)),
+        training(SNAPSHOT, Save("a"), Staged("a")),  # writes, and waits
+        training(SNAPSHOT, Save("a"), Staged("a"), Saved("a", "", False)),
     ],
 )
 def test_who_waits_rests_or_has_yet_to_begin_does_not(silence: Silence) -> None:
@@ -120,6 +120,6 @@ def test_what_it_is_told_is_no_sign_of_life() -> None:
     silence, waited = training(), 0.0
     while not silence.waited(LOOK_S):
         waited += LOOK_S
-        silence.sent(Checkpoint("a"))
+        silence.sent(Save("a"))
         assert waited < 2 * SILENT_S
     assert waited == SILENT_S

@@ -30,7 +30,7 @@ from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Notice, Problem
 from node.statedir import StateDir
-from node.trainer.channel import Checkpoint, Saved, Staged, StepDone
+from node.trainer.channel import Save, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from protocols.errors import OperatorError
 from protocols.identity import Identity
@@ -293,7 +293,7 @@ async def test_a_checkpoint_that_was_given_up_says_nothing_of_the_next_one() -> 
     """A trainer in a long step answers both, one after the other: the first one's draft is gone."""
 
     class Island:
-        async def send(self, command: Checkpoint) -> None:
+        async def send(self, command: Save) -> None:
             pass
 
     files = TrainerFiles(cast(Any, Island()))

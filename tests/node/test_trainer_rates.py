@@ -11,10 +11,10 @@ from trainer_kit import TARGET, Bench, apply, begin, committing, merge, tiny_man
 from node.schedule import learning_rate
 from node.trainer.channel import (
     Applied,
-    Checkpoint,
     Cold,
     Command,
     Report,
+    Save,
     Snapshot,
     StepDone,
     Stop,
@@ -40,7 +40,7 @@ def test_the_rate_is_that_of_where_the_swarm_stands(tmp_path: Path) -> None:
                 merge(bench.vectors)
                 return [apply(round_ + 1, position=told[round_])]
             case Applied(round=round_) if round_ == len(told):
-                return [Checkpoint(str(tmp_path)), Stop()]
+                return [Save(str(tmp_path)), Stop()]
         return []
 
     told = (0, 500, 60)
@@ -67,7 +67,7 @@ def test_who_resumes_without_moments_warms_up_again(tmp_path: Path) -> None:
         if isinstance(report, StepDone) and report.step == 2 * TARGET:
             bench.trainer.optimizer.state.clear()
         if isinstance(report, Applied) and report.round == 2:
-            return [Checkpoint(str(tmp_path)), Stop()]
+            return [Save(str(tmp_path)), Stop()]
         return committing(99)(bench, report)
 
     before = Bench(tmp_path, answer)
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_says_no_position_goes_on_at_its_step(tmp_path: Path) 
 
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, Applied) and report.round == 2:
-            return [Checkpoint(str(tmp_path)), Stop()]
+            return [Save(str(tmp_path)), Stop()]
         return committing(99)(bench, report)
 
     before = Bench(tmp_path, answer)

@@ -20,13 +20,13 @@ from node.script.joining import _manifest
 from node.script.parameters import named_parameters
 from node.script.session import ended
 from node.trainer.channel import (
-    Checkpoint,
     Cold,
     Command,
     Ended,
     Leaving,
     Ready,
     Report,
+    Save,
     Saved,
     Snapshot,
     Staged,
@@ -170,7 +170,7 @@ def test_leaving_writes_the_last_checkpoint_first(tmp_path: Path) -> None:
     def answer(played: Played, report: Report) -> list[Command]:
         match report:
             case Leaving():
-                return [Checkpoint(str(tmp_path))]
+                return [Save(str(tmp_path))]
             case Saved():
                 return [Stop()]
         return []

@@ -16,10 +16,10 @@ from script_kit import TARGET, Played, committing
 import node
 from node.trainer.channel import (
     Applied,
-    Checkpoint,
     Command,
     Leaving,
     Report,
+    Save,
     Saved,
     Snapshot,
     Staged,
@@ -69,9 +69,9 @@ def answering(played: Played, report: Report) -> list[Command]:
     """A node that merges each snapshot, saves after each round, and saves when it is left."""
     match report:
         case Applied() if report.round:
-            return [Checkpoint(FIRST)]
+            return [Save(FIRST)]
         case Leaving():
-            return [Checkpoint(LAST)]
+            return [Save(LAST)]
         case Saved(directory) if directory == LAST:
             return [Stop()]
         case _:

@@ -15,7 +15,7 @@ from trainer_kit import begin
 
 from node.script.joining import join
 from node.script.optimizers import Several, Watch, _States, as_one
-from node.trainer.channel import Checkpoint, Cold, StepDone
+from node.trainer.channel import Cold, Save, StepDone
 from node.trainer.layout import Layout
 from node.trainer.optimizer_state import optimizer_steps
 from node.trainer.parallel import Ranks
@@ -133,7 +133,7 @@ def test_what_no_checkpoint_holds_is_said_with_the_first_and_when_it_is_missed(
     played.train()
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        played.script.commands.append(Checkpoint(str(tmp_path / name)))
+        played.script.commands.append(Save(str(tmp_path / name)))
         played.train()
         progress.files.finish()
     said = [record.getMessage() for record in caplog.records if record.name.startswith("node.")]

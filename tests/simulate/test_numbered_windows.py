@@ -25,7 +25,7 @@ from node.simulate.run import manifest_of
 from node.simulate.scenario import Scenario
 from node.simulate.trainer import Trainer as Simulated
 from node.simulate.world import simulate
-from node.trainer.channel import Applied, Checkpoint, Saved, StepDone
+from node.trainer.channel import Applied, Save, Saved, StepDone
 from node.trainer.data import Batches
 from node.trainer.sampler import TOGETHER, Sampler
 from node.trainer.shared import SharedVectors
@@ -132,7 +132,7 @@ def test_who_resumes_reads_on_where_the_checkpoint_was_made(tmp_path: Path) -> N
     for _ in range(2):
         trainer.inner_step()
     trainer.apply(apply(1, contributed=False, batches=(30, 34)))
-    trainer.checkpoint(Checkpoint(str(tmp_path / "checkpoint")))
+    trainer.checkpoint(Save(str(tmp_path / "checkpoint")))
     trainer.files.finish()
     assert [saved.problem for saved in bench.script.of(Saved)] == [""]
     for _ in range(3):

@@ -9,9 +9,9 @@ from trainer_kit import TARGET, Bench, apply, begin
 
 from node.trainer.channel import (
     Applied,
-    Checkpoint,
     Command,
     Report,
+    Save,
     Shift,
     Shifted,
     Snapshot,
@@ -68,7 +68,7 @@ def test_the_step_of_a_gradient_that_a_checkpoint_does_not_have_comes_again(tmp_
         sent.append(bench.vectors.tensors()[1].clone())
         if report.round == 0:
             return [apply(1)]
-        return [Checkpoint(str(tmp_path)), Stop()]
+        return [Save(str(tmp_path)), Stop()]
 
     def second(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, Snapshot):

@@ -23,8 +23,7 @@ from node.checkpoints.earlier import moments_in, take_over
 from node.checkpoints.restoring import Restored
 from node.checkpoints.trainer_files import Taken
 from node.conductor import Conductor
-from node.trainer.channel import Checkpoint as Save
-from node.trainer.channel import Cold, Command, Report, StepDone, Stop
+from node.trainer.channel import Cold, Command, Report, Save, StepDone, Stop
 from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, FragmentState, TrainerState
 
 STEPS = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer_kit import Bench, begin, committing, tiny_manifest
 
 from bootstrap.manifest import Manifest
-from node.trainer.channel import Checkpoint, Command, Donate, Donated, Report, StepDone, Stop
+from node.trainer.channel import Command, Donate, Donated, Report, Save, StepDone, Stop
 from node.trainer.layout import Layout
 from node.trainer.moments import SECOND, Donation, MomentLayout, faults, mapped, moments_last
 from node.trainer.optim import REENTRY_STEPS
@@ -241,7 +241,7 @@ def test_a_run_that_forgets_moments_or_uses_none_has_none_to_give() -> None:
 def test_who_resumes_keeps_moments_of_its_own(tmp_path: Path) -> None:
     def saving(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == 3:
-            return [Checkpoint(str(tmp_path)), Stop()]
+            return [Save(str(tmp_path)), Stop()]
         return []
 
     before = Bench(tmp_path / "before", saving, manifest=manifest_of())

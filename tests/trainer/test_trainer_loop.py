@@ -13,10 +13,10 @@ from trainer_kit import TARGET, Bench, apply, begin, committing, merge, tiny_man
 
 from node.trainer.channel import (
     Applied,
-    Checkpoint,
     Command,
     Evaluated,
     Report,
+    Save,
     Saved,
     Snapshot,
     StepDone,
@@ -196,7 +196,7 @@ def test_a_restart_changes_nothing(tmp_path: Path, stop_at: int) -> None:
         at_boundary = isinstance(report, Applied) and report.step == stop_at
         within = isinstance(report, StepDone) and report.step == stop_at and stop_at % TARGET
         if at_boundary or within:
-            return [Checkpoint(str(tmp_path)), Stop()]
+            return [Save(str(tmp_path)), Stop()]
         return committing(99)(bench, report)
 
     before = Bench(tmp_path, answer)
@@ -212,7 +212,7 @@ def test_a_restart_changes_nothing(tmp_path: Path, stop_at: int) -> None:
 
 
 def test_a_checkpoint_of_another_round_or_model_is_refused(tmp_path: Path) -> None:
-    Bench(tmp_path, committing(1)).run(begin(), Checkpoint(str(tmp_path)))
+    Bench(tmp_path, committing(1)).run(begin(), Save(str(tmp_path)))
     with pytest.raises(OperatorError, match="made at round 0, not 3"):
         Bench(tmp_path, committing(1)).run(begin(round=3, resume=str(tmp_path)))
     for file in (tmp_path / "trainer").glob("*.safetensors"):
@@ -223,7 +223,7 @@ def test_a_checkpoint_of_another_round_or_model_is_refused(tmp_path: Path) -> No
 
 
 def test_a_failing_disk_does_not_stop_training(tmp_path: Path) -> None:
-    script = Bench(tmp_path, committing(1)).run(begin(), Checkpoint(str(tmp_path / "missing")))
+    script = Bench(tmp_path, committing(1)).run(begin(), Save(str(tmp_path / "missing")))
     (saved,) = script.of(Saved)
     assert "No such file" in saved.problem
     assert not saved.full
