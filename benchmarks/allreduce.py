@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,8 +22,8 @@ from typing import Any
 
 from benchmarks.fleet import TURN_S, Fact, Fleet, Turn
 from benchmarks.keys import figures, shown
-from benchmarks.netns import Network, available
-from benchmarks.output import machine
+from benchmarks.netns import Network, require
+from benchmarks.output import machine, write
 from benchmarks.worker import SIZE
 from protocols.codecs import RangeCodec
 
@@ -239,8 +238,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PIECES, help="pieces to run", metavar="PIECE")
     parser.add_argument("--merge", type=Path, help="results that the others are taken from")
     given = parser.parse_args()
-    if not available():
-        sys.exit("shaped links need Linux, root, and the commands ip and tc")
+    require()
     runs: dict[str, Any] = {}
     if given.merge and given.merge.exists():
         runs = json.loads(given.merge.read_text())["runs"]
@@ -251,7 +249,7 @@ def main() -> None:
         found = PIECES[piece](scale)
         runs[piece] = {"size": scale.size, "machine": machine(), "runs": found}
         result = figures(runs) | {"runs": runs}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        write(result, given.json)
     print(shown(figures(runs)))
 
 

@@ -8,7 +8,6 @@ they compare with copying (``copy``) and adding (``add``) the same vector.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.output import write
 from protocols.codecs import NAMES, RangeCodec, codec
 
 Job = Callable[[], object]
@@ -124,7 +124,7 @@ def main() -> None:
     for name, row in result["codecs"].items():
         print(f"{name:6}", "  ".join(f"{key} {value:8.3f}" for key, value in row.items()))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(result, options.json)
     if options.plot:
         plot(result, options.plot)
 

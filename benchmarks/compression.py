@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from benchmarks.output import write
 from diloco import feedback, merge, outer
 from diloco.loop import Island, Settings, evaluate, load, new_model, texts
 from protocols.codecs import RangeCodec, codec
@@ -184,7 +185,7 @@ def main() -> None:
             f"{case.label:50}", "  ".join(f"{key} {x:7.4f}" for key, x in row.items()), flush=True
         )
         if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write(rows, options.json)
 
 
 if __name__ == "__main__":

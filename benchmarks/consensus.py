@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.output import write
 from node.simulate.scenario import Scenario
 from node.simulate.world import simulate
 
@@ -73,7 +74,7 @@ def main() -> None:
     for name, settings in rows(given.seeds).items():
         if name not in done:
             done[name] = measured(settings)
-            given.json.write_text(json.dumps(done, indent=1) + "\n")
+            write(done, given.json)
 
 
 if __name__ == "__main__":

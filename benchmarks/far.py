@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, turns
 from benchmarks.farnet import Way, available, everywhere
 from benchmarks.keys import seconds
-from benchmarks.output import machine
+from benchmarks.output import machine, write
 from protocols.codecs import RangeCodec
 
 SIZE = 10_000_000  # elements
@@ -77,7 +77,7 @@ def main() -> None:
         text, way = WAYS[name]
         print(f"{name}: {text}", flush=True)
         found[name] = measure(way, given.turns)
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        write(found, given.json)
     print(shown(found))
 
 

@@ -15,13 +15,14 @@ the victim as well where it comes back, have the same outcome and state.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.output import write
 
 CELL = re.compile(r"test_survivors_agree_and_go_on\[(\w+)-([\w ]+)-([\w ]+)\]")
 CELLS = 84
@@ -109,7 +110,7 @@ def main() -> None:
         print(f"\n{given.json} stays as it is: only {len(cells)} cells were run")
     elif given.json:
         found = {"cells": CELLS, "passed": passed, "runs": [asdict(cell) for cell in cells]}
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        write(found, given.json)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from benchmarks.island import Fact, Islands, results, rounded, speed
 from benchmarks.layouts import nccl_version
-from benchmarks.output import machine
+from benchmarks.output import machine, write
 from bootstrap.manifest import Manifest
 from diloco.optimizers import RULES, Rates
 from node.script.frozen import read
@@ -279,7 +279,7 @@ def main() -> None:
         for piece in given.only.split(","):
             for found in _measured(piece, given, Path(folder)):
                 result[piece] = found
-                given.json.write_text(json.dumps(result, indent=1) + "\n")  # done stays done
+                write(result, given.json)  # done stays done
             shown: Any = result[piece]
             if isinstance(shown, dict):
                 shown = {key: value for key, value in shown.items() if key != "runs"}

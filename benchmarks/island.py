@@ -37,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.netns import Network, available
-from benchmarks.output import machine
+from benchmarks.netns import Network, require
+from benchmarks.output import machine, write
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml
@@ -273,8 +273,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, help="so many instead")
     parser.add_argument("--seconds", type=float, help="of each system in a turn, instead")
     given = parser.parse_args()
-    if not available():
-        sys.exit("shaped links need Linux, root, and the commands ip and tc")
+    require()
     scale = QUICK if given.quick else FULL
     scale = Scale(given.seconds or scale.seconds, given.turns or scale.turns)
     runs: dict[str, list[list[Fact]]] = {
@@ -319,7 +318,7 @@ def main() -> None:
                 "seconds": scale.seconds,
                 "runs": rounded(runs),
             }
-            given.json.write_text(json.dumps(result | plain, indent=1) + "\n")
+            write(result | plain, given.json)
 
 
 def results(processes: list[subprocess.Popen[str]]) -> list[Fact]:

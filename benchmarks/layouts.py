@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layout_cases import BF16, CASES, REFUSED, STEPS, Case, manifest_of, reason
+from benchmarks.output import write
 
 MANY = 1000  # steps that the moments from elsewhere claim to have seen
 WAIT_S = 240.0  # for the ranks of one layout
@@ -359,8 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
             if given.json:  # what is done stays done
                 found = [rows[case.name] for case in CASES if case.name in rows]
                 told = {"steps": STEPS, **_machine(given.device), "layouts": found}
-                text = json.dumps(told, indent=1)
-                given.json.write_text(text + "\n")
+                write(told, given.json)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     found = [rows[case.name] for case in CASES if case.name in rows]

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from benchmarks.netns import Network, available
+from benchmarks.netns import Network, require
 
 PORT = 5000
 PIECE = 1 << 20
@@ -126,8 +126,7 @@ def main() -> None:
     if given.addresses:
         member(given.member, len(given.addresses), total, pace, congestion, given.addresses)
         return
-    if not available():
-        sys.exit("shaped links need Linux, root, and the commands ip and tc")
+    require()
     for seconds in measure(given.mbit, given.members, total, pace, congestion, given.turns):
         used = total * 8 / (given.mbit * 1e6) / seconds
         print(f"{seconds:.3f} s, {used:.3f} of the link")

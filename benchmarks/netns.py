@@ -37,6 +37,12 @@ def available() -> bool:
     return sys.platform == "linux" and os.geteuid() == 0 and tools
 
 
+def require() -> None:
+    """End the program where this process cannot make networks."""
+    if not available():
+        sys.exit("shaped links need Linux, root, and the commands ip and tc")
+
+
 class Network:
     """Namespaces by name, all on one bridge; made on entry and gone on exit, processes included.
 

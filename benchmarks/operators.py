@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import resource
@@ -26,6 +25,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks.output import write
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "kits"))  # the kits of the browser tests
@@ -169,10 +170,9 @@ def main() -> int:
         result["dashboard"] = page
         slow += [n for n in LIMITS if n in page and page[n] > LIMITS[n]]
     result["over_limit"] = slow
-    text = json.dumps(result, indent=1)
     if given.json:
-        given.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+        write(result, given.json)
+    write(result, "-")
     return 1 if slow else 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write(result: object, where: str) -> None:
+def write(result: object, where: str | Path) -> None:
     """Write ``result`` as JSON into a file; ``-``: to standard output."""
     text = json.dumps(result, indent=1) + "\n"
     if where == "-":

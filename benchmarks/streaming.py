@@ -11,7 +11,6 @@ steps a second, and bytes sent. ``--rate`` sets the limit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import tempfile
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.output import write
 from node.demo.run import IslandProcess
 
 INNER = 24
@@ -89,7 +89,7 @@ def main() -> None:
     for name, way in WAYS.items():
         with tempfile.TemporaryDirectory() as root:
             result["ways"][name] = measure(way, options.rate, options.seconds, Path(root))
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(result, options.json)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.netns import Network, available
+from benchmarks.output import write
 from protocols.bodies import BufferFeed, read_into
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
@@ -190,9 +191,9 @@ def main() -> None:
         seconds = 1 if options.quick else 4
         links = {mbit: int(mbit * 1e6 / 8 * seconds) for mbit in (20.0, 100.0, 500.0)}
         result = measure(options.size, turns, {} if options.no_links else links)
-        print(json.dumps(result, indent=1))
+        write(result, "-")
         if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write(result, options.json)
 
 
 if __name__ == "__main__":
