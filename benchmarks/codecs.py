@@ -44,7 +44,7 @@ def jobs(values: torch.Tensor) -> dict[tuple[str, str], Job]:
 def decode_add(one: RangeCodec, data: torch.Tensor, accumulator: torch.Tensor) -> None:
     """Add a quarter of what is encoded, chunk by chunk, as an owner does."""
     for chunk in one.chunks(0, len(accumulator)):
-        piece = data[chunk.offset : chunk.offset + chunk.size]
+        piece = data[chunk.span]
         one.decode_add_chunk(chunk, piece, 0.25, accumulator[chunk.start : chunk.stop])
 
 

@@ -170,7 +170,7 @@ class Case:
         found = torch.empty(self._elements)
         encode_within(self.codec, chunk, total, data)
         self.codec.decode_chunk(chunk, data, wanted)
-        merged = part[chunk.offset : chunk.offset + chunk.size]
+        merged = part[chunk.span]
         self.codec.decode_chunk(chunk, merged, found)
         off = (found.double() - wanted).norm()
         return bool(off <= MERGED_OFF * wanted.double().norm())

@@ -339,7 +339,7 @@ class PartMerge:
 
     def _merge(self, index: int) -> None:
         chunk, total = self.chunks[index], self._sum_of_all(index)
-        target = self.result[chunk.offset : chunk.offset + chunk.size]
+        target = self.result[chunk.span]
         if self._plain is None:
             encode_within(self.codec, chunk, total, target)
             self._note_lost(index, total, target)
@@ -349,7 +349,7 @@ class PartMerge:
                 self.codec.check_chunk(chunk, target)
             except NonFinite:
                 total.clamp_(-largest(self.codec), largest(self.codec))
-        self._hasher.update(self._bytes[chunk.offset : chunk.offset + chunk.size])
+        self._hasher.update(self._bytes[chunk.span])
 
     def _note_lost(self, index: int, mean: torch.Tensor, data: torch.Tensor) -> None:
         """Tell my source what this encoding has lost, if it can make up for it."""

@@ -54,8 +54,8 @@ class Inflow:
     def check(self) -> None:
         """Another chunk is whole: hash it, try it. Raises NonFinite or Malformed."""
         chunk = self.chunks[self.checked]
-        data = self.data[chunk.offset : chunk.offset + chunk.size]
-        self._hasher.update(self._bytes[chunk.offset : chunk.offset + chunk.size])
+        data = self.data[chunk.span]
+        self._hasher.update(self._bytes[chunk.span])
         self.codec.check_chunk(chunk, data)
         self.checked += 1
 

@@ -111,7 +111,7 @@ class SumFeed:
             self._index += 1
         else:
             chunk = self._merge.chunks[self._index]
-            found = self._view[chunk.offset : chunk.offset + chunk.size]
+            found = self._view[chunk.span]
         self._marks_next = not self._marks_next
         self.given += len(found)
         return found

@@ -238,7 +238,7 @@ class Letters:
 
         def check() -> None:
             for chunk in codec.chunks(0, self.size):
-                codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
+                codec.check_chunk(chunk, body[chunk.span])
 
         await self.wiring.offload(check)
         stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))

@@ -139,7 +139,7 @@ class Blend:
 
     def _encode_chunk(self, letter: Encoded, chunk: Chunk) -> None:
         values = self.fast[chunk.start : chunk.stop]
-        data = letter.data[chunk.offset : chunk.offset + chunk.size]
+        data = letter.data[chunk.span]
         try:
             letter.codec.encode_chunk(chunk, values, data)
         except ValueError:  # mixing led beyond the codec's range, or to inf - inf

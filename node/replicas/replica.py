@@ -333,7 +333,7 @@ class OuterReplica:
     ) -> None:
         for chunk in codec.chunks(start, stop):
             mean = torch.empty(chunk.stop - chunk.start)
-            codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
+            codec.decode_chunk(chunk, data[chunk.span], mean)
             self._merge(slice(chunk.start, chunk.stop), mean, rates)
 
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:

@@ -20,6 +20,11 @@ class Chunk(NamedTuple):
     offset: int  # bytes from the start of the encoded range
     size: int
 
+    @property
+    def span(self) -> slice:
+        """Its bytes in the encoded range."""
+        return slice(self.offset, self.offset + self.size)
+
 
 class RangeCodec:
     """The codec of a flat vector: ``name`` for [0, dense), bf16 behind it.
@@ -88,7 +93,7 @@ class RangeCodec:
             )
         for one in self.chunks(start, start + len(values)):
             part = values[one.start - start : one.stop - start]
-            self.encode_chunk(one, part, target[one.offset : one.offset + one.size])
+            self.encode_chunk(one, part, target[one.span])
 
     def decode(self, start: int, data: Buffer, out: Tensor) -> None:
         """Decode a whole range into ``out``, whose first element is ``start``.
@@ -101,7 +106,7 @@ class RangeCodec:
             raise Malformed(f"{len(source)} bytes do not hold {len(out)} elements")
         for one in self.chunks(start, start + len(out)):
             part = out[one.start - start : one.stop - start]
-            self.decode_chunk(one, source[one.offset : one.offset + one.size], part)
+            self.decode_chunk(one, source[one.span], part)
 
     def _of(self, chunk: Chunk) -> Codec:
         return self._matrices if chunk.start < self.dense else self._vectors
@@ -122,7 +127,7 @@ class Encoded(NamedTuple):
 
     def decode_chunk(self, chunk: Chunk, out: Tensor) -> None:
         """One of the codec's chunks into float32 ``out`` [chunk.stop - chunk.start]."""
-        data = self.data[chunk.offset : chunk.offset + chunk.size]
+        data = self.data[chunk.span]
         self.codec.decode_chunk(chunk, data, out)
 
 

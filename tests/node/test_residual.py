@@ -102,7 +102,7 @@ def test_what_i_lost_as_owner_comes_back_by_my_share() -> None:
     data = torch.empty(codec.encoded_size(CUT, SIZE), dtype=torch.uint8)
     codec.encode(CUT, mean[CUT:], data)
     for chunk in codec.chunks(CUT, SIZE):
-        piece = data[chunk.offset : chunk.offset + chunk.size]
+        piece = data[chunk.span]
         residual.note_lost(codec, chunk, mean[chunk.start : chunk.stop], piece, share)
     assert not residual.values.any()  # until the round commits
     everything = [

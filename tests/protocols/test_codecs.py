@@ -214,7 +214,7 @@ def test_range_codec_chunks_tile_the_range(name: str, start: int, stop: int) -> 
         assert ranged.complete(start, stop, received + one.size - 1) == one.start - start
         received += one.size
         assert ranged.complete(start, stop, received) == one.stop - start
-        piece = data[one.offset : one.offset + one.size]
+        piece = data[one.span]
         ranged.decode_add_chunk(one, piece, 1.0, added[one.start - start : one.stop - start])
     assert torch.equal(added, out)
 
