@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Any
 
+import torch
+
 SIZE = 25_000_000  # fp32 elements where nothing else is asked for
 
 
@@ -30,6 +32,11 @@ def say(event: str, **facts: Any) -> None:
 def use_gloo_on(address: str) -> None:
     """Let gloo use the interface that has this address."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if address.startswith("127.") else "eth0"
+
+
+def fill(vector: torch.Tensor, rank: int, turn: int) -> None:
+    """Put the values in that a member brings to a turn: the same in each run, others elsewhere."""
+    vector.normal_(generator=torch.Generator().manual_seed(1009 * rank + turn))
 
 
 def wait_for_turn() -> None:

@@ -14,7 +14,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import AllreduceException
 from hivemind.compression import Float16Compression, NoCompression
 
-from benchmarks.worker import SIZE, options, say, wait_for_turn
+from benchmarks.worker import SIZE, fill, options, say, wait_for_turn
 
 COMPRESSION = {"fp32": NoCompression, "fp16": Float16Compression}
 TIMEOUT_S = 35.0
@@ -66,7 +66,7 @@ def main() -> None:
     turn = 0
     while True:
         with averager.get_tensors() as (vector,):
-            vector.normal_(generator=torch.Generator().manual_seed(1009 * given["rank"] + turn))
+            fill(vector, given["rank"], turn)
         wait_for_turn()
         asked = time.monotonic()
         group, failed = average(averager)

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
-from benchmarks.worker import SIZE, options, say, use_gloo_on, wait_for_turn
+from benchmarks.worker import SIZE, fill, options, say, use_gloo_on, wait_for_turn
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
     say("met")
     turn = 0
     while True:
-        vector.normal_(generator=torch.Generator().manual_seed(1009 * given["rank"] + turn))
+        fill(vector, given["rank"], turn)
         wait_for_turn()
         asked = time.monotonic()
         manager.start_quorum()
