@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from gossip.fragments import Fragments
 from gossip.hooks import Hooks
-from gossip.pairs.letters import receive
 from gossip.pairs.roamer import Roamer
+from gossip.pairs.service import receive
 
 
 class Pairs(Fragments[Roamer]):

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gossip.pairs.letters import Letter, Letters, Mail, receive
+from gossip.pairs.letters import Letter, Letters, Mail
+from gossip.pairs.service import receive
 from gossip.wiring import Wiring
 from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import Identity, PeerId

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from gossip.pairs.account import Account, Balance
-from gossip.pairs.letters import Letters, Mail, receive
+from gossip.pairs.letters import Letters, Mail
 from gossip.pairs.meeting import Post
 from gossip.pairs.postman import Postman
+from gossip.pairs.service import receive
 from gossip.wiring import Wiring
 from node.replicas.blending import Blend
 from protocols.codecs import Encoded, RangeCodec
