@@ -201,6 +201,7 @@ class Node:
             self.clocks,
             self.events,
             self.outbound,
+            self.place.seen,
         )
         participation = Participation(self, entrance)
         self.tasks.spawn(Watch(self.state.alarms_now, self.events, self.state.peers).run())

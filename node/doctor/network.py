@@ -7,6 +7,7 @@ nothing of it and count nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -27,7 +28,7 @@ from node.statedir import StateDir
 from protocols.addresses import PeerAddress, host_of, hostport, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http.transport import HttpTransport
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.whereabouts import Whereabouts
 
 MAX_ASKED = 3  # peers that dial back and measure
@@ -65,13 +66,7 @@ async def network(
             where = reached.address.hostport
             findings.append(ok("peer", f"{where} answers in {reached.seconds * 1000:.0f} ms"))
             try:
-                greeting = await greet(
-                    transport,
-                    whereabouts,
-                    reached.peer,
-                    software=__version__,
-                    invitation=config.invitation,
-                )
+                greeting = await _greet(config, transport, whereabouts, reached.peer)
             except OperatorError as error:
                 findings.append(failed("greeting", error))
             except TransportError as error:
@@ -83,6 +78,7 @@ async def network(
             findings += [_runs(known), _clock(known)]
             if learned is not None and (manifest := await _manifest(transport, known)):
                 learned(manifest)
+            await _tell_where(config, transport, whereabouts, known[:MAX_ASKED])
             findings += await _reach(transport, config, greetings, listens, running)
             findings += [await _speed(transport, at, one) for at, one in greetings[:MAX_ASKED]]
     return findings
@@ -101,6 +97,31 @@ async def _open(
             continue  # the check of the ports tells why
         return transport, listen is not None
     raise AssertionError("a transport that does not listen always starts")
+
+
+async def _greet(
+    config: NodeConfig, transport: HttpTransport, whereabouts: Whereabouts, peer: PeerId
+) -> Greeting:
+    return await greet(
+        transport, whereabouts, peer, software=__version__, invitation=config.invitation
+    )
+
+
+async def _tell_where(
+    config: NodeConfig,
+    transport: HttpTransport,
+    whereabouts: Whereabouts,
+    greetings: Sequence[Greeting],
+) -> None:
+    """As a node does, tell those who dial back by which address of its own they see it."""
+    listening, seen = transport.listening, [one.welcome.observed for one in greetings]
+    where = addresses(config, listening, seen)
+    if where == addresses(config, listening):
+        return
+    whereabouts.publish(where)
+    for one in greetings:
+        with contextlib.suppress(OperatorError, TransportError):  # gone: others are asked
+            await _greet(config, transport, whereabouts, one.peer)
 
 
 def _missed(missed: Unreached, others: bool) -> Finding:

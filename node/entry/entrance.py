@@ -91,6 +91,7 @@ class Entrance:
     clocks: Clocks
     events: EventLog
     outbound: Outbound
+    seen: Callable[[Iterable[str]], bool]  # told where peers see this node come from
     _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
     _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
 
@@ -162,6 +163,8 @@ class Entrance:
 
         Raises E302 where there is none, or where the operator has said that this must not be.
         """
+        if self.seen([greeting.welcome.observed for greeting in greetings]):
+            await self._tell_where(greetings, run)
         found = await self._reach(greetings)
         if found is Reach.YES:
             how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
@@ -177,13 +180,20 @@ class Entrance:
         relay = await self.outbound.enter(places)
         if relay is None:
             raise none_found(self._where, found)
-        for greeting in greetings[:3]:  # they are told where this node is called now
-            await self._greet(greeting.peer, greeting.peer, run)
+        await self._tell_where(greetings, run)
         found = await self._reach(greetings)
         if found is Reach.NO:
             raise none_found(self.outbound.address, found)
         tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
         self._progress(3, "reach", f"outbound only -> relay {relay}, {tested}")
+
+    async def _tell_where(self, greetings: list[Greeting], run: bytes) -> None:
+        """Tell those who dial back where this node is called now."""
+        for greeting in greetings[:3]:
+            try:
+                await self._greet(greeting.peer, greeting.peer, run)
+            except OperatorError as error:  # it went away: others are asked
+                logger.info("%s is not told: %s", greeting.peer, error)
 
     def _believed(self, found: Reach) -> bool:
         """Whether the operator is believed, who has said where this node is dialled."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.hosts.interface import ipv4_interfaces
-from node.setting_values import host_port
-from protocols.addresses import address_towards, hostport, is_loopback
+from protocols.addresses import address_towards, host_of, hostport, ip_of
 
 if TYPE_CHECKING:
     from node.entry.outbound import Outbound
     from protocols.http.transport import HttpTransport
     from protocols.whereabouts import Whereabouts
 
+MAX_SEEN = 3  # addresses of its own by which peers see this machine
 INTERNET = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody's, and routed as all that is far away
 
 
@@ -49,6 +49,7 @@ class OwnPlace:
         self._transport = transport
         self._outbound = outbound
         self._whereabouts = whereabouts
+        self._seen: tuple[str, ...] = ()  # ``HOST:PORT`` from which peers see this node come
         self.mapped: Callable[[], str] = str  # where a router forwards to this node
         self.told: Callable[[], None] = lambda: None
         outbound.moved = self.publish
@@ -69,7 +70,7 @@ class OwnPlace:
         """Where this node itself can be dialled, without a relay."""
         if self._outbound.needed:
             return []
-        own = addresses(self._config, self._transport.listening)
+        own = addresses(self._config, self._transport.listening, self._seen)
         return list(dict.fromkeys([mapped, *own])) if (mapped := self.mapped()) else own
 
     def join_address(self) -> str:
@@ -79,6 +80,17 @@ class OwnPlace:
         found = self.addresses()
         return f"{found[0]}/{self._transport.peer_id}" if found else ""
 
+    def seen(self, observed: Iterable[str]) -> bool:
+        """Hear from which ``HOST:PORT`` peers see this node come.
+
+        Returns whether it is called elsewhere for that, which they are to be told.
+        """
+        before, self._seen = self.addresses(), tuple(observed)
+        if self.addresses() == before:
+            return False
+        self.publish()
+        return True
+
     def publish(self) -> None:
         """Say where this node is called from now on."""
         relay = self._outbound.relay
@@ -86,8 +98,14 @@ class OwnPlace:
         self.told()
 
 
-def addresses(config: NodeConfig, bound: tuple[str, int] | None) -> list[str]:
-    """Where others may dial a node that listens at ``bound``, best first."""
+def addresses(
+    config: NodeConfig, bound: tuple[str, int] | None, seen: Iterable[str] = ()
+) -> list[str]:
+    """Where others may dial a node that listens at ``bound``, best first.
+
+    ``seen``: the ``HOST:PORT`` from which peers see it come. Over a VPN that is not the address
+    that leads to the internet; what a translator has made of it leads nowhere and is left out.
+    """
     if config.public_addr:
         return [config.public_addr]
     if bound is None:
@@ -95,7 +113,15 @@ def addresses(config: NodeConfig, bound: tuple[str, int] | None) -> list[str]:
     host, port = bound
     if host not in ("0.0.0.0", "::"):
         return [hostport(host, port)]
-    peers = [host_port(p.partition("/")[0])[0] for p in config.peers[:1]]
-    if peers and is_loopback(peers[0]):
-        return [hostport("127.0.0.1", port)]
-    return [hostport(outward_address(), port)]
+    own = [one for one in map(_own, seen) if one and (":" not in one or host == "::")]
+    hosts = [*own[:MAX_SEEN], outward_address()]
+    return list(dict.fromkeys(hostport(one, port) for one in hosts))
+
+
+def _own(observed: str) -> str:
+    """The IP address of ``HOST:PORT`` if it is one of this machine's; else empty."""
+    try:
+        host = str(ip_of(host_of(observed)))
+    except ValueError:  # a peer may say anything
+        return ""
+    return host if outward_address(host) == host else ""  # the way to itself is by itself

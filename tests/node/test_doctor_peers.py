@@ -91,6 +91,15 @@ async def test_a_peer_that_cannot_dial_back(tmp_path, seed, monkeypatch):
     assert found["reach"].why == Reach.NO
 
 
+async def test_over_a_vpn_it_is_dialled_by_its_address_there(tmp_path, seed, monkeypatch):
+    def towards(place):
+        return place if place.startswith("127.") else "192.168.1.20"
+
+    monkeypatch.setattr("node.entry.own_address.address_towards", towards)
+    everywhere = config(tmp_path, peers=[await seed()], listen="0.0.0.0:0")
+    assert by_name(await network(everywhere))["reach"].found == "a peer dialled back: direct"
+
+
 async def test_a_public_address_that_is_not_where_it_comes_from_is_believed(tmp_path, seed):
     away = "192.0.2.7:4390"
     found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=away)))

@@ -26,7 +26,7 @@ SCRIPT = {"layout": "ab" * 32, "parameters": 8}
 def entrance(config: Any) -> Entrance:
     """One that knows nobody, of a node that has these settings."""
     nothing: Any = None
-    return Entrance(config, *[nothing] * 4, EventLog(), nothing)
+    return Entrance(config, *[nothing] * 4, EventLog(), nothing, nothing)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,31 @@ def test_two_hidden_islands_and_a_relay_that_dies(
     open_.awaits(lambda: carried(open_) > 0, "what one of them has for the other")
     assert_same_bits(open_, home, flat)
     for machine in (home, flat, open_):
+        machine.stop(signal.SIGTERM)
+
+
+def test_over_a_vpn_a_node_is_dialled_by_its_address_there(
+    network: Network, machines: dict[str, Machine]
+) -> None:
+    """Its way to the internet is another interface, by which no other gets to it."""
+    first, second = machines["seed"], machines["open"]
+    for number, machine in enumerate((first, second), start=1):
+        lan = f"192.168.{number}"
+        for words in (
+            ("link", "add", "lan0", "type", "veth", "peer", "name", "router"),
+            ("addr", "add", f"{lan}.2/24", "dev", "lan0"),
+            ("link", "set", "lan0", "up"),
+            ("link", "set", "router", "up"),
+            ("route", "add", "default", "via", f"{lan}.1"),
+        ):
+            subprocess.run(network.command(machine.name, ["ip", *words]), check=True)
+    first.start("start", *SETTINGS)
+    await_up(first)
+    second.start("start", "--peers", first.where)
+    await_merged(first, second)
+    assert "reach    dial-back ok (direct)" in second.text
+    assert f"node start --peers {second.where}/{second.peer}" in second.text
+    for machine in (second, first):
         machine.stop(signal.SIGTERM)
 
 

@@ -1,0 +1,79 @@
+"""Where others can reach a node, as far as it can tell: its own addresses, and what peers see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.config import NodeConfig, resolve
+from node.entry.own_address import INTERNET, OwnPlace, addresses
+
+LAN, VPN, OUTSIDE = "192.168.1.20", "100.101.1.2", "198.51.100.9"
+EVERY = ("0.0.0.0", 4390)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with an address in a LAN and another in a VPN, of either family."""
+
+    def towards(place: str) -> str:
+        own = (LAN, VPN, "127.0.0.1", "fd7a::2")
+        return place if place in own else LAN
+
+    monkeypatch.setattr("node.entry.own_address.address_towards", towards)
+
+
+def config(tmp_path: Path, **flags: Any) -> NodeConfig:
+    return resolve({"dir": str(tmp_path), **flags}, {})
+
+
+@pytest.mark.parametrize(
+    ("seen", "where"),
+    [
+        ([], [LAN]),
+        ([f"{LAN}:50000"], [LAN]),
+        ([f"{VPN}:50000"], [VPN, LAN]),  # others of the LAN may have no VPN
+        ([f"{VPN}:50000", f"{VPN}:50001", f"{LAN}:50002"], [VPN, LAN]),
+        ([f"::ffff:{VPN}:50000"], [VPN, LAN]),
+        (["127.0.0.1:50000"], ["127.0.0.1", LAN]),
+        ([f"{OUTSIDE}:50000"], [LAN]),  # a translator's: nobody listens there
+        (["", "nonsense", "[::1", "a.b:c"], [LAN]),
+        (["[fd7a::2]:50000"], [LAN]),  # it listens on IPv4 alone
+    ],
+)
+def test_a_node_is_dialled_where_peers_see_it_come_from(
+    tmp_path: Path, seen: list[str], where: list[str]
+) -> None:
+    assert addresses(config(tmp_path), EVERY, seen) == [f"{host}:4390" for host in where]
+
+
+def test_over_ipv6_too_where_it_listens_there(tmp_path: Path) -> None:
+    found = addresses(config(tmp_path), ("::", 4390), ["[fd7a::2]:50000"])
+    assert found == ["[fd7a::2]:4390", f"{LAN}:4390"]
+
+
+def test_what_the_operator_has_said_is_all(tmp_path: Path) -> None:
+    given = config(tmp_path, public_addr="203.0.113.7:4390")
+    assert addresses(given, EVERY, [f"{VPN}:1"]) == ["203.0.113.7:4390"]
+    assert addresses(config(tmp_path), (LAN, 4390), [f"{VPN}:1"]) == [f"{LAN}:4390"]
+    assert addresses(config(tmp_path), None, [f"{VPN}:1"]) == []
+
+
+def test_peers_are_told_when_it_is_called_elsewhere_and_only_then(tmp_path: Path) -> None:
+    said: list[list[str]] = []
+    transport = SimpleNamespace(listening=EVERY, relays=SimpleNamespace(), peer_id="12D3KooWx")
+    outbound = SimpleNamespace(needed=False, relay=None, address="")
+    whereabouts = SimpleNamespace(publish=lambda where, relay: said.append(list(where)))
+    parts: list[Any] = [transport, outbound, whereabouts]
+    place = OwnPlace(config(tmp_path), *parts)
+    place.publish()
+    assert not place.seen([f"{OUTSIDE}:1"])
+    assert place.seen([f"{VPN}:1"])
+    assert not place.seen([f"{VPN}:2"])
+    assert said == [[f"{LAN}:4390"], [f"{VPN}:4390", f"{LAN}:4390"]]
+    assert place.join_address() == f"{VPN}:4390/12D3KooWx"
+    outbound.needed = True  # from now on it is called at its relay, whatever it has
+    assert not place.seen([f"{INTERNET}:1"])
