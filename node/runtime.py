@@ -287,6 +287,7 @@ class Node:
                 device=device,
                 identity_new=self.new_key,
                 listen=self.place.listening(),
+                public_addr=self.config.public_addr,
                 api=self.api.address,
                 dashboard=_reachable(self.dashboard.address) if self.dashboard else "",
                 join_address=join_address,

@@ -44,6 +44,7 @@ from node.monitor.wording import (
     JOIN_STEPS,
     clean,
     duration,
+    join_hint,
     join_line,
     megabytes,
     number,
@@ -240,7 +241,15 @@ def _started(event: Started, key: str) -> str:
             scripts=event.scripts,
             own_text=event.own_text,
         )
-        lines += [f"{_INDENT}Others can join with:", f"{_INDENT}  {line}"]
+        hint = join_hint(
+            event.join_address,
+            me=event.peer,
+            listen=event.listen,
+            public_addr=event.public_addr,
+            scripts=event.scripts,
+        )
+        lines.append(f"{_INDENT}Others can join with:")
+        lines += [f"{_INDENT}  {told}" for told in (line, *hint)]
         if 0 < event.total_rounds < ENDLESS_ROUNDS:
             more = 'run={"rounds": {"total_rounds": N}}'
             given = more if event.scripts else "its --run file, or --set rounds.total_rounds=N"

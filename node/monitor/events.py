@@ -37,6 +37,7 @@ class Started(Event):
     device: str = ""
     identity_new: bool = False
     listen: str = ""
+    public_addr: str = ""  # what the operator has said others reach it at
     api: str = ""  # HOST:PORT
     dashboard: str = ""  # HOST:PORT of the dashboard's own listener, where there is one
     join_address: str = ""  # HOST:PORT/ID for others; empty: not known

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any
 
+from protocols.addresses import host_of, ip_of, is_loopback
+
 JOIN_STEPS = 6
+_NEAR = [  # known within one network, of a site or a VPN: RFC 1918, 6598, 3927, 4193 and 4291
+    *map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")),
+    *map(ip_network, ("169.254.0.0/16", "fc00::/7", "fe80::/10")),
+]
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # are letters or signs, and show nothing
 
 
@@ -55,6 +62,38 @@ def join_line(
         return f'node.join(model, optimizer, peers="{address}"{invitation}), in a script'
     rest = (" --invitation …" if invited else "") + (" --data …" if own_text else "")
     return f"node start --peers {address}{rest}"
+
+
+def join_hint(
+    address: str, *, me: str, listen: str, public_addr: str = "", scripts: bool = False
+) -> list[str]:
+    """What to say below the join line of node ``me`` where few can use ``HOST:PORT/ID``.
+
+    Nothing where the operator has said that this is its address, or where it is that of a relay.
+    """
+    where, _, peer = address.partition("/")
+    if public_addr or peer != me:
+        return []
+    given = 'public_addr="HOST:PORT"' if scripts else "--public-addr HOST:PORT"
+    if is_loopback(host_of(where)):
+        here = "(on this machine only"
+        on_purpose = is_loopback(host_of(listen))
+        return [f"{here})" if on_purpose else f"{here}; for others start it again with {given})"]
+    if not _is_near(host_of(where)):
+        return []
+    port, mapped = where.rpartition(":")[2], "map_port=True" if scripts else "--map-port"
+    return [
+        f"(in your own network only; for others forward port {port} and give {given}, or {mapped};",
+        f" in a VPN such as Tailscale or WireGuard give {given} with this machine's address there)",
+    ]
+
+
+def _is_near(host: str) -> bool:
+    try:
+        ip = ip_of(host)
+    except ValueError:  # a name
+        return False
+    return any(ip in network for network in _NEAR)
 
 
 def of_scripts(run: Mapping[str, Any] | None) -> bool:

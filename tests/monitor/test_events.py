@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -227,6 +228,36 @@ def test_the_start_up_block_ends_with_the_join_line_and_how_long_there_is(total:
     else:
         assert "over after 60 rounds" in rest[0]
         assert rest[0].endswith("--set rounds.total_rounds=N")
+
+
+ME = "12D3KooWx"
+NEAR = "in your own network only"
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "told"),
+    [
+        (f"192.168.1.20:4390/{ME}", {}, f"({NEAR}; for others forward port 4390 and give --public"),
+        (f"100.101.1.1:5000/{ME}", {}, f"({NEAR}; for others forward port 5000 "),
+        (f"[fd7a::1]:4390/{ME}", {}, f"({NEAR}"),
+        (f"10.0.0.1:4390/{ME}", {"scripts": True}, 'public_addr="HOST:PORT", or map_port=True;'),
+        (f"127.0.0.1:4390/{ME}", {"listen": "127.0.0.1:4390"}, "(on this machine only)"),
+        (f"127.0.0.1:4390/{ME}", {"listen": "0.0.0.0:4390"}, "again with --public-addr HOST:PORT"),
+        (f"8.8.8.8:4390/{ME}", {}, ""),
+        (f"seed.example:4390/{ME}", {}, ""),
+        (f"100.101.1.1:4390/{ME}", {"public_addr": "100.101.1.1:4390"}, ""),  # it is known
+        ("192.168.1.7:4390/12D3KooWy", {}, ""),  # its relay's
+    ],
+)
+def test_a_join_line_that_few_can_use_says_so(address: str, more: Any, told: str) -> None:
+    text = render(Started(peer=ME, run="r", version="1", join_address=address, **more))
+    below = text.splitlines()[3:]
+    if told:
+        assert told in below[0]
+        assert (NEAR in below[0]) == (len(below) == 2)
+        assert NEAR not in below[0] or "Tailscale" in below[1]
+    else:
+        assert not below
 
 
 def test_a_script_without_a_validation_loss_is_told_of_none():

@@ -250,6 +250,14 @@ def test_the_join_line_says_that_text_is_to_be_brought(kit):
     assert "--data …" in str(drawing.node(kit.state.snapshot()))
 
 
+def test_a_join_line_that_few_can_use_says_so(kit):
+    kit.state.node = replace(kit.state.node, join_address=f"192.168.1.20:4390/{PEER}")
+    lines = status.render(kit.state.snapshot()).splitlines()
+    assert [line.startswith("          (in your own network only") for line in lines].count(True)
+    kit.state.node = replace(kit.state.node, public_addr="192.168.1.20:4390")
+    assert "own network only" not in status.render(kit.state.snapshot())
+
+
 def test_a_run_of_scripts_is_joined_by_a_script(kit):
     run = replace(kit.state.run, manifest={"script": {"layout": "ab" * 32}})
     kit.state.run = run
