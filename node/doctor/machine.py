@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from bootstrap.manifest import Manifest, Model
 from node.checkpoints.checkpoint import CheckpointStore, bytes_in
 from node.config import NodeConfig
 from node.doctor.finding import Finding, fail, failed, ok, warn
-from node.doctor.software import INSTALL, torch_cuda
+from node.doctor.software import INSTALL, torch_cuda, torch_rocm
 from node.monitor.machine import Machine
 from node.statedir import StateDir
 from protocols.connections.listening import listen_on
@@ -34,6 +35,9 @@ DEVICE_VECTORS = 4  # these three and the gradient: not in this memory where a G
 UNKNOWN = "what the run needs is not known: no peer has told which one it is"
 _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
 _IMPORT_S = 120.0
+# the kernel's driver for AMD's GPUs, and what it has found: docs.kernel.org/gpu/amdgpu
+KFD = Path("/dev/kfd")
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def gpu(device: str) -> Finding:
@@ -44,6 +48,8 @@ def gpu(device: str) -> Finding:
         return fail("gpu", "torch is not installed", "it trains the model", INSTALL)
     version, cuda = built
     told = f"{cards}, driver {driver}" if cards else "no NVIDIA GPU"
+    if (amd := _amd()) and (torch_rocm() or not cards):
+        return _amd_gpu(device, amd, version)
     if device == "cpu":
         return ok("gpu", f"{told}; not used, as --device is cpu")
     if not cards:
@@ -51,7 +57,7 @@ def gpu(device: str) -> Finding:
             return fail(
                 "gpu",
                 told,
-                "--device cuda wants one, and nvidia-smi shows none",
+                f"--device cuda wants one, and nvidia-smi shows none, nor is there AMD's {KFD}",
                 "install the driver, give the container its GPUs, or use --device cpu",
             )
         return ok("gpu", f"{told}: the processor trains")
@@ -73,6 +79,41 @@ def gpu(device: str) -> Finding:
             "update the driver, or install torch for an older CUDA",
         )
     return ok("gpu", f"{told}; torch {version} for CUDA {cuda}")
+
+
+def _amd_gpu(device: str, count: int, version: str) -> Finding:
+    """ROCm's torch takes AMD's GPUs for CUDA devices; nobody has tried Atoll on one."""
+    told = f"{count} AMD {'GPU' if count == 1 else 'GPUs'}"
+    if device == "cpu":
+        return ok("gpu", f"{told}; not used, as --device is cpu")
+    if hip := torch_rocm():
+        return warn(
+            "gpu",
+            f"{told}; torch {version} for ROCm (HIP {hip})",
+            "Atoll was not tested on AMD GPUs",
+            "see what this says of torch, and whether it trains; else use --device cpu",
+        )
+    without = f"{told}; torch {version} is built without ROCm"
+    if device == "cuda":
+        return fail(
+            "gpu",
+            without,
+            "--device cuda wants a GPU that this torch can use",
+            "install torch for ROCm as pytorch.org says (Atoll was not tested with it), or use "
+            "--device cpu",
+        )
+    return ok("gpu", f"{without}, and Atoll not tested with it: the processor trains")
+
+
+def _amd() -> int:
+    """How many GPUs the kernel's driver for ROCm has found: processors are nodes without SIMDs."""
+    if not KFD.exists():
+        return 0
+    count = 0
+    for properties in KFD_NODES.glob("*/properties"):
+        with suppress(OSError):
+            count += bool(re.search(r"^simd_count [1-9]", properties.read_text(), re.MULTILINE))
+    return count
 
 
 def _nvidia() -> tuple[str, str]:
@@ -251,7 +292,8 @@ def memory(config: NodeConfig, manifest: Manifest | None) -> Finding:
     needed, wanted = 0, _unknown(manifest)
     if manifest is not None and (elements := _parameters_of(manifest)) is not None:
         built = torch_cuda()
-        gpu = config.device != "cpu" and bool(built and built[1] and _nvidia()[0])
+        usable = bool(built and built[1] and _nvidia()[0]) or bool(torch_rocm() and _amd())
+        gpu = config.device != "cpu" and usable
         needed = needed_bytes(config, manifest, elements, gpu=gpu)
         wanted = f"{_mib(needed)} needed by run {manifest.label}"
     if view.memory_available is None:

@@ -180,13 +180,26 @@ def _has(folder: Path, name: str) -> bool:
 
 def torch_cuda() -> tuple[str, str] | None:
     """Version of torch and of the CUDA it was built for (empty: none), without importing it."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
+    text = _torch_version()
+    if text is None:
         return None
     version = re.search(r"__version__ = '([^']*)'", text)
     cuda = re.search(r"^cuda[^=]*= '([0-9.]+)'", text, re.MULTILINE)
     return (version[1] if version else "?"), (cuda[1] if cuda else "")
+
+
+def torch_rocm() -> str:
+    """Version of the HIP (of ROCm) that torch was built for; empty: none."""
+    hip = re.search(r"^hip[^=]*= '([^']+)'", _torch_version() or "", re.MULTILINE)
+    return hip[1] if hip else ""
+
+
+def _torch_version() -> str | None:
+    """What torch's file says of how it was built."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        return (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None

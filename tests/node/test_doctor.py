@@ -191,6 +191,65 @@ def test_a_gpu_that_is_wanted_and_not_there(monkeypatch):
     assert machine.gpu("auto").status == "ok"
 
 
+@pytest.fixture
+def amd(tmp_path, monkeypatch):
+    """``amd(gpus, hip)``: the kernel's driver and a torch that say so, and no nvidia-smi."""
+
+    def pretend(gpus, hip=""):
+        for number in range(gpus + 1):  # the first is the processor
+            (tmp_path / "nodes" / str(number)).mkdir(parents=True)
+            simds = f"cpu_cores_count 8\nsimd_count {304 if number else 0}\n"
+            (tmp_path / "nodes" / str(number) / "properties").write_text(simds)
+        (tmp_path / "kfd").touch()
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setattr(machine, "KFD", tmp_path / "kfd")
+        monkeypatch.setattr(machine, "KFD_NODES", tmp_path / "nodes")
+        monkeypatch.setattr(machine, "torch_cuda", lambda: ("2.13.0+rocm7.1", ""))
+        monkeypatch.setattr(machine, "torch_rocm", lambda: hip)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hip", "device", "status", "says"),
+    [
+        (1, "7.1.2", "auto", "warn", "1 AMD GPU; torch 2.13.0+rocm7.1 for ROCm (HIP 7.1.2)"),
+        (8, "7.1.2", "cuda", "warn", "8 AMD GPUs; torch"),
+        (8, "7.1.2", "cpu", "ok", "8 AMD GPUs; not used"),
+        (1, "", "cuda", "fail", "built without ROCm"),
+        (1, "", "auto", "ok", "not tested with it: the processor trains"),
+        (0, "7.1.2", "cuda", "fail", "no NVIDIA GPU"),
+        (0, "", "auto", "ok", "the processor trains"),
+    ],
+)
+def test_amd_and_rocm(amd, gpus, hip, device, status, says):
+    amd(gpus, hip)
+    found = machine.gpu(device)
+    assert (found.status, says in found.found) == (status, True), found
+    assert ("not tested" in found.why) == (status == "warn")
+
+
+@pytest.mark.parametrize("hip", ["", "7.1.2"])
+def test_where_an_amd_gpu_trains_less_memory_is_needed_beside_it(tmp_path, amd, hip):
+    amd(1, hip)
+    manifest = Manifest()
+    vectors = 8 - 4 * bool(hip)
+    needed = vectors * 4 * machine.parameters(manifest.model)
+    given = config(tmp_path, checkpoint_every=0, device="auto")
+    assert f"{machine._mib(needed)} needed" in machine.memory(given, manifest).found
+
+
+def test_what_rocm_torch_was_built_for_is_read_from_its_files(tmp_path, monkeypatch):
+    (tmp_path / "version.py").write_text(
+        "__version__ = '2.13.0+rocm7.1'\ncuda: Optional[str] = None\n"
+        "hip: Optional[str] = '7.1.25424'\nrocm: Optional[str] = '7.1.0'\n"
+    )
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(software.importlib.util, "find_spec", lambda name: spec)
+    assert software.torch_cuda() == ("2.13.0+rocm7.1", "")
+    assert software.torch_rocm() == "7.1.25424"
+
+
 def test_what_torch_was_built_for_is_read_from_its_files():
     import torch
 
