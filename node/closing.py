@@ -48,4 +48,9 @@ def last_words(
         parts.append(f"to go on: {again}")
     if not script:
         parts.append(f"its model: node export FOLDER --from {place}")
+        if over:
+            parts.append(
+                "more rounds: a run that starts from that, node start --init-from FOLDER "
+                "--dir ANOTHER --set rounds.total_rounds=N"
+            )
     return "; ".join(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,12 +163,17 @@ class Finder:
         if config.hf_config or config.init_from:  # they filled the model in
             found = [line for line in found if not line.startswith("model.")]
         if found:
+            fix = "leave out --run, --preset, --mode and --set to go on with it, or begin "
+            fix += "another run with --dir in a directory of its own"
+            if not kept.script.layout:
+                place = shlex.quote(str(config.dir))
+                fix += f"; node export FOLDER --from {place}, and --init-from FOLDER there, "
+                fix += "have that begin with this run's model"
             raise operator_error(
                 "E201",
                 f"the checkpoint is of another run ({kept.label})",
                 why="; ".join(found[:8]),
-                fix="leave out --run, --preset, --mode and --set to go on with it, or begin "
-                "another run with --dir in a directory of its own",
+                fix=fix,
             )
 
     async def _go_on(self, signed: SignedManifest) -> Run:

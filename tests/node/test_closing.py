@@ -54,6 +54,8 @@ def test_one_that_is_over_can_be_exported() -> None:
     said = last_words("the run is over after 9 rounds", rounds=9, over=True, home=HOME)
     assert said.startswith("ended: the run is over after 9 rounds; its model: node export")
     assert "--resume" not in said
+    assert said.endswith("--init-from FOLDER --dir ANOTHER --set rounds.total_rounds=N")
+    assert "--init-from" not in last_words("SIGINT", rounds=9, home=HOME)
 
 
 def test_without_a_checkpoint_nothing_is_promised() -> None:

@@ -173,10 +173,18 @@ async def test_settings_of_a_run_that_the_checkpoint_s_does_not_have_are_e201(
     assert caught.value.code == "E201"
     assert "inner.lr" in caught.value.why
     assert "--set" in caught.value.fix
+    assert f"node export FOLDER --from {tmp_path}, and --init-from FOLDER" in caught.value.fix
     same = await finder(tmp_path, signed(inner={"lr": 0.5}), own=own).find(
         signed(inner={"lr": 0.5})
     )
     assert same.manifest.inner.lr == 0.5
+
+
+async def test_a_script_brings_its_model_itself(tmp_path: Path) -> None:
+    kept = signed(script={"layout": "ab" * 32, "parameters": 8})
+    with pytest.raises(OperatorError, match="another run") as caught:
+        await finder(tmp_path, kept, own=Manifest()).find(kept)
+    assert "export" not in caught.value.fix
 
 
 def checkpoint(home: Path, run: str) -> Path:
