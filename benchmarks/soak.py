@@ -1,0 +1,412 @@
+"""An hour of trouble: islands of one run are killed, frozen, interrupted, replaced and pestered.
+
+    python -m benchmarks.soak --minutes 60 --json benchmarks/results/soak.json
+    python -m benchmarks.soak --minutes 5 --json -              # a look
+    python -m benchmarks.plot_soak benchmarks/results/soak.json docs/images/soak.png
+
+``node start`` processes on this machine train the tiny preset in short rounds. The first island is
+left alone, and watched: its memory, files, threads and disk. One of the others after the other
+gets into trouble, of a kind that is drawn by lot (seeded), and has to merge again before the next
+one's turn. Keys of the result:
+
+``rounds``, ``rounds_a_minute``  that the first island has applied
+``troubles``  by kind: how often, and seconds from the end of the trouble (its command to start
+    again, SIGCONT) until a round merged the island's work again: median and most
+``not_back``  troubles after which that took longer than two minutes
+``different_states``  rounds after which two islands told of different outer states
+``uncalled_ends``  of processes that nobody had ended: name, exit status, last words
+``longest_without_round_s``  of the first island
+``left_processes``  of islands that have ended
+``growth``  by process of the first island: MiB of private memory, open files and threads at the
+    end of the first tenth of the time and at its end, and MiB in 1,000 rounds between them (least
+    squares over the last nine tenths)
+``course``  each trouble: when it began and ended, seconds from the start, its kind, who
+``samples``  all of it, every ten seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from benchmarks.output import machine, write
+from node.status import fetch
+from protocols.errors import OperatorError
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits"))
+from swarm_kit import Island, Islands, settings
+
+RUN = {"inner_steps": 20, "eval_every": 10, "total_rounds": 1_000_000}
+KINDS = frozenset({"started", "round", "problem", "stopped"})  # events that are kept
+SAMPLE_S, POLL_S = 10.0, 0.25
+DOWN_S = 3.0  # that a killed island stays away
+FROZEN_S = 12.0
+TRAINER_S = 30.0  # in which a node whose trainer was killed may end
+QUIET_S = (3.0, 10.0)  # between two troubles
+BACK_S = 120.0
+PESTERS = 20  # connections of one who says nothing, or nonsense
+
+
+class Watched(Island):
+    """An island whose log is read to its end, however often it is rotated meanwhile."""
+
+    def __init__(self, name: str, root: Path, threads: int = 1) -> None:
+        super().__init__(name, root, threads)
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        while self._more():
+            pass
+        return [event for event in self._seen if not kind or event["kind"] == kind]
+
+    def _more(self) -> bool:
+        """Read what there is of one file; True where another has taken its place."""
+        path = self.dir / "events.jsonl"
+        if self._file is None:
+            if not path.exists():
+                return False
+            self._file = path.open("rb")
+        with contextlib.suppress(FileNotFoundError):  # between two renames
+            rotated = path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
+            self._rest += self._file.read()
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):  # cut short by a kill
+                    if (event := json.loads(line))["kind"] in KINDS:
+                        self._seen.append(event)
+            if rotated:
+                self._file.close()
+                self._file, self._rest = None, b""
+            return rotated
+        return False
+
+
+@dataclass
+class Soak:
+    """The course of events."""
+
+    root: Path
+    minutes: float
+    islands: int
+    lots: random.Random
+    swarm: Islands = field(init=False)
+    first: Island = field(init=False)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    course: list[dict[str, Any]] = field(default_factory=list)
+    not_back: list[str] = field(default_factory=list)
+    uncalled: list[dict[str, Any]] = field(default_factory=list)
+    ends: set[tuple[str, int]] = field(default_factory=set)  # lives whose end was told of or meant
+
+    def __post_init__(self) -> None:
+        self.swarm = Islands(self.root)
+
+    def run(self) -> dict[str, Any]:
+        """Play it; the result."""
+        self.began = time.monotonic()
+        try:
+            self.first = self._new(*settings(**RUN))
+            address = self.first.await_up()
+            for _ in range(self.islands - 1):
+                self._new("--peers", address)
+            self.swarm.await_office(self.first, self.islands)
+            self._trouble()
+            return self.result()
+        finally:
+            self.swarm.end()
+
+    def _new(self, *arguments: str) -> Island:
+        island = Watched(f"island-{len(self.swarm.all) + 1}", self.root)
+        self.swarm.all.append(island)
+        island.start(*arguments)
+        return island
+
+    def _trouble(self) -> None:
+        kinds = {
+            "killed": self._killed,
+            "two killed": self._two_killed,
+            "trainer killed": self._trainer_killed,
+            "frozen": self._frozen,
+            "trainer frozen": self._trainer_frozen,
+            "interrupted": self._interrupted,
+            "replaced": self._replaced,
+            "pestered": self._pestered,
+        }
+        end = self.began + 60 * self.minutes
+        due: list[str] = []
+        while time.monotonic() < end:
+            due = due or self.lots.sample(sorted(kinds), len(kinds))
+            kind = due.pop()
+            self._say(kind)
+            began = self._gone
+            for island, since in kinds[kind]():
+                back = self._await_back(kind, island, since)
+                self.course.append(
+                    {"began": began, "ended": self._gone, "kind": kind, "island": island.name}
+                    | {"back_s": back}
+                )
+            self._pass(self.lots.uniform(*QUIET_S))
+
+    # --- troubles: each gives who has to come back, and since when -------------------------------
+
+    def _killed(self) -> list[tuple[Island, float]]:
+        return [self._kill_and_return(self._victim())]
+
+    def _two_killed(self) -> list[tuple[Island, float]]:
+        pair = self.lots.sample(self._others(), 2)
+        for island in pair:
+            island.kill()
+        self._pass(DOWN_S)
+        return [self._come_back(island) for island in pair]
+
+    def _trainer_killed(self) -> list[tuple[Island, float]]:
+        victim = self._victim()
+        os.kill(_ranks(victim)[0], signal.SIGKILL)
+        self.ends.add((victim.name, victim.starts))
+        if victim.wait(TRAINER_S):  # with E405; a service manager starts it again
+            return [self._come_back(victim)]
+        return [(victim, time.time())]
+
+    def _frozen(self) -> list[tuple[Island, float]]:
+        victim = self._victim()
+        victim.signal(signal.SIGSTOP)
+        self._pass(FROZEN_S)
+        victim.signal(signal.SIGCONT)
+        return [(victim, time.time())]
+
+    def _trainer_frozen(self) -> list[tuple[Island, float]]:
+        victim = self._victim()
+        rank = _ranks(victim)[0]
+        os.kill(rank, signal.SIGSTOP)
+        self._pass(FROZEN_S)
+        os.kill(rank, signal.SIGCONT)
+        return [(victim, time.time())]
+
+    def _interrupted(self) -> list[tuple[Island, float]]:
+        victim = self._victim()
+        self._stop(victim)
+        return [self._come_back(victim)]
+
+    def _replaced(self) -> list[tuple[Island, float]]:
+        victim = self._victim()
+        self._stop(victim)
+        new = self._new("--peers", self.swarm.addresses(without=victim))
+        return [(new, time.time())]
+
+    def _pestered(self) -> list[tuple[Island, float]]:
+        victim = self._victim()
+        host, _, port = victim.await_up().partition("/")[0].rpartition(":")
+        with contextlib.ExitStack() as stack:
+            for number in range(PESTERS):
+                pest = stack.enter_context(socket.create_connection((host, int(port)), 5.0))
+                if number % 2:
+                    with contextlib.suppress(OSError):  # it has hung up
+                        pest.sendall(self.lots.randbytes(4096))
+            self._pass(2.0)
+        return [(victim, time.time())]
+
+    # --- what they have in common ----------------------------------------------------------------
+
+    def _others(self) -> list[Island]:
+        return [i for i in self.swarm.all if i is not self.first and i.running]
+
+    def _victim(self) -> Island:
+        return self.lots.choice(self._others())
+
+    def _kill_and_return(self, island: Island) -> tuple[Island, float]:
+        island.kill()
+        self._pass(DOWN_S)
+        return self._come_back(island)
+
+    def _come_back(self, island: Island) -> tuple[Island, float]:
+        self.swarm.come_back(island)
+        return island, time.time()
+
+    def _stop(self, island: Island) -> None:
+        island.signal(signal.SIGINT)
+        if not island.wait(60.0):
+            self._uncalled(island)
+            island.kill()
+
+    def _await_back(self, kind: str, island: Island, since: float) -> float | None:
+        """Until the first island has merged work of this one in a round after ``since``."""
+        end = time.monotonic() + BACK_S
+        while time.monotonic() < end:
+            for event in reversed(self.first.events("round")):
+                if event["time"] <= since:
+                    break
+                told = event["islands"].get(_peer(island), {})
+                if told.get("tokens"):
+                    return round(float(event["time"] - since), 2)
+            self._pass(POLL_S)
+        self.not_back.append(f"{kind}: {island.name}")
+        if island.running:
+            island.kill()
+        self._come_back(island)
+        return None
+
+    @property
+    def _gone(self) -> float:
+        """Seconds since the start."""
+        return round(time.monotonic() - self.began, 1)
+
+    def _pass(self, seconds: float) -> None:
+        """Wait, and look at everybody meanwhile."""
+        end = time.monotonic() + seconds
+        while True:
+            self._look()
+            if (left := end - time.monotonic()) <= 0:
+                return
+            time.sleep(min(POLL_S, left))
+
+    def _look(self) -> None:
+        for island in self.swarm.all:
+            island.events()  # before its log is rotated twice
+            if island.failed and (island.name, island.starts) not in self.ends:
+                self._uncalled(island)
+        gone = self._gone
+        if not self.samples or gone - self.samples[-1]["s"] >= SAMPLE_S:
+            self.samples.append(self._sample(gone))
+
+    def _uncalled(self, island: Island) -> None:
+        self.ends.add((island.name, island.starts))
+        status = island.process.returncode if island.process else None
+        self.uncalled.append({"name": island.name, "status": status, "tail": island.tail()})
+
+    def _sample(self, gone: float) -> dict[str, Any]:
+        with contextlib.suppress(OperatorError):  # not up yet
+            fetch(self.first.dir)  # as somebody who watches would
+        daemon = self.first.process.pid if self.first.process else 0
+        rank = next(iter(_ranks(self.first)), 0)
+        return {
+            "s": gone,
+            "rounds": self.first.last_round() + 1,
+            "running": sum(i.running for i in self.swarm.all),
+            "daemon": _weight(daemon),
+            "trainer": _weight(rank),
+            "disk_mib": round(_disk(self.first.dir), 2),
+        }
+
+    def _say(self, kind: str) -> None:
+        minutes = self._gone / 60
+        left = self.minutes - minutes
+        line = f"{minutes:5.1f} min, {left:.0f} to go, round {self.first.last_round()}: {kind}"
+        print(line, file=sys.stderr, flush=True)
+
+    # --- the result ------------------------------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        """All keys; see the top of this file."""
+        rounds = self.first.events("round")
+        times = [event["time"] for event in rounds]
+        states: dict[int, set[str]] = defaultdict(set)
+        for island in self.swarm.all:
+            for event in island.events("round"):
+                states[event["round"]].add(event["state"])
+        back: dict[str, list[float]] = defaultdict(list)
+        for trouble in self.course:
+            if trouble["back_s"] is not None:
+                back[trouble["kind"]].append(trouble["back_s"])
+        ended = [i for i in self.swarm.all if not i.running]
+        return {
+            "machine": machine(),
+            "minutes": self.minutes,
+            "islands": self.islands,
+            "rounds": len(rounds),
+            "rounds_a_minute": round(60 * len(rounds) / (times[-1] - times[0]), 1),
+            "troubles": {
+                kind: {
+                    "count": len(found),
+                    "median_s": round(statistics.median(found), 2),
+                    "most_s": round(max(found), 2),
+                }
+                for kind, found in sorted(back.items())
+            },
+            "not_back": self.not_back,
+            "different_states": sorted(r for r, found in states.items() if len(found) > 1),
+            "uncalled_ends": self.uncalled,
+            "longest_without_round_s": round(max(b - a for a, b in pairwise(times)), 2),
+            "left_processes": sum(len(island.processes()) for island in ended),
+            "growth": {kind: self._growth(kind) for kind in ("daemon", "trainer")},
+            "course": self.course,
+            "samples": self.samples,
+        }
+
+    def _growth(self, kind: str) -> dict[str, Any]:
+        begin = self.samples[-1]["s"] / 10
+        later = [s for s in self.samples if s["s"] >= begin and s[kind]]
+        mib = [s[kind]["mib"] for s in later]
+        slope = statistics.linear_regression([s["rounds"] for s in later], mib).slope
+        return {
+            "mib_in_1000_rounds": round(1000 * slope, 2),
+            **{key: [later[0][kind][key], later[-1][kind][key]] for key in later[0][kind]},
+        }
+
+
+def _peer(island: Island) -> str:
+    started = island.events("started")
+    return str(started[-1]["peer"]) if started else ""
+
+
+def _ranks(island: Island) -> list[int]:
+    """The processes of its trainer."""
+    if island.process is None or not island.running:
+        return []
+    daemon = island.process.pid
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    named = [(int(c), Path(f"/proc/{c}/cmdline").read_bytes()) for c in children]
+    return [child for child, line in named if b"node.trainer.rank" in line]
+
+
+def _weight(process: int) -> dict[str, float]:
+    """Private memory in MiB, open files and threads; empty where it is gone."""
+    place = Path(f"/proc/{process}")
+    try:
+        lines = (place / "smaps_rollup").read_text().splitlines()
+        private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+        files, threads = len(os.listdir(place / "fd")), len(os.listdir(place / "task"))
+    except OSError:
+        return {}
+    return {"mib": round(private / 1024, 2), "files": files, "threads": threads}
+
+
+def _disk(directory: Path) -> float:
+    """MiB of all files in a directory."""
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a draft, say
+            total += path.lstat().st_size
+    return total / 2**20
+
+
+def main() -> None:
+    """Play it and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", required=True, help="where the results go; -: standard output")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--islands", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of troubles")
+    parser.add_argument("--dir", type=Path, help="where the islands' directories stay")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="atoll-soak-") as folder:
+        root = given.dir or Path(folder)
+        soak = Soak(root, given.minutes, given.islands, random.Random(given.seed))
+        write(soak.run(), given.json)
+
+
+if __name__ == "__main__":
+    main()
