@@ -56,7 +56,7 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.layout import Outline
-from protocols.errors import Reason
+from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
 from protocols.messages import UNKNOWN_ETA_S
 
@@ -85,6 +85,7 @@ class Conductor:
     refresh: Callable[[], Awaitable[None]] | None = None  # brings the state up to date, once
     # gives the moments of the newest checkpoint, for ranks that are started again
     spare: Callable[[], Awaitable[Taken | None]] | None = None
+    failed: OperatorError | None = None  # why the trainer is not kept alive any more
     _grows: bool = False  # a host is to be taken in
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
@@ -171,7 +172,7 @@ class Conductor:
     async def run(self) -> None:
         """Follow the trainer until it has stopped as asked.
 
-        Raises :class:`~protocols.errors.OperatorError` when it cannot be kept alive.
+        Raises :attr:`failed` when it cannot be kept alive: the outer state is whole then.
         """
         while True:
             match await self.island.next_event():
@@ -350,11 +351,18 @@ class Conductor:
         problem = problem_of(died, settings)
         self.events.emit(Problem.of(problem, fatal=changes is None))
         if changes is None:
+            self._lose()  # neither a round nor the last checkpoint is to wait for it
+            self.failed = problem
             raise problem
         await self._start_again(**changes)
 
     async def _start_again(self, **changes: int) -> None:
         """Start all ranks anew; :mod:`node.island.beginning` says with what they begin."""
+        self._lose()
+        await self.island.restart(**changes)
+
+    def _lose(self) -> None:
+        """There are no ranks any more that could answer."""
         may_change = self.beginning.lost()
         self.files.lost()
         if self._guesses is not None:
@@ -363,7 +371,6 @@ class Conductor:
             self._ownership.free()
         for fragment in range(len(self.replicas)):
             self.readiness.withdraw(self.swarm, fragment, self.eta(fragment))
-        await self.island.restart(**changes)
 
     async def _take_hosts_in(self) -> None:
         """Start again with a host that has come, when least is lost.

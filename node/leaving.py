@@ -40,19 +40,32 @@ async def leave(part: Participation, stack: AsyncExitStack) -> OperatorError | N
     """Say farewell, make the final checkpoint, stop the trainer; at the end let others finish.
 
     Returns what is to be told last, and what the process's status says, where that checkpoint
-    could not be made.
+    could not be made; or where the trainer has failed, as which this takes no longer than services
+    give it.
 
     The farewell comes first, so that nobody waits for this node. It takes no round after the final
     checkpoint: where all leave at once, that round would be in nobody's. ``stack``, which ends this
     standstill, is unwound when nothing of the node runs any more.
     """
+    unsaved, failed = None, part.failed
+    try:
+        async with asyncio.timeout(stop_s(part.keeper.took) if failed is not None else None):
+            unsaved = await _leave(part, stack)
+    except TimeoutError:
+        if failed is None:
+            raise
+    return part.failed or unsaved  # it may have failed meanwhile
+
+
+async def _leave(part: Participation, stack: AsyncExitStack) -> OperatorError | None:
     if not part.finishing:
-        await _hand_over(part)
+        if part.failed is None:  # else it can let nobody in that trains with it
+            await _hand_over(part)
         await _settle(part)
         _say_who_waits(part)
         await _farewell(part)
     unsaved: OperatorError | None = None
-    if part.config.checkpoint_every and part.island is not None:
+    if part.config.checkpoint_every and part.island is not None and _learnt(part):
         # who is at the end of the run may owe others their last rounds of other fragments
         last = None if part.finishing and _others(part) else stack
         if not await _save_last(part, last):
@@ -63,6 +76,11 @@ async def leave(part: Participation, stack: AsyncExitStack) -> OperatorError | N
         await _linger(part)
         await _farewell(part)
     return unsaved
+
+
+def _learnt(part: Participation) -> bool:
+    """Whether there is anything to save: without its trainer only what was merged here."""
+    return part.failed is None or part.reporter.rounds_committed > 0
 
 
 async def _hand_over(part: Participation) -> None:

@@ -75,6 +75,7 @@ class Participation:
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
         self.finishing = False
+        self.failed: OperatorError | None = None  # why its trainer could not be kept alive
         self.news = asyncio.Event()  # somebody announced something
         self._layout: Outline  # of the run that was found
         self.swarm: AnySwarm
@@ -272,7 +273,7 @@ class Participation:
         if self.island is not None and self.conductor is not None:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
-            spawn(self.conductor.run())
+            spawn(self._conduct(self.conductor))
             if self.conductor.beginning.expects_moments:
                 spawn(self._take_moments(self.conductor))
         self.node.say_started(run.manifest.label, device_kind(self.config))
@@ -314,6 +315,19 @@ class Participation:
         await ask_past(self.node.transport, peers, self.node.history, before=before)
 
     # --- while it runs ---------------------------------------------------------------------------
+
+    async def _conduct(self, conductor: Conductor) -> None:
+        """Follow the trainer; where it cannot be kept alive leave in order, and raise that at last.
+
+        Any other error ends the node at once: it may have left the state half changed.
+        """
+        try:
+            await conductor.run()
+        except OperatorError as error:
+            if error is not conductor.failed:
+                raise
+            self.failed = error
+            self.node.leave(f"{error.code}: {error.what}")
 
     def _on_committed(self, ended: Certificate | Rounded, exchange: Exchange | None) -> None:
         """A round has moved a replica: a certified one with its exchange, or one in pairs."""

@@ -163,8 +163,7 @@ class Island:
             hosts = await crew.muster(again=self.starts > 1)
             self.settings = crew.fit(self.settings, hosts)
         except OperatorError as error:
-            log = self.directory / "trainer-rank0.log"
-            died = TrainerDied(0, None, "", error.code, error.what, log, "", error)
+            died = TrainerDied(0, None, "", error.code, error.what, self._log, "", error)
             self._events.put_nowait(died)
             return
         try:
@@ -180,18 +179,22 @@ class Island:
         try:
             await life
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody awaits this task
-            log = self.directory / "trainer-rank0.log"
-            with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+            with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
                 traceback.print_exc(file=file)
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             if not self._stopping:
-                self._events.put_nowait(self._defect(error, log))
+                self._events.put_nowait(self._defect(error))
 
-    def _defect(self, error: Exception, log: Path) -> TrainerDied:
+    def _defect(self, error: Exception) -> TrainerDied:
         """What is told of a defect of Atoll in what follows the ranks."""
         text = f"its supervisor has failed: {type(error).__name__}: {error}"
-        return TrainerDied(0, None, "", "E405", text, log, "")
+        return TrainerDied(0, None, "", "E405", text, self._log, "")
+
+    @property
+    def _log(self) -> Path:
+        """Where all is written that happens to rank 0."""
+        return self.directory / "trainer-rank0.log"
 
     async def _not_started(self, error: OSError) -> None:
         """Report that there is no memory, disk or file for another process.
@@ -199,10 +202,9 @@ class Island:
         Only after a pause: the daemon then tries again at once, and a few times only.
         """
         await asyncio.sleep(UNSTARTED_PAUSE_S)
-        log = self.directory / "trainer-rank0.log"
         text = f"ranks do not start: {error}"
         refused = operator_error("E402", why=text) if is_full(error) else None
-        self._events.put_nowait(TrainerDied(0, None, "", "E405", text, log, "", refused))
+        self._events.put_nowait(TrainerDied(0, None, "", "E405", text, self._log, "", refused))
 
     async def _launch(self, hosts: Sequence[Host]) -> _Life:
         """Start all ranks, those of this host first."""

@@ -17,9 +17,10 @@ from node.island.rank_ends import TrainerDied
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.script.standstill import BEAT_S
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
+from node.trainer.framing import frame
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
-from protocols.errors import Malformed
+from protocols.errors import Malformed, OperatorError
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,12 @@ class Attached(Island):
             await self._read(reader)
             if self._failed is not None:
                 raise Malformed(self._failed.text)
+        except Exception as error:  # it is passed on
+            from node.script.session import ended  # there already, and slow to load for ranks
+
+            if self._writer is not None:  # what it trains from now on nobody would merge
+                self._writer.write(frame(ended(self._told(error))))
+            raise
         finally:
             self.vectors.clear()
             if self._writer is not None:
@@ -88,11 +95,14 @@ class Attached(Island):
             self._events.put_nowait(Stopped())
             self.on_gone(SCRIPT_GONE)
 
-    def _defect(self, error: Exception, log: Path) -> TrainerDied:
+    def _defect(self, error: Exception) -> TrainerDied:
         """As of ranks, but it ends this node: a script is not started again."""
-        why = f"{type(error).__name__}: {error}; the traceback is in {log}"
-        told = operator_error("E999", why=why)
-        return TrainerDied(0, None, "", told.code, told.what, log, "", told)
+        told = self._told(error)
+        return TrainerDied(0, None, "", told.code, told.what, self._log, "", told)
+
+    def _told(self, error: Exception) -> OperatorError:
+        why = f"{type(error).__name__}: {error}; the traceback is in {self._log}"
+        return operator_error("E999", why=why)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, Leaving):

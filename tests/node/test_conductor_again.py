@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,11 +25,13 @@ from conductor_kit import (
 from node.checkpoints.trainer_files import Taken
 from node.island.beginning import Stage
 from node.island.ownership import VectorOwnership
+from node.island.rank_ends import TrainerDied
 from node.replicas.eager_state import EagerReplica
 from node.replicas.own_state import OwnReplica
-from node.trainer.channel import Applied, Begin, Saved, StepDone
+from node.trainer.channel import Applied, Begin, ChannelClosedError, Saved, StepDone
 from node.trainer.shared import SharedVectors
 from node.trainer.trainer_state import FOLDER, STATE, FragmentState, StepTotals, TrainerState
+from protocols.errors import OperatorError
 from protocols.messages import UNKNOWN_ETA_S
 
 
@@ -88,6 +91,23 @@ async def test_ranks_that_are_started_again_have_the_newest_moments(
     assert (begin.moments, begin.moments_steps) == ("checkpoint" * kept, 0)
     assert begin.rewarm is made.beginning.joined is not kept
     assert not begin.resume
+
+
+async def test_who_leaves_without_ranks_waits_for_none(vectors: SharedVectors) -> None:
+    """Once they cannot be started again: a round may have been on its way to them."""
+    made, _ = conductor(vectors, at_once)
+    trainer = cast(Any, made.island)
+    trainer.settings = SimpleNamespace(compile=False, collective_s=1.0)
+    asked = await made.files.save(Path("draft"))
+    await made._ownership.take(0)
+    made._ownership.written(0)
+    died = TrainerDied(0, None, "", "E999", "internal error", Path("log"), "")
+    with pytest.raises(OperatorError) as caught:
+        await made._on_death(died)
+    assert made.failed is caught.value
+    assert made._ownership.is_free(0), "as the last checkpoint waits for rounds that are applied"
+    assert isinstance(asked.written.exception(), ChannelClosedError)
+    assert not made.training
 
 
 @pytest.mark.parametrize("begun", [False, True])

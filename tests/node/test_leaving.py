@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from simulated_swarm import simulated_swarm
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Liveness
 from node.checkpoints.checkpoint import DiskFullError
+from node.errors import operator_error
 from node.leaving import ELSE_S, leave
 from node.monitor.event_log import EventLog
 from node.monitor.state import NodeState
@@ -25,6 +26,7 @@ from node.outermost import report
 from node.participation import Participation
 from node.runtime import Node
 from node.templates import stop_s
+from protocols.errors import OperatorError
 from protocols.memory import virtual_time
 from protocols.tasks import Tasks
 
@@ -35,6 +37,8 @@ class Leaver:
     def __init__(self, *others: Liveness, finishing: bool = False, script: Any = None) -> None:
         self.did: list[str] = []
         self.finishing = finishing
+        self.failed: OperatorError | None = None
+        self.reporter = SimpleNamespace(round=1, rounds_committed=1)
         self.news = asyncio.Event()
         self.node = SimpleNamespace(
             daemon=SimpleNamespace(script=script), offload=virtual_time.inline
@@ -159,6 +163,61 @@ async def test_who_waits_for_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatc
     assert leaver.did == ["farewell", "says so", "save, still from now on", "stop"]
 
 
+DEFECT = operator_error("E999", why="of what listens to the script")
+
+
+@pytest.mark.parametrize("merged", [0, 2])
+async def test_who_leaves_as_its_trainer_has_failed_saves_what_was_merged(merged: int) -> None:
+    """And says farewell, and waits for no newcomer; what it ends with is the failure."""
+    leaver: Any = Leaver()
+    leaver.states.read, leaver.failed = True, DEFECT
+    leaver.reporter.rounds_committed = merged
+    assert await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5) is DEFECT
+    assert leaver.did == ["farewell", *["save, still from now on"] * bool(merged), "stop"]
+
+
+async def test_a_trainer_that_fails_meanwhile_is_told_of_as_well() -> None:
+    leaver: Any = Leaver()
+    save = leaver.keeper.save
+
+    async def fails(*, wait: bool, last: AsyncExitStack | None) -> bool:
+        leaver.failed = DEFECT
+        return bool(await save(wait=wait, last=last))
+
+    leaver.keeper.save = fails
+    assert await leave(leaver, AsyncExitStack()) is DEFECT
+    assert leaver.did == ["farewell", "save, still from now on", "stop"]
+
+
+def test_a_failed_trainer_s_node_takes_no_longer_to_leave_than_services_give_it() -> None:
+    async def main() -> float:
+        leaver: Any = Leaver()
+        leaver.failed, leaver.keeper.took = DEFECT, 100.0
+        leaver.keeper.save = lambda **given: asyncio.sleep(math.inf)
+        began = asyncio.get_running_loop().time()
+        assert await leave(leaver, AsyncExitStack()) is DEFECT
+        return asyncio.get_running_loop().time() - began
+
+    assert virtual_time.run(main()) == stop_s(100.0)
+
+
+@pytest.mark.parametrize("last", [True, False])
+async def test_a_trainer_that_cannot_be_kept_alive_has_its_node_leave_in_order(last: bool) -> None:
+    """Any other error ends it at once, without a checkpoint of what that has left behind."""
+    reasons: list[str] = []
+    part: Any = Leaver()
+    part.node.leave = reasons.append
+
+    async def run() -> None:
+        raise DEFECT
+
+    conductor: Any = SimpleNamespace(run=run, failed=DEFECT if last else None)
+    with nullcontext() if last else pytest.raises(OperatorError):
+        await Participation._conduct(part, conductor)
+    assert part.failed is conductor.failed
+    assert reasons == ["E999: internal error"] * last
+
+
 class Unwritten:
     """A keeper that cannot write, the first ``times`` or for ever."""
 
@@ -228,7 +287,6 @@ def test_who_leaves_is_not_killed_while_it_tries_for_space(
 
     async def main() -> float:
         leaver: Any = Leaver()
-        leaver.reporter = SimpleNamespace(round=1)
         full = DiskFullError(tmp_path, "No space")
         leaver.keeper = Unwritten(tmp_path, full, leaver.did, math.inf, takes)
         leaver.keeper.took = took
@@ -252,7 +310,6 @@ def test_nothing_is_written_before_there_is_room_for_it(tmp_path: Path) -> None:
 
 async def test_what_no_space_helps_is_not_waited_for(tmp_path: Path) -> None:
     leaver: Any = Leaver()
-    leaver.reporter = SimpleNamespace(round=1)
     leaver.keeper = Unwritten(tmp_path, TimeoutError("stuck"), leaver.did, math.inf)
     told = await leave(leaver, AsyncExitStack())
     assert leaver.did == ["farewell", "fails", "stop"]

@@ -16,10 +16,11 @@ from node.island.island import Event
 from node.island.rank_ends import TrainerDied
 from node.island.restarts import Restarts
 from node.script.attached import Attached, Script
-from node.trainer.channel import InnerSteps, Leaving, Report, Stop, Stopped
-from node.trainer.framing import frame
+from node.trainer.channel import COMMANDS, Ended, InnerSteps, Leaving, Report, Stop, Stopped
+from node.trainer.framing import Unframer, frame
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
+from protocols.wire import decode_any
 
 
 @dataclass
@@ -47,7 +48,10 @@ async def here(tmp_path: Path) -> AsyncIterator[Here]:
 
 
 def check_ends_the_node(died: Event, here: Here, says: str) -> None:
-    """With E999, whose traceback is in the log, and never by starting ranks in its place."""
+    """With E999, whose traceback is in the log, and never by starting ranks in its place.
+
+    The script is told before the node leaves, which takes a checkpoint's time.
+    """
     assert isinstance(died, TrainerDied)
     assert isinstance(died.error, OperatorError)
     assert died.error.code == "E999"
@@ -56,6 +60,10 @@ def check_ends_the_node(died: Event, here: Here, says: str) -> None:
     assert "Traceback" in died.log.read_text()
     assert Restarts(()).died(died, here.attached.settings, begun=True) is None
     assert not here.attached.alive
+    here.script.settimeout(10.0)
+    commands = [decode_any(one, *COMMANDS) for one in Unframer().feed(here.script.recv(2**16))]
+    assert isinstance(commands[-1], Ended)
+    assert (commands[-1].code, commands[-1].why) == (died.error.code, died.error.why)
 
 
 async def test_a_script_that_is_gone_is_left_for_good(here: Here) -> None:

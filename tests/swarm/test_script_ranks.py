@@ -132,3 +132,5 @@ def test_a_node_that_cannot_read_a_script_ends_with_a_code_that_all_ranks_are_to
     assert "error E999" in ranks[0].text()
     assert "REAPED" in ranks[0].text()
     assert not ranks[0].left_over()
+    saved, merged = ranks[0].events("checkpoint"), ranks[0].events("round")
+    assert saved[-1]["round"] >= merged[-1]["round"], "what was merged stays"
