@@ -270,7 +270,9 @@ class Participation:
         self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.reporter.round
         spawn = self.node.tasks.spawn
-        if self.island is not None and self.conductor is not None:
+        over = is_over(self.manifest, self.reporter.round, self.replicas[0].place.work)
+        trains = not over or self.node.daemon.script is not None  # which is there, and is told
+        if self.island is not None and self.conductor is not None and trains:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
             spawn(self._conduct(self.conductor))

@@ -86,6 +86,29 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
     assert part.events.emit.called is not over  # that it joins at a round which never comes
 
 
+@pytest.mark.parametrize("mode", ["diloco", "btm"])
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("script", [None, object()])
+async def test_no_rank_is_started_for_a_run_that_is_over(
+    monkeypatch: pytest.MonkeyPatch, mode: str, over: bool, script: object | None
+) -> None:
+    """As where it is resumed. A script is there already, and is told."""
+    monkeypatch.setattr("node.participation.device_kind", lambda config: "cpu")
+    manifest = Manifest.model_validate({"mode": mode})
+    part: Any = MagicMock(manifest=manifest, finishing=False)
+    part.config.rounds, part.node.daemon.script = 0, script
+    part.reporter.round = manifest.rounds.total_rounds - (mode == "diloco" and not over)
+    part.replicas[0].place.work = int(over)
+    part.island.start = AsyncMock()
+    part._check_end = partial(Participation._check_end, part)
+    async with AsyncExitStack() as stack:
+        await Participation._start(part, stack, MagicMock(greetings=[], peers=[]))
+        stack.pop_all()
+    starts = not over or script is not None
+    assert part.island.start.called is part._conduct.called is starts
+    assert part.finishing is part.node.leave.called is over
+
+
 async def test_compiled_loops_are_there_before_slices_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,6 +69,20 @@ def test_a_restart_changes_no_loss(reference: Island, tmp_path: Path, number: si
     }
 
 
+@pytest.mark.parametrize("mode", ["diloco", "btm"])
+def test_a_run_that_is_over_says_so_again_and_starts_no_rank(tmp_path: Path, mode: str):
+    with islands(tmp_path) as made:
+        island = made.new("--mode", mode, *settings(inner_steps=4, total_rounds=1))
+        assert island.await_end(120) == 0, island.tail()
+        launched = island.dir / "logs" / "trainer.json"
+        launched.unlink()
+        island.start("--resume")
+        assert island.await_end(60) == 0, island.tail()
+    (again,) = island.since_start("stopping")
+    assert again["reason"] == "the run is over after 1 round"
+    assert not launched.exists()
+
+
 def test_a_terminal_that_is_closed_is_no_kill(tmp_path: Path):
     with islands(tmp_path) as made:
         island = made.new(*RUN)
