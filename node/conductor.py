@@ -34,8 +34,9 @@ from node.island.pace import Pace
 from node.island.rank_ends import TrainerDied
 from node.island.readiness import NotFinite, Readiness
 from node.island.restarts import Restarts
+from node.island.silence import Silent
 from node.monitor.event_log import EventLog
-from node.monitor.events import Problem, Rejected
+from node.monitor.events import Notice, Problem, Rejected
 from node.replicas.eager_state import EagerReplica
 from node.replicas.replica import OuterReplica
 from node.replicas.trainer_gate import FragmentGate
@@ -211,6 +212,8 @@ class Conductor:
                     self.events.emit(validation_of(evaluated))
                 case Cold() as cold:
                     self.events.emit(notice_of(cold))
+                case Silent(text):
+                    self.events.emit(Notice(text=text))
 
     @property
     def training(self) -> bool:

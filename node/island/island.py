@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 import signal
 import socket
@@ -29,7 +30,8 @@ from node.hosts.crew import Crew
 from node.hosts.remote import Host, RemoteRank
 from node.island.rank_ends import TrainerDied, obituary, settle, silent
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
-from node.island.silence import Silence
+from node.island.silence import Silence, Silent
+from node.modes import by_gradients
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -56,7 +58,7 @@ UNSTARTED_PAUSE_S = 5.0  # before the report that ranks cannot be started
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
 
 
-Event = Report | TrainerDied
+Event = Report | Silent | TrainerDied
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Island:
         self._ready = False
         self._gathering = False  # the ranks are not all started yet, or could not be
         self._failed: Failed | None = None
-        self._silence = Silence()
+        self._silence = self._watch()
 
     async def __aenter__(self) -> Island:
         await self.start()
@@ -129,7 +131,7 @@ class Island:
             raise RuntimeError("the island is running")
         self._stopping, self._failed, self._ranks = False, None, []
         self.starts += 1
-        self._ready, self._silence = False, Silence()
+        self._ready, self._silence = False, self._watch()
         while not self._events.empty():  # an earlier life's snapshots are void
             self._events.get_nowait()
         self.vectors.clear()
@@ -350,9 +352,16 @@ class Island:
         self._events.put_nowait(died)
 
     async def _hangs(self) -> None:
-        """Ends once rank 0 is taken to hang."""
-        while not self._silence.waited(LOOK_S):  # noqa: ASYNC110 - no event tells of silence
+        """Ends once rank 0 is taken to hang; tells of it long before."""
+        while not self._silence.waited(LOOK_S):
+            if (word := self._silence.word()) is not None:
+                self._events.put_nowait(word)
             await asyncio.sleep(LOOK_S)
+
+    def _watch(self) -> Silence:
+        settings = self.settings
+        wait_s = math.inf if by_gradients(settings.manifest) else settings.wait_s
+        return Silence(wait_s, settings.compile)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Queue what rank 0 reports, until it closes the channel or breaks its rules."""

@@ -21,6 +21,7 @@ from conductor_kit import (
 )
 from replica_kit import normal
 
+from node.island.silence import Silent
 from node.replicas.eager_state import EagerReplica
 from node.replicas.own_state import OwnReplica
 from node.trainer.channel import (
@@ -143,6 +144,18 @@ async def test_what_a_round_has_left_behind_is_not_ready_for_the_next(
         gate.open.set()
         await looking
     assert chain.said == []  # Δ would be the outer step that was just taken, turned round
+
+
+async def test_people_are_told_of_a_trainer_that_is_silent(vectors: SharedVectors) -> None:
+    made, _ = conductor(vectors, at_once)
+    told: list[Any] = []
+    made.events = cast(Any, SimpleNamespace(emit=told.append))
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    cast(Any, made.island).next_event = events.get
+    for event in (Silent("it builds its model"), Stopped()):
+        events.put_nowait(event)
+    await made.run()
+    assert [event.text for event in told] == ["it builds its model"]
 
 
 async def run_with_a_checkpoint(vectors: SharedVectors, *reports: Any) -> Any:

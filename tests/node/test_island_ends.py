@@ -23,8 +23,9 @@ import node.island.island
 import node.island.rank_process
 import node.island.silence
 from node.island.events import problem_of
-from node.island.island import Island
+from node.island.island import Event, Island
 from node.island.rank_ends import TrainerDied
+from node.island.silence import Silent
 from node.trainer.channel import ChannelClosedError, Ready, StepDone
 from node.trainer.settings import (
     EXIT_CRASHED,
@@ -140,21 +141,29 @@ async def test_a_stuck_rank_is_told_from_a_dead_one(tmp_path: Path) -> None:
         assert not running.alive
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["later", "in its first step"])
 async def test_an_only_rank_that_hangs_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     """There is no other one to give a collective call up."""
     monkeypatch.setattr(node.island.island, "LOOK_S", 0.05)
     async with island(tmp_path) as running:
         await until(running, Ready)
+        if first:
+            os.kill(pids(running)[0], signal.SIGSTOP)
         await running.send(begin(target_steps=LONG))
-        await until(running, StepDone)
-        monkeypatch.setattr(node.island.silence, "SILENT_S", 1.0)
-        monkeypatch.setattr(node.island.silence, "TIMES", 0.0)  # whatever its first step took
-        os.kill(pids(running)[0], signal.SIGSTOP)
-        died = await until(running, TrainerDied)
+        if not first:
+            await until(running, StepDone)
+        seen: list[Event] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(node.island.silence, "SILENT_S", 1.0)
+            patched.setattr(node.island.silence, "TIMES", 0.0)  # whatever its first step took
+            if not first:
+                os.kill(pids(running)[0], signal.SIGSTOP)
+            died = await until(running, TrainerDied, seen)
         assert (died.rank, died.code) == (0, "E406")
-        assert "rank 0 runs, and has done nothing for 1 s" in died.text
+        assert f"rank 0 runs, and has done nothing for {6 if first else 1} s" in died.text
+        assert any(isinstance(event, Silent) for event in seen)
         assert not running.alive
         assert await all_gone(pids(running), PROMPT_S)
         await running.restart()
