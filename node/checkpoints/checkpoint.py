@@ -139,6 +139,7 @@ class CheckpointStore:
             target = directory / old.name.removeprefix(OLD_PREFIX)
             if round_of(target.name) is not None and not target.exists():
                 old.rename(target)
+        self._take_back()
         for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -158,8 +159,15 @@ class CheckpointStore:
             )
 
     def begin_anew(self) -> None:
-        """Nothing is taken of what is here: the newest is kept aside once there is a newer one."""
+        """Nothing is taken of what is here: the newest is kept aside as a newer one is made."""
         self._before = next(iter(self.paths()), None)
+
+    def _take_back(self) -> None:
+        """Give what is kept aside its name again where no newer one has come of it."""
+        for kept in spared.spared(self.directory):
+            target = kept.with_name(kept.name.removeprefix(spared.PREFIX))
+            if not target.exists() and all(_made(kept) > _made(path) for path in self.paths()):
+                kept.rename(target)
 
     def paths(self) -> list[Path]:
         """Checkpoint directories, the one that was made last first.
@@ -215,6 +223,8 @@ class CheckpointStore:
                 sync(path)
             target = self.directory / name_of(facts.round)
             old = self.directory / f"{OLD_PREFIX}{target.name}"
+            if self._before is not None:  # first: whoever is killed now has it at the next start
+                spared.spare(self._before)
             if target.exists():  # made earlier in the same round; a rename cannot replace it
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
@@ -223,11 +233,10 @@ class CheckpointStore:
             except OSError:
                 if old.exists():
                     old.rename(target)
+                self._take_back()
                 raise
             sync(self.directory)
-        if (before := self._before) is not None:
-            spared.spare(old if before == target else before, before.name)
-            self._before = None
+        self._before = None
         spared.forget(self.directory, needed=sum(file.bytes for file in files.values()))
         others = [path for path in self.paths() if path != target]
         for path in others[self.keep - 1 :]:

@@ -18,12 +18,12 @@ PREFIX = "before-"  # in front of a checkpoint's name
 KEPT_S = 86_400.0  # time to see the warning; peers have merged past its work by then
 
 
-def spare(path: Path, name: str) -> None:
-    """Keep the checkpoint at ``path``, which was called ``name``, unless one is kept already.
+def spare(path: Path) -> None:
+    """Keep the checkpoint at ``path``, unless one is kept already.
 
     The first is of a longer time than those of a node that is started again and again.
     """
-    target = path.with_name(PREFIX + name)
+    target = path.with_name(PREFIX + path.name)
     with suppress(OSError):  # it is gone, or goes as others do
         if path.is_dir() and not spared(path.parent):
             path.rename(target)

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from checkpoint_kit import make
 
 from node.checkpoints import checkpoint, spared
-from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, DiskFullError
+from node.checkpoints.names import DRAFT_PREFIX
 from node.participation import Participation
 
 AT = "before-ckpt-00000260"
@@ -44,6 +46,66 @@ def test_it_is_kept_aside_whole_and_once(anew: CheckpointStore, first: int) -> N
     again = started(anew.directory)  # by somebody who starts it so each time
     make(again, 290)
     assert sorted(os.listdir(anew.directory)) == [AT, "ckpt-00000290"]
+
+
+@pytest.mark.parametrize("first", [260, 272])
+@pytest.mark.parametrize("after", [False, True])
+def test_it_is_kept_at_whatever_instant_the_node_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, after: bool
+) -> None:
+    """Before or after each change of a name."""
+
+    def killed_at(number: int, directory: Path) -> bool:
+        """In its first checkpoint since it began anew; False: it made no so many changes."""
+        earlier = CheckpointStore(directory)
+        for round_ in (254, 260):
+            make(earlier, round_, peer="earlier")
+        store, rename, left = started(directory), Path.rename, number
+
+        def kill(path: Path, target: Path) -> Path:
+            nonlocal left
+            left -= 1
+            if not left and not after:
+                raise KeyboardInterrupt
+            renamed = rename(path, target)
+            if not left:
+                raise KeyboardInterrupt
+            return renamed
+
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+            patched.setattr(Path, "rename", kill)
+            make(store, first)
+            return False
+        return True
+
+    number = 1
+    while killed_at(number, directory := tmp_path / str(number)):
+        again = CheckpointStore(directory).paths()[0]  # as who resumes now would find it
+        said = checkpoint.said_by(again)
+        assert said is not None
+        kept = again if said.peer else directory / AT
+        assert checkpoint.verify(kept).peer == "earlier"
+        make(started(directory), 278)
+        assert checkpoint.verify(directory / AT).peer == "earlier"
+        number += 1
+    assert number > 2
+
+
+def test_one_that_cannot_take_its_place_gives_it_back(
+    anew: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, target: Path, rename: Any = Path.rename) -> Path:
+        if path.name.startswith(DRAFT_PREFIX):
+            raise OSError(errno.EIO, "Input/output error")
+        return Path(rename(path, target))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        with pytest.raises(CheckpointError):
+            make(anew, 272)
+    assert [path.name for path in anew.paths()] == ["ckpt-00000260"]
+    make(anew, 278)
+    assert sorted(os.listdir(anew.directory)) == [AT, "ckpt-00000278"]
 
 
 def test_who_resumes_keeps_no_more_than_before(tmp_path: Path) -> None:
