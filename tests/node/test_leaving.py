@@ -338,7 +338,7 @@ async def test_a_lost_checkpoint_is_in_the_process_s_status(
     api = SimpleNamespace(start=nothing, aclose=nothing, address="")
     node: Any = SimpleNamespace(
         offload=nothing,
-        place=SimpleNamespace(publish=lambda: None),
+        place=SimpleNamespace(publish=lambda: None, seen=None),
         api=api,
         home=SimpleNamespace(publish_api=lambda *_: None, withdraw_api=lambda: None),
         dashboard=None,
