@@ -1,5 +1,6 @@
 """Hugging Face ``Trainer`` in a swarm: one callback."""
 
+import secrets
 import sys
 
 import torch
@@ -26,7 +27,12 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
 
 config = GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=2)
 arguments = TrainingArguments(
-    "trained", per_device_train_batch_size=8, num_train_epochs=100, report_to=[], use_cpu=True
+    "trained",
+    per_device_train_batch_size=8,
+    num_train_epochs=100,
+    data_seed=secrets.randbits(31),  # else all islands read the same batches
+    report_to=[],
+    use_cpu=True,
 )
 swarm = SwarmCallback(peers=sys.argv[1:], tokens_per_step=8 * 32)
 Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Windows(), callbacks=[swarm]).train()

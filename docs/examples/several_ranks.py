@@ -27,7 +27,7 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.
 if gpus:
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if gpus else "gloo")
-torch.manual_seed(dist.get_rank())  # of the data; the model is the swarm's from join() on
+# no torch.manual_seed: a seed that islands share makes them read the same batches
 with open(torch.__file__, "rb") as source:
     text = torch.frombuffer(bytearray(source.read()), dtype=torch.uint8).long()
 model: nn.Module = nn.Sequential(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from node.errors import operator_error
 from node.script.joining import join
+from node.script.schedule import Schedule
 from node.script.session import Joined
+
+logger = logging.getLogger(__name__)
+SEED = 42  # of TrainingArguments where a script gives none
 
 
 class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -21,6 +26,10 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ``tokens_per_step`` are those of one optimizer step of the whole island; without it the
     ``Trainer`` must count them (``include_num_input_tokens_seen`` of its arguments). All else is
     passed to :func:`node.join`. Training ends when the run does.
+
+    The learning rate of an island that is behind goes to where the swarm is (``island.position``),
+    and training ends where that has come to the end of the schedule, ``max_steps``. Where train()
+    is called again and resumes from none of the Trainer's checkpoints, a schedule begins anew.
 
     The ``Trainer`` tells callbacks nothing of an exception. Where the process outlives one (in a
     notebook, say), ``with SwarmCallback(...) as swarm:`` around ``train()`` leaves all the same.
@@ -31,6 +40,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self.island: Joined | None = None
         self._seen = 0  # tokens, by the Trainer's own count
         self._loss: float | None = None  # that it has logged since the last step
+        self._schedule: Schedule | None = None
 
     def on_train_begin(
         self,
@@ -49,11 +59,21 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
                 fix="give SwarmCallback(tokens_per_step=...), or include_num_input_tokens_seen in "
                 "the TrainingArguments",
             )
+        if state.is_world_process_zero and args.data_seed is None and args.seed == SEED:
+            logger.warning(
+                "islands that run this script on the same data read the same batches: their "
+                "order follows from seed=%d, which all of them have; give TrainingArguments a "
+                "data_seed that no other island has, like secrets.randbits(31)",
+                SEED,
+            )
+        again = self.island is not None and not state.global_step
         self._leave()  # train() may be called again, also after an exception
         self.island = None  # frees its vectors before the next one's are made
         self.island = join(kwargs["model"], kwargs["optimizer"], **self.joining)
         self.joining["resume"] = True  # from now on there are its checkpoints
         self._seen = int(state.num_input_tokens_seen)
+        scheduler, where = kwargs.get("lr_scheduler"), self.island.position
+        self._schedule = Schedule(scheduler, state.max_steps, where, anew=again)
 
     def on_step_end(
         self,
@@ -67,7 +87,10 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         tokens = self.tokens_per_step or int(state.num_input_tokens_seen) - self._seen
         self._seen = int(state.num_input_tokens_seen)
         loss, self._loss = self._loss, None  # it is of one step, not of all until the next log
-        if not self.island.step(tokens, loss):
+        going = self.island.step(tokens, loss)
+        if self._schedule is not None:
+            going = going and self._schedule.follow(self.island.position)
+        if not going:
             control.should_training_stop = True
 
     def on_log(

@@ -11,6 +11,7 @@ import lightning
 import torch
 
 from node.script.joining import join
+from node.script.schedule import Schedule
 from node.script.session import Joined
 
 
@@ -20,20 +21,37 @@ class SwarmCallback(lightning.Callback):
     ``tokens_per_step`` are those of one optimizer step of the whole island. All else is passed to
     :func:`node.join`. A batch is one inner step, whichever of the module's optimizers it has
     moved. Training ends when the run does.
+
+    The learning rate of an island that is behind goes to where the swarm is (``island.position``)
+    by each scheduler of ``"interval": "step"``, and training ends at the end of the schedule
+    (``max_steps``, or the epochs). Where fit() is called again, schedules begin anew.
     """
 
     def __init__(self, *, tokens_per_step: int, **joining: Any) -> None:
         self.tokens_per_step, self.joining = tokens_per_step, joining
         self.island: Joined | None = None
         self._steps = 0  # of the optimizer, as Lightning counts them
+        self._schedules: list[Schedule] = []
 
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         """Join the swarm with the module that is about to be trained."""
-        self.island = join(pl_module, trainer.optimizers, **self.joining)
+        again = bool(self._steps)
+        self.island = island = join(pl_module, trainer.optimizers, **self.joining)
         self.joining["resume"] = True  # fit() may be called again: its checkpoints are there then
         self._steps = trainer.global_step
+        self._schedules = [
+            Schedule(
+                config.scheduler,
+                trainer.estimated_stepping_batches,
+                island.position,
+                anew=again,
+                each_step=pl_module.automatic_optimization
+                and (config.interval, config.frequency) == ("step", 1),
+            )
+            for config in trainer.lr_scheduler_configs
+        ]
 
     def on_train_batch_end(
         self,
@@ -52,7 +70,9 @@ class SwarmCallback(lightning.Callback):
         # Lightning has divided the loss by this, for the gradient; in manual optimization it is 1
         parts = trainer.accumulate_grad_batches
         whole = loss * parts if isinstance(loss, torch.Tensor) else None
-        if not self.island.step(self.tokens_per_step, whole):
+        going = self.island.step(self.tokens_per_step, whole)
+        left = [schedule.follow(self.island.position) for schedule in self._schedules]
+        if not (going and all(left)):
             trainer.should_stop = True
 
     def on_train_end(

@@ -16,6 +16,8 @@ transformers = pytest.importorskip("transformers")
 class Steps:
     """An island that takes note."""
 
+    position = 0
+
     def __init__(self) -> None:
         self.losses: list[float | None] = []
 
@@ -77,8 +79,9 @@ def test_training_that_begins_again_leaves_what_an_exception_has_left(
     monkeypatch.setattr("node.script.huggingface.join", join)
     state, control = transformers.TrainerState(), transformers.TrainerControl()
     swarm = SwarmCallback(tokens_per_step=8)
+    arguments = transformers.TrainingArguments(report_to=[], use_cpu=True)
     for _ in islands:
-        swarm.on_train_begin(None, state, control, model=None, optimizer=None)
+        swarm.on_train_begin(arguments, state, control, model=None, optimizer=None)
     assert (first.left, second.left) == ([None], [])
     assert swarm.island is second
     assert resumes == [False, True]  # the first one's checkpoint is there

@@ -51,6 +51,7 @@ def test_a_module_may_have_several_optimizers(monkeypatch: pytest.MonkeyPatch) -
     class Trainer:
         optimizers: ClassVar = ["one", "other"]
         global_step = 0
+        lr_scheduler_configs: ClassVar[list[Any]] = []
 
     given: list[Any] = []
     monkeypatch.setattr(lightning, "join", lambda _, *rest, **more: given.append((rest, more)))
