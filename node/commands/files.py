@@ -82,33 +82,46 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the model of a checkpoint for other programs."""
+    """Write the model of a checkpoint for other programs.
+
+    Of a training script's run (node.join) the parameters alone, by the script's names.
+    """
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     most = _shard_size(max_shard_size)
     from node.checkpoints.outer_files import read_newest, read_tokenizer_of
-    from node.hf.export import check_empty, export_hf
+    from node.checkpoints.script_layout import script_layout
+    from node.hf.export import check_empty, export_hf, export_weights
     from node.hf.likeness import files_like
 
     clean_up_at_any_end()  # a folder may be half written
     check_empty(folder)  # before what takes long
     checkpoint, outer = read_newest(source)
     manifest = outer.signed.manifest
-    fragments = manifest.rounds.fragments
-    tokenizer = read_tokenizer_of(source, manifest)
-    beside = files_like(like, tokenizer) if like is not None else {}
-    export_hf(
-        manifest.model,
-        outer.base,
-        folder,
-        fragments=fragments,
-        tokenizer=tokenizer,
-        max_shard=most,
-        beside=beside,
-    )
+    if manifest.script.layout:
+        if like is not None:
+            raise bad_config(
+                "--like with the run of a training script",
+                "its model is the script's, of which only the parameters are written",
+                "leave out --like",
+            )
+        layout = script_layout(checkpoint, manifest.script)
+        export_weights(layout.views(outer.base), folder, most)
+    else:
+        tokenizer = read_tokenizer_of(source, manifest)
+        export_hf(
+            manifest.model,
+            outer.base,
+            folder,
+            fragments=manifest.rounds.fragments,
+            tokenizer=tokenizer,
+            max_shard=most,
+            beside=files_like(like, tokenizer) if like is not None else {},
+        )
+    files = len(os.listdir(folder))
     typer.echo(
         f"{folder}: {len(outer.base):,} parameters of {checkpoint.name} in "
-        f"{len(os.listdir(folder))} files"
+        f"{files} {'file' if files == 1 else 'files'}"
     )
 
 

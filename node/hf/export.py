@@ -13,6 +13,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,6 @@ from node.errors import operator_error
 from protocols.errors import reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 ONE_FILE = "model.safetensors"
@@ -50,8 +50,6 @@ def export_hf(
     disk of its own, is filled at the end. Raises OperatorError E602 when it exists and is not
     empty or cannot be written, and ValueError when the vector does not fit the model.
     """
-    from safetensors import SafetensorError
-
     from node.trainer.layout import Layout
 
     views = Layout.of_config(config, fragments).views(vector)
@@ -60,6 +58,31 @@ def export_hf(
         for name, view in views.items()
         for theirs, part in hf_weights(config, name, view).items()
     }
+    with _appearing(folder) as temporary:
+        files = _write_weights(temporary, weights, max_shard)
+        files |= _descriptions(config, tokenizer)
+        for name, content in files.items():
+            (temporary / name).write_text(_text(content), encoding="utf-8")
+        for name, data in {**({FILE: tokenizer} if tokenizer else {}), **beside}.items():
+            (temporary / name).write_bytes(data)
+    return folder
+
+
+def export_weights(
+    weights: Mapping[str, torch.Tensor], folder: Path, max_shard: float = MAX_SHARD_BYTES
+) -> Path:
+    """Write tensors alone, by these names, as :func:`export_hf` writes a model's."""
+    with _appearing(folder) as temporary:
+        for name, content in _write_weights(temporary, weights, max_shard).items():
+            (temporary / name).write_text(_text(content), encoding="utf-8")
+    return folder
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A place to write what then appears whole as ``folder``, or not at all. Raises E602."""
+    from safetensors import SafetensorError
+
     temporary = None
     try:
         check_empty(folder)
@@ -68,15 +91,13 @@ def export_hf(
         temporary = Path(
             tempfile.mkdtemp(dir=folder if there else folder.parent, prefix=f".{folder.name}.")
         )
-        files = _write_weights(temporary, weights, max_shard)
-        files |= _descriptions(config, tokenizer)
-        for name, content in files.items():
-            (temporary / name).write_text(_text(content), encoding="utf-8")
-        for name, data in {**({FILE: tokenizer} if tokenizer else {}), **beside}.items():
-            (temporary / name).write_bytes(data)
+        yield temporary
         # safetensors keeps its files from other users; whoever may read the rest may read them
+        usual = temporary / ".usual"
+        usual.touch()
         for shard in temporary.glob("*.safetensors"):
-            shutil.copymode(temporary / "config.json", shard)
+            shutil.copymode(usual, shard)
+        usual.unlink()
         if there:
             for file in sorted(temporary.iterdir()):
                 os.rename(file, folder / file.name)
@@ -88,7 +109,6 @@ def export_hf(
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
-    return folder
 
 
 def check_empty(folder: Path) -> None:
@@ -104,7 +124,7 @@ def check_empty(folder: Path) -> None:
 
 
 def _write_weights(
-    folder: Path, weights: dict[str, torch.Tensor], max_shard: float
+    folder: Path, weights: Mapping[str, torch.Tensor], max_shard: float
 ) -> dict[str, dict[str, Any]]:
     """One file after the other; the index beside them, by name, where there are several."""
     from safetensors.torch import save_file

@@ -129,6 +129,10 @@ class ScriptProgress(Progress):
                 logger.warning("%s: after a resume the optimizer begins anew there", self._told)
         super().checkpoint(command)
 
+    def outline(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """See :meth:`Progress.outline`: the manifest has only their hash."""
+        return tuple((entry.name, tuple(entry.shape)) for entry in self.layout.entries)
+
     def _look(self, directory: Path) -> None:
         """Find out, once, whether all ranks see the node's disk: their hosts are not known."""
         if self._looked or self.ranks.size == 1:

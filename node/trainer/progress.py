@@ -81,6 +81,10 @@ class Progress(Cycle):
         """Loss on the shared validation shard with θ as it is; None without one."""
         return None
 
+    def outline(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and shapes that a checkpoint has to tell, as nothing else of the run does."""
+        return ()
+
     def carry_out(self, action: Action) -> bool:
         """Do what rank 0 has decided, but for an inner step; whether the daemon says stop."""
         self.whole = False
@@ -328,6 +332,7 @@ class Progress(Cycle):
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
             batches=self.batches,
+            parameters=self.outline(),
         )
         self.files.save(command.directory, state)
 

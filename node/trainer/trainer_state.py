@@ -64,3 +64,5 @@ class TrainerState(BaseModel):
     unkept: str = ""  # what of the optimizer's state is not here, in words
     # those to come, where batches are numbered (node/trainer/numbers.py)
     batches: tuple[NonNegativeInt, ...] = Field(default=(), max_length=2 * MOST)
+    # of a script's model: names and shapes, in the order of the flat layout
+    parameters: tuple[tuple[str, tuple[NonNegativeInt, ...]], ...] = ()
