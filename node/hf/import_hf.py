@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 # buffers that older versions of the library wrote, and that follow from config.json
 FOLLOWS = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # as Hugging Face's hub has them
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # what our decoder cannot do: these have to be off, absent or empty
 UNKNOWN_TO_OURS = (
@@ -55,6 +56,14 @@ def read_config(folder: Path) -> Model:
     from node.trainer.hf import model_of
 
     path = folder / CONFIG if os.path.isdir(folder) else folder
+    if hub := _hub_name(path):
+        raise operator_error(
+            "E606",
+            f"cannot start from {hub}",
+            why=f"there is no such folder here, and nothing is downloaded by itself: {path}",
+            fix=f"hf download {hub} --local-dir weights, then --init-from weights (or --hf-config "
+            f"weights/{CONFIG}, to train it anew)",
+        )
     config = _read_json(path)
     try:
         ours = _as_ours(config)
@@ -259,6 +268,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise _unfit(path, reason(error)) from error
     return found
+
+
+def _hub_name(path: Path) -> str:
+    """``OWNER/NAME``, where nothing lies here that could be meant by it; else empty."""
+    try:
+        name = path.relative_to(Path.cwd()).as_posix()  # settings have made it absolute
+    except (ValueError, OSError):
+        return ""
+    there = os.path.lexists(path) or os.path.lexists(path.parent)
+    return name if HUB_NAME.fullmatch(name) and not there else ""
 
 
 def _unfit(place: Path, why: str) -> Exception:

@@ -93,3 +93,27 @@ def test_a_model_is_described_once(tmp_path: Path) -> None:
     with pytest.raises(OperatorError) as caught:
         manifest_for(resolve(both, {}))
     assert (caught.value.code, caught.value.what) == ("E204", "two models")
+
+
+@pytest.mark.usefixtures("own_directory")
+@pytest.mark.parametrize("flag", ["init_from", "hf_config"])
+def test_a_name_of_the_hub_is_told_from_a_folder_that_is_not_there(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refused(given: str) -> OperatorError:
+        config = resolve({flag: given}, {})
+        with pytest.raises(OperatorError) as caught:
+            manifest_for(config, "", ())
+        assert caught.value.code == "E606"
+        return caught.value
+
+    told = refused("Qwen/Qwen2.5-0.5B")
+    assert told.what == "cannot start from Qwen/Qwen2.5-0.5B"
+    assert told.fix.startswith(
+        "hf download Qwen/Qwen2.5-0.5B --local-dir weights, then --init-from weights"
+    )
+    Path("models").mkdir()
+    for place in ("models/qwen", "weights", "/Qwen/Qwen2.5-0.5B", "../Qwen/Qwen2.5-0.5B"):
+        assert "hf download" not in refused(place).fix
