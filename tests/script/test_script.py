@@ -118,6 +118,22 @@ def test_steps_that_go_astray_bring_the_island_back() -> None:
     assert not any(done.finite for done in played.script.of(StepDone))
 
 
+def test_a_gradient_scaler_may_skip_a_step_that_overflows() -> None:
+    played = Played(committing)
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(2 * TARGET):
+        before = played.theta
+        loss = played.model(torch.ones(2, 4)).square().mean()
+        scaler.scale(loss * (torch.inf if step == 1 else 1.0)).backward()
+        scaler.step(played.optimizer)
+        scaler.update()
+        played.optimizer.zero_grad()
+        assert played.theta.equal(before) == (step == 1)
+        assert played.joined.step(tokens=8, loss=loss)
+    assert (played.joined.round, played.joined.steps) == (2, 2 * TARGET)
+    assert played.theta.isfinite().all()
+
+
 def test_a_loss_that_is_not_told_is_none_that_went_astray() -> None:
     played = Played(silent)
     for _ in range(TARGET):
