@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from node_process import NodeProcess, nodes, wait_until
 from places import ROOT
+from safetensors.torch import load_file
 
 from benchmarks.netns import Network, available
 
@@ -67,7 +68,7 @@ def test_the_readme_shows_the_example() -> None:
 
 
 @pytest.mark.parametrize(
-    "example", ["own_script", "accelerate_loop", "huggingface_trainer", "lightning_module"]
+    "example", ["own_script", "lora", "accelerate_loop", "huggingface_trainer", "lightning_module"]
 )
 def test_two_scripts_train_one_model(
     make: Callable[..., NodeProcess], tmp_path: Path, example: str
@@ -80,6 +81,10 @@ def test_two_scripts_train_one_model(
     check_together(first, second)
     assert first.running
     assert not second.left_over()
+    if example == "lora":
+        saved = load_file(tmp_path / "adapters.safetensors")
+        assert saved.keys() == {"2.a", "2.b", "4.a", "4.b"}
+        assert all(tensor.any() for tensor in saved.values())  # "b" began with zeros
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
