@@ -19,6 +19,7 @@ from gossip.membership.presence import Presence
 from gossip.membership.standing import first_announcement
 from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
+from gossip.rounds.gathering import Gathering
 from gossip.wiring import Wiring
 from node import __version__, clock
 from node.checkpoints.restoring import Restored
@@ -151,6 +152,7 @@ def make_conductor(
     hardware: Hardware,
     hub: Hub | None,
     restored: Restored | None,
+    gathering: Gathering,
     on_applied: Callable[[Applied], Awaitable[None]],
     *,
     joined: bool,
@@ -204,6 +206,7 @@ def make_conductor(
         ),
         on_applied,
         swarm=swarm,
+        gathering=gathering,
         own_inner_steps=config.inner_steps,
         fitting=fitting,
     )

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import PAIRED
 from gossip.common import AnySwarm
+from gossip.rounds.gathering import Gathering
 from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.stream_recipe import is_recipe
 from node.island.beginning import Beginning, Todo, check_built
@@ -81,6 +83,7 @@ class Conductor:
     on_applied: Callable[[Applied], Awaitable[None]]
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
+    gathering: Gathering = field(default_factory=Gathering)  # whom a run's creator waits for
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
     fitting: Fitting | None = None  # notes a micro-batch that memory was short for
     refresh: Callable[[], Awaitable[None]] | None = None  # brings the state up to date, once
@@ -251,11 +254,29 @@ class Conductor:
         check_built(ready, self.layout)
         self.beginning.built()
         await self._begin()
+        if not self.beginning.begun:
+            self._say_it_can()
+
+    def _say_it_can(self) -> None:
+        """Before a run's first round its creator may wait until enough islands can begin.
+
+        Of itself it says nothing: nobody is to expect that it is ready by then.
+        """
+        place = self.replicas[0].place
+        if self.swarm is None or place.round or self.manifest.mode in PAIRED:
+            return
+        self.gathering.able = True
+        for chain in self.swarm.chains:
+            if self.gathering.on(place):
+                chain.kick()
+            else:
+                chain.update(eta=self.course.eta(chain.fragment))
 
     async def _begin(self) -> None:
         """Begin if it is time; else the node follows rounds until it is: see :meth:`release`."""
+        waits = self.gathering.on(self.replicas[0].place)
         steps = self.beginning.steps(
-            in_office=any(self.me in replica.roster for replica in self.replicas),
+            in_office=not waits and any(self.me in replica.roster for replica in self.replicas),
             alive=lambda: self.island.alive,
         )
         with contextlib.closing(steps):  # also where one of them fails

@@ -175,6 +175,13 @@ class NodeConfig(IslandSettings):
     wait_s: float = Field(
         default=120.0, ge=0, description="Seconds to look for peers before giving up; 0: for ever."
     )
+    wait_for: int = Field(
+        default=0,
+        ge=0,
+        le=256,  # MAX_ROSTER of gossip.plans.validity, which takes long to import
+        description="The run to create begins once so many islands are there, this one counted; 0: "
+        "at once.",
+    )
     seconds: float = Field(default=0.0, ge=0, description="Stop after this many seconds; 0: never.")
     rounds: int = Field(
         default=0,

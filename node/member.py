@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
@@ -23,6 +23,7 @@ from gossip.hooks import Hooks
 from gossip.membership.presence import Presence
 from gossip.pairs.rounded import Rounded
 from gossip.pairs.swarm import Pairs
+from gossip.rounds.gathering import Gathering
 from gossip.wiring import Wiring
 from node.entry.arrival import Arrival
 from node.entry.own_arrival import OwnArrival
@@ -41,6 +42,7 @@ class Origin:
     new_identity: bool  # its key was made just now
     lineages: Sequence[Lineage | None]  # to where its replica stands; None: at the first round
     took: Sequence[float] = ()  # seconds of its downloads, if there were any
+    gathering: Gathering = field(default_factory=Gathering)  # whom it waits for, at the first round
 
 
 def swarm_of(
@@ -90,6 +92,7 @@ def swarm_of(
                 known_lineage=lineage,
                 new_identity=origin.new_identity,
                 record=record(replica.place.fragment),
+                gathering=origin.gathering,
             )
             for replica, lineage in zip(replicas, origin.lineages, strict=True)
         ]

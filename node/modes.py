@@ -66,6 +66,13 @@ def check_role(manifest: Manifest, role: str) -> None:
         raise operator_error("E204", why=why)
 
 
+def check_wait(manifest: Manifest, islands: int) -> None:
+    """Raise E204 where a run cannot wait for so many islands before it begins."""
+    if islands > 1 and manifest.mode in PAIRED:
+        why = f"--wait-for in a run of mode {manifest.mode}: each island begins by itself there"
+        raise operator_error("E204", why=why, fix="leave out --wait-for, or take another mode")
+
+
 def doubts(manifest: Manifest) -> list[str]:
     """What of a run is likely to disappoint, and why; it is not refused, for it may be meant."""
     from diloco.optimizers import highest_rate

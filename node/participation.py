@@ -18,6 +18,7 @@ from gossip.exchange.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.membership.members import MEMBERS
 from gossip.pairs.rounded import Rounded
+from gossip.rounds.gathering import Gathering
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoints.checkpoint import CheckpointStore, bytes_in
 from node.checkpoints.checkpoint_copy import CheckpointCopy
@@ -35,7 +36,7 @@ from node.entry.lookout import Lookout
 from node.entry.own_model import layout_of
 from node.entry.past import ask_past, tell_past
 from node.entry.serving import offer_run, serve_moments, serve_state
-from node.entry.waiting import Waiting
+from node.entry.waiting import Gatherer, Waiting, gathering_of
 from node.headway import counted
 from node.hosts.crew import job_of, open_hub
 from node.hosts.hub import Hub
@@ -43,7 +44,7 @@ from node.hosts.meeting import meeting
 from node.island.hardware import Hardware, device_kind, hardware
 from node.island.island import Island
 from node.member import Origin
-from node.modes import check_role, check_runs, doubts, is_over
+from node.modes import check_role, check_runs, check_wait, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.multiples import Multiples
 from node.reading import Reading
@@ -82,6 +83,7 @@ class Participation:
         self.replicas: tuple[OuterReplica, ...]  # by fragment
         self.states: StateServer
         self.fetcher: Fetcher
+        self.gathering: Gathering
         self.keeper: Keeper
         self._saves: Multiples  # rounds after which there is a checkpoint
         self.reporter: PeerReports
@@ -170,6 +172,9 @@ class Participation:
     ) -> None:
         """Make swarm, checkpoints, trainer and reports around the state."""
         store.ahead = self.fetcher.ahead
+        self.gathering = gathering_of(
+            self.config.wait_for, self.replicas[0], restored=restored, events=self.events
+        )
         self.swarm = make_swarm(
             self.node,
             run.manifest,
@@ -183,7 +188,13 @@ class Participation:
                 learned=self._on_announced,
             ),
             lambda rounded: self._on_committed(rounded, None),
-            Origin(self._newcomer, self.node.new_key, self.fetcher.lineages, self.fetcher.took),
+            Origin(
+                self._newcomer,
+                self.node.new_key,
+                self.fetcher.lineages,
+                self.fetcher.took,
+                self.gathering,
+            ),
         )
         self._saves = Multiples(self.config.checkpoint_every, self.replicas[0].place.round)
         self.keeper = Keeper(
@@ -211,6 +222,7 @@ class Participation:
                 self._hardware(),
                 self.hub,
                 restored,
+                self.gathering,
                 self._on_applied,
                 joined=self.fetcher.joined_under_way if restored is None else restored.cold,
             )
@@ -228,6 +240,7 @@ class Participation:
         """Tell what this machine lacks for a run before it enters. Raises E204, E402."""
         check_runs(manifest)
         check_role(manifest, self.config.role)
+        check_wait(manifest, self.config.wait_for)
         for doubt in doubts(manifest):
             self.events.emit(Notice(text=doubt))
         self._layout = await layout_of(self.node, manifest)
@@ -287,6 +300,9 @@ class Participation:
             )
             if self._newcomer and isinstance(self.swarm, Swarm):  # in pairs nobody lets it in
                 spawn(Waiting(self.swarm.chains[0], self.events).run())
+        if self.gathering.on(self.replicas[0].place) and isinstance(self.swarm, Swarm):
+            self.node.state.status = "starting"
+            spawn(Gatherer(self.swarm.chains[0], self.events).run())
         spare_what_stays()
         spawn(self.swarm.run())
         tell_links(self.node.transport)

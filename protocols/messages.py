@@ -112,7 +112,8 @@ class Announce(Message, kind=3):
     tokens: int = 0  # since its last contribution
     steps: int = 0  # inner steps since its last contribution
     weight: float = 0.0  # the weight it asks for: tokens, less while it is new
-    eta: float = UNKNOWN_ETA_S  # seconds until ready, by its own estimate
+    # seconds until ready, by its own estimate, or once it may begin; unknown before it can begin
+    eta: float = UNKNOWN_ETA_S
     # measured speeds
     tokens_per_second: float = 0.0
     steps_per_second: float = 0.0

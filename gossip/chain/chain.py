@@ -39,6 +39,7 @@ from gossip.membership.standing import seen_from
 from gossip.place import Place
 from gossip.plans.rules import Rules
 from gossip.rounds.agreement import NONE
+from gossip.rounds.gathering import Gathering
 from gossip.rounds.holding import Holding
 from gossip.rounds.instructions import (
     Accuse,
@@ -81,6 +82,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
     known_lineage: InitVar[Lineage | None] = None  # of a state that was fetched or restored
     new_identity: bool = False  # made just now: nobody can have promised anything under it
     record: PromiseRecord | None = None  # of what was promised; None: nothing outlives the process
+    gathering: Gathering = field(default_factory=Gathering)  # whom a run's creator waits for
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
@@ -157,6 +159,8 @@ class Chain(Reports, OwnStatus, RoundFacts):
     def wait_for_all(self) -> None:
         """Begin no round before all who ask for it have caught up: this member will leave soon."""
         self._holding.spend_all()
+        self.gathering.end()
+        self._kick.set()
 
     async def settle(self) -> None:
         """Nothing is given away that might be lost: see :attr:`in_doubt`."""
@@ -370,6 +374,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
             unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
             mute=self.missed.idle(place.round),
             trial=self.trial,
+            gathering=self.gathering,
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(

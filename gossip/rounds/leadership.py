@@ -30,6 +30,7 @@ from gossip.plans.rules import NO_BOUND, PATIENCE_S, Rules
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.company import Company
+from gossip.rounds.gathering import Gathering
 from gossip.rounds.holding import NO_MORE, Holding
 from gossip.rounds.spreading import SMALL
 from protocols.bounds import MAX_PEERS
@@ -56,6 +57,7 @@ class Leadership:
     holding: Holding = field(default_factory=Holding)
     unreliable: Set[PeerId] = frozenset()  # they own no part, and lead last
     mute: Set[PeerId] = frozenset()  # they relay no part
+    gathering: Gathering = field(default_factory=Gathering)
     lost: set[PartKey] = field(default_factory=set)  # reported as merged, but nobody has the bytes
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
@@ -169,10 +171,12 @@ class Leadership:
         """Whether a round that merges nothing is to bring newcomers into office.
 
         Where rounds are far apart they would wait long; where only servers are in office, no
-        island could ever begin.
+        island could ever begin; and a run's creator may wait for them.
         """
         if now < self.opened + ROLL_CALL_S:
             return False
+        if self.gathering.on(self.place):
+            return self.gathering.complete(self.company, now)
         waiting = self.company.waiting(now)
         if ready:
             # Each newcomer causes one roll call, so merely claiming to wait holds nobody up. But a

@@ -35,6 +35,7 @@ from gossip.rounds.candidacies import Candidacies
 from gossip.rounds.company import BELIEVED, Company
 from gossip.rounds.drafting import Drafting
 from gossip.rounds.election_timer import ElectionTimer
+from gossip.rounds.gathering import Gathering
 from gossip.rounds.holding import Holding
 from gossip.rounds.instructions import Accuse, CatchUp, Commit, FollowPlan, Instruction, Send
 from gossip.rounds.leadership import Leadership
@@ -82,6 +83,7 @@ class Round:
     unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
     mute: Set[PeerId] = frozenset()  # did nothing for their group: relay none
     trial: Trial | None = None  # limits who comes into office; None: no limit
+    gathering: Gathering = field(default_factory=Gathering)  # whom a run's creator waits for
     agreement: Agreement = field(init=False)
     proposer: Proposer = field(init=False)
     company: Company = field(init=False)
@@ -115,7 +117,7 @@ class Round:
         self.telling = Telling(self.agreement, self.company)
         self.leadership = Leadership(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
-            self.ladder, self.holding, self.unreliable, self.mute,
+            self.ladder, self.holding, self.unreliable, self.mute, self.gathering,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)

@@ -83,6 +83,7 @@ bootstrap_app = typer.Typer(
         "init_from",
         "resume",
         "rounds",
+        "wait_for",
     )
 )
 def bootstrap(

@@ -1,4 +1,8 @@
-"""What a newcomer waits for, in words: the next round, which lets it in, and who is to make it."""
+"""What a node waits for, in words, before it takes part.
+
+A newcomer for the next round, which lets it in, and for who is to make that; a run's creator for as
+many islands as ``--wait-for`` says.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from dataclasses import dataclass
 from gossip.chain.chain import Chain
 from gossip.membership.members import Liveness
 from gossip.plans.validity import MAX_ROSTER
+from gossip.rounds.gathering import Gathering
+from node.checkpoints.restoring import Restored
 from node.monitor.event_log import EventLog
-from node.monitor.events import JoinProgress
+from node.monitor.events import JoinProgress, Notice
 from node.monitor.wording import duration, short
+from node.replicas.replica import OuterReplica
 from protocols.messages import UNKNOWN_ETA_S
 
 LOOK_S = 1.0
@@ -67,6 +74,9 @@ class Waiting:
         said = {
             peer: membership.eta(peer, now) for peer in there if there[peer].eta < UNKNOWN_ETA_S
         }
+        if not said and not here:  # it may wait for more islands, or have yet to begin
+            names = ", ".join(there[peer].name or short(peer) for peer in sorted(there)[:NAMED])
+            return f"waits for the run to begin: {names} lets in all who are there then"
         if not said:
             return "waits to be let in by the next round"
         last = max(said, key=lambda peer: said[peer])
@@ -80,3 +90,40 @@ class Waiting:
             f"though {name} said it needs {duration(self._most_s)}: its log and alarms say why "
             "(what it learns may not be finite)"
         )
+
+
+@dataclass
+class Gatherer:
+    """Tells how many islands are there, of those that a run's creator waits for."""
+
+    chain: Chain  # of fragment 0
+    events: EventLog
+
+    async def run(self) -> None:
+        """Until the run begins, or this node leaves before."""
+        gathering, told = self.chain.gathering, -1
+        while gathering.on(self.chain.replica.place) and not gathering.ended:
+            there = gathering.there(self.chain.round.company, self.chain.now())
+            if there != told:
+                text = f"{there} of {gathering.least} islands are there"
+                text += ": the run begins once all are"
+                self.events.emit(JoinProgress(step=6, name="wait", text=text))
+                told = there
+            await asyncio.sleep(LOOK_S)
+
+
+def gathering_of(
+    islands: int, replica: OuterReplica, *, restored: Restored | None, events: EventLog
+) -> Gathering:
+    """Whom this node waits for, as ``--wait-for`` says: nobody, unless it alone can begin the run.
+
+    Who has trained in it before goes on with that.
+    """
+    if islands < 2:
+        return Gathering()
+    trained = restored is not None and restored.trained is not None
+    if trained or replica.place.round or replica.roster != (replica.me,):
+        text = "--wait-for does nothing: the run has begun, or is another node's to begin"
+        events.emit(Notice(text=text))
+        return Gathering()
+    return Gathering(islands)

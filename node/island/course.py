@@ -69,6 +69,8 @@ class Course:
     def begin(self, beginning: Beginning, swarm: AnySwarm | None, steps_read: int) -> Begin:
         """For ranks that begin; data of so many ``steps_read`` is not read again."""
         rounds, checkpoint = [r.place.round for r in self.replicas], beginning.checkpoint
+        if rounds[0] == 1 and not (self.replicas[0].place.work or self.pace.step):
+            beginning.joined = False  # let in before anybody trained: all are as cold
         self._evaluations.pass_over(rounds[0])
         slot, slots = self.targets.slot(swarm)
         self.aim(swarm, anew=range(len(rounds)))

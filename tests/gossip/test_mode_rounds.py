@@ -247,3 +247,35 @@ def test_what_follows_from_the_manifest() -> None:
     light, heavy = weight_of(late, 100, 10), weight_of(late, 200, 10)
     assert heavy == pytest.approx(4 * light)
     assert weight_of(late, 2**40, 1) == 2**40
+
+
+def test_a_creator_that_waits_begins_with_all_it_waits_for() -> None:
+    """Until they are enough there is no round; then one that merges nothing lets them in."""
+    world = World(3, 1, outside=2)
+    creator, _, third = world.peers.values()
+    world.cut = {frozenset({third.identity.peer_id, p}) for p in world.peers}  # it is not there yet
+    creator.gathering.least, creator.gathering.able = 3, True
+    creator.slower = 1e6  # its trainer is not told to begin
+    world.open(creator)
+    world.run(60.0)
+    assert outcomes(world) == []
+    creator.slower = 1.0
+    world.cut.clear()
+    world.run(90.0)
+    first, *later = outcomes(world)
+    assert not merged(first)
+    assert set(first.next_roster) == set(world.peers)
+    assert merged(later[0]) == set(world.peers)
+
+
+def test_a_creator_that_leaves_before_all_are_there_lets_in_who_is() -> None:
+    world = World(2, 1, outside=1)
+    creator, second = world.peers.values()
+    creator.gathering.least, creator.gathering.able = 3, True
+    creator.slower = 1e6
+    world.open(creator)
+    world.run(20.0)
+    assert outcomes(world) == []
+    creator.gathering.end()
+    world.run(30.0)
+    assert second.identity.peer_id in outcomes(world)[0].next_roster

@@ -18,6 +18,7 @@ from gossip.plans.certificate import basis_of, check_certificate, genesis, outco
 from gossip.plans.rules import Rules
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds import round as rounds
+from gossip.rounds.gathering import Gathering
 from gossip.rounds.instructions import Broadcast, CatchUp, Commit, FollowPlan, Send
 from gossip.rounds.round import Round
 from protocols.counts import pack_counts
@@ -54,6 +55,7 @@ class Peer:
     held: dict[tuple[int, PartKey], PartResult] = field(default_factory=dict)
     backlog: list[Callable[[], None]] = field(default_factory=list)
     frozen_at: float = 0.0
+    gathering: Gathering = field(default_factory=Gathering)
 
 
 class World:
@@ -190,6 +192,7 @@ class World:
             place.round <= peer.forgotten,
             missed=peer.absent.rounds(place.round),
             unreliable=peer.absent.unreliable(place.round),
+            gathering=peer.gathering,
         )
         current = peer.round
 

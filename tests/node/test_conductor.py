@@ -12,20 +12,26 @@ from typing import Any, cast
 import pytest
 import torch
 from conductor_kit import (
+    OTHER,
     SIZE,
     Gate,
     at_once,
+    commit,
     commit_without,
     conductor,
     snapshot,
 )
 from replica_kit import normal
 
+from gossip.rounds.gathering import Gathering
+from node.island.beginning import Stage
 from node.island.silence import Silent
 from node.replicas.eager_state import EagerReplica
 from node.replicas.own_state import OwnReplica
 from node.trainer.channel import (
+    Begin,
     ChannelClosedError,
+    Ready,
     Saved,
     Staged,
     Stopped,
@@ -232,3 +238,32 @@ async def test_no_guess_is_made_again_of_a_snapshot_that_was_merged_meanwhile(
     assert await made.save(Path("draft")) is not None
     sent = [type(command).__name__ for command in cast(Any, made.island).sent]
     assert sent == ["Shift", "Shift", "Apply", "Save"]
+
+
+async def test_the_trainer_of_a_creator_that_waits_begins_after_the_first_round(
+    vectors: SharedVectors,
+) -> None:
+    made, chain = conductor(vectors, at_once)
+    made.gathering = Gathering(3)
+    chain.kick = lambda: None  # type: ignore[attr-defined]
+    made.beginning.stage = Stage.COMING
+    made.layout = cast(Any, SimpleNamespace(size=SIZE, digest="00", cuts=made.layout.cuts))
+    await made._on_ready(Ready(SIZE, b"\0"))
+    sent = cast(Any, made.island).sent
+    assert sent == []
+    assert made.gathering.able
+    assert chain.said == [], "who waits for it is not told when it will be ready"
+    made.beginning.joined = True  # as those whom it lets in
+    await commit(made.replicas[0], {OTHER: 0})
+    (begin,) = sent
+    assert isinstance(begin, Begin)
+    assert not begin.rewarm, "nobody's optimizer is warmer"
+
+
+async def test_who_waits_to_be_let_in_says_that_it_can_begin(vectors: SharedVectors) -> None:
+    made, chain = conductor(vectors, at_once)
+    made.beginning.stage, made.beginning.expects_moments = Stage.COMING, True
+    made.layout = cast(Any, SimpleNamespace(size=SIZE, digest="00", cuts=made.layout.cuts))
+    await made._on_ready(Ready(SIZE, b"\0"))
+    assert cast(Any, made.island).sent == []
+    assert chain.said == [{"eta": 60.0}]

@@ -23,6 +23,7 @@ async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
 ) -> None:
     monkeypatch.setattr("node.participation.layout_of", AsyncMock())
     part: Any = MagicMock()
+    part.config.wait_for = 0
     for lr, told in ((0.7, 0), (2.0, 1)):
         manifest = Manifest.model_validate({"outer": {"lr": lr}})
         await Participation._ready(part, MagicMock(), manifest)
@@ -62,7 +63,9 @@ async def test_room_is_asked_for_where_checkpoints_are_made(
 ) -> None:
     monkeypatch.setattr("node.participation.layout_of", AsyncMock(return_value=MagicMock(size=9)))
     part: Any = MagicMock()
-    part.config = SimpleNamespace(role="island", checkpoint_every=every, checkpoint_copy=copy)
+    part.config = SimpleNamespace(
+        role="island", checkpoint_every=every, checkpoint_copy=copy, wait_for=0
+    )
     store = MagicMock()
     await Participation._ready(part, store, Manifest())
     assert [call.kwargs["copies"] for call in store.preflight.call_args_list] == asked

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from bootstrap.manifest import Manifest
 from gossip.membership.members import Membership
 from gossip.plans.validity import MAX_ROSTER
-from node.entry.waiting import Waiting
+from gossip.rounds.gathering import Gathering
+from node.entry.waiting import Gatherer, Waiting, gathering_of
+from node.modes import check_wait
 from node.monitor.events import JoinProgress
+from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
-from protocols.messages import Announce
+from protocols.messages import UNKNOWN_ETA_S, Announce
 
 ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
 ROUND_S = 40.0
@@ -29,6 +33,7 @@ class Scene:
         self.place = SimpleNamespace(round=5)
         self.status = SimpleNamespace(status="joining")
         self.roster: tuple[PeerId, ...] = (OTHER,)
+        self.eta = 0.0  # what the island says; 0: the rest of its round
 
     async def play(self, seconds: float, *, rounds: bool = False, silent: bool = False) -> None:
         loop = asyncio.get_running_loop()
@@ -50,7 +55,7 @@ class Scene:
     def _announce(self, second: int) -> None:
         announce = Announce(
             OTHER, "island", "active", 1, (), "", "", self.place.round, b"", b"", 0,
-            eta=ROUND_S - second % ROUND_S, name="first",
+            eta=self.eta or ROUND_S - second % ROUND_S, name="first",
         )  # fmt: skip
         now = asyncio.get_running_loop().time()
         self.membership.on_announce(announce, b"", second, now)
@@ -107,3 +112,72 @@ def test_where_who_decides_has_said_farewell_that_is_told() -> None:
 
     virtual_time.run(main())
     assert f"and they have left: …{PeerId(OTHER)[-8:]}" in scene.told[0][1]
+
+
+def test_before_the_first_round_it_is_told_who_lets_in_who_is_there() -> None:
+    scene = Scene()
+    scene.place.round = 0
+    scene.eta = UNKNOWN_ETA_S
+    virtual_time.run(scene.play(20.0))
+    assert scene.told[0][1] == "waits for the run to begin: first lets in all who are there then"
+
+
+def test_a_creator_tells_how_many_are_there_until_the_run_begins() -> None:
+    told: list[str] = []
+    others: list[PeerId] = []
+    trains = {OTHER: UNKNOWN_ETA_S}
+
+    def announced(peer: PeerId) -> Any:
+        return SimpleNamespace(role="island", eta=trains[peer])
+
+    company = SimpleNamespace(waiting=lambda now: set(others), announcement=announced)
+    gathering = Gathering(2, able=True)
+    place: Any = SimpleNamespace(round=0)
+    replica, round_ = SimpleNamespace(place=place), SimpleNamespace(company=company)
+    chain: Any = SimpleNamespace(
+        gathering=gathering, round=round_, replica=replica, now=lambda: 0.0
+    )
+
+    async def main() -> None:
+        log: Any = SimpleNamespace(emit=lambda event: told.append(event.text))
+        gatherer = asyncio.ensure_future(Gatherer(chain, log).run())
+        await asyncio.sleep(5.0)
+        assert not gathering.complete(cast(Any, company), 0.0)
+        others.append(OTHER)
+        await asyncio.sleep(5.0)
+        assert not gathering.complete(cast(Any, company), 0.0), "its trainer is not there yet"
+        trains[OTHER] = 60.0
+        await asyncio.sleep(5.0)
+        assert gathering.complete(cast(Any, company), 0.0)
+        place.round = 1
+        await asyncio.wait_for(gatherer, 5.0)
+
+    virtual_time.run(main())
+    assert [text.partition(":")[0] for text in told] == [
+        "1 of 2 islands are there",
+        "2 of 2 islands are there",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("round_", "roster", "trained", "waits"),
+    [(0, (ME,), False, True), (1, (ME,), False, False), (0, (OTHER,), False, False),
+     (0, (ME,), True, False)],
+)  # fmt: skip
+def test_who_cannot_begin_the_run_or_has_trained_in_it_waits_for_nobody(
+    round_: int, roster: tuple[PeerId, ...], trained: bool, waits: bool
+) -> None:
+    told: list[Any] = []
+    replica: Any = SimpleNamespace(me=ME, roster=roster, place=SimpleNamespace(round=round_))
+    restored: Any = SimpleNamespace(trained="ckpt-00000000") if trained else None
+    log: Any = SimpleNamespace(emit=told.append)
+    found = gathering_of(3, replica, restored=restored, events=log)
+    assert found.on(replica.place) is waits
+    assert ["does nothing" in event.text for event in told] == [True] * (not waits)
+
+
+def test_islands_in_pairs_cannot_wait_for_others() -> None:
+    with pytest.raises(OperatorError, match="E204") as refused:
+        check_wait(Manifest.model_validate({"mode": "gossip"}), 3)
+    assert "mode gossip" in str(refused.value)
+    check_wait(Manifest.model_validate({"mode": "async"}), 3)
