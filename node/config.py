@@ -158,7 +158,11 @@ class NodeConfig(IslandSettings):
         "one takes, if that is more; 0: rounds alone.",
     )
     keep_checkpoints: int = Field(
-        default=2, ge=1, le=1000, description="How many checkpoints to keep."
+        default=2,
+        ge=1,
+        le=1000,
+        description="How many checkpoints to keep: the newest, besides the one with the lowest "
+        "validation loss.",
     )
     checkpoint_copy: str = Field(
         default="", max_length=1024, description="Path or URL (fsspec) for a second copy of them."

@@ -163,7 +163,8 @@ _ROWS = (
     Kind(
         "E402",
         "the disk is full",
-        "at the start there must be room for the checkpoints to keep (--keep-checkpoints, by "
+        "at the start there must be room for the checkpoints to keep (the best, and "
+        "--keep-checkpoints, by "
         "default 2) and the one being written, with --checkpoint-copy for one more, and for small "
         "files such as api.json; later the node trains on and skips checkpoints until there is, "
         "and ends with this error where there is no room for its last one",

@@ -246,7 +246,11 @@ class Participation:
         self._layout = await layout_of(self.node, manifest)
         if self.config.role == "island" and self.config.checkpoint_every:
             size = 4 * floats_saved(manifest) * self._layout.size
-            store.preflight(size, copies=bool(self.config.checkpoint_copy))
+            store.preflight(
+                size,
+                copies=bool(self.config.checkpoint_copy),
+                evaluated=bool(manifest.rounds.eval_every),
+            )
         if self.config.role == "island" and self.node.daemon.script is None:
             gpu = device_kind(self.config) == "cuda"
             if lack := lacking(self.config, manifest, self._layout.size, gpu=gpu):
@@ -365,6 +369,8 @@ class Participation:
 
     async def _on_applied(self, applied: Applied) -> None:
         """The trainer stands on the new base: report, checkpoint, perhaps end."""
+        if applied.validation_loss is not None:
+            self.keeper.validated = applied.round, applied.validation_loss
         news = self.reporter.on_applied(applied)
         self._check_end()
         if self.node.daemon.stop_reason.done():

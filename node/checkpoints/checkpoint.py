@@ -87,6 +87,8 @@ class Facts(BaseModel):
     head: str = ""  # hash of the newest certificate, hex
     state: str = ""  # digest of the outer state, hex
     peer: str = ""  # whose; empty in those of before it was said
+    # of the outer parameters that are in it; None: they were not evaluated, or it was not said yet
+    validation: float | None = Field(None, allow_inf_nan=False)
 
 
 class Index(Facts):
@@ -107,7 +109,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Search:
-    """The newest whole checkpoint, and an E404 for every newer one that had to be passed over."""
+    """The first that is whole, and an E404 for each before it that had to be passed over."""
 
     checkpoint: Checkpoint | None
     damaged: tuple[CheckpointError, ...]
@@ -143,12 +145,15 @@ class CheckpointStore:
         for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
 
-    def preflight(self, checkpoint_bytes: int, *, copies: bool = False) -> None:
+    def preflight(
+        self, checkpoint_bytes: int, *, copies: bool = False, evaluated: bool = False
+    ) -> None:
         """Raise E402 unless there is room for the checkpoints to keep and one being written.
 
         ``copies``: and one that is still being copied to a second place (:meth:`aside`).
+        ``evaluated``: and the best, which may be an old one.
         """
-        count = self.keep + 1 + copies
+        count = self.keep + 1 + copies + evaluated
         needed = checkpoint_bytes * count - self.held()
         free = shutil.disk_usage(self.directory).free
         if free < needed:
@@ -178,6 +183,17 @@ class CheckpointStore:
         found = [(_made(p), p) for p in there if round_of(p.name) is not None]
         return [path for _, path in sorted(found, reverse=True)]
 
+    def by_loss(self) -> list[Path]:
+        """Those whose outer parameters were evaluated, the lowest loss first, unverified."""
+        said = [(said_by(path), path) for path in self.paths()]
+        losses = [(one.validation, path) for one, path in said if one is not None]
+        known = [(loss, path) for loss, path in losses if loss is not None]
+        return [path for _, path in sorted(known, key=lambda one: one[0])]
+
+    def best(self) -> Path | None:
+        """The one with the lowest validation loss; None: nothing is known of any."""
+        return next(iter(self.by_loss()), None)
+
     @contextmanager
     def draft(self) -> Iterator[Path]:
         """A directory to write files into; it is gone afterwards unless :meth:`commit` took it.
@@ -204,6 +220,7 @@ class CheckpointStore:
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
+        But never the best one: if the run gets worse, that is the one to go back to.
         What was fetched to begin with goes, too, but for what is :attr:`ahead`: from now on this
         node begins from checkpoints. Reads every file whose hash no note tells; run it off the
         event loop.
@@ -239,8 +256,10 @@ class CheckpointStore:
         self._before = None
         spared.forget(self.directory, needed=sum(file.bytes for file in files.values()))
         others = [path for path in self.paths() if path != target]
+        best = self.best()
         for path in others[self.keep - 1 :]:
-            remove(path)
+            if path != best:
+                remove(path)
         shutil.rmtree(old, ignore_errors=True)
         self.forget_fetched(but=self.ahead())
         return Checkpoint(target, index)
@@ -293,14 +312,14 @@ class CheckpointStore:
         there = (*self.paths(), *spared.spared(self.directory))
         return sum(map(bytes_in, there)) + sum(map(_taken, self._fetched()))
 
-    def latest(self) -> Search:
-        """The newest checkpoint that verifies. Reads every byte of it.
+    def latest(self, *, best: bool = False) -> Search:
+        """The newest checkpoint that verifies, or the ``best``. Reads every byte of it.
 
         Raises E404 where one cannot be read now: it may be whole, and an older one does not take
         its place.
         """
         damaged: list[CheckpointError] = []
-        paths = self.paths()
+        paths = self.by_loss() if best else self.paths()
         for older, path in enumerate(paths, start=1):
             try:
                 return Search(Checkpoint(path, verify(path)), tuple(damaged))

@@ -169,16 +169,17 @@ def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:
     return data
 
 
-def read_newest(path: Path) -> tuple[Path, OuterFiles]:
+def read_newest(path: Path, *, best: bool = False) -> tuple[Path, OuterFiles]:
     """Read a checkpoint directory, or the newest whole one of a state directory; else E404.
 
+    ``best``: in place of the newest the one with the lowest validation loss.
     Returns which one it was as well. A node that runs there may remove it while it is read: then
     the newest by then is tried.
     """
     for left in reversed(range(TRIES)):
         before = _listed(path)
         try:
-            checkpoint, verified = find_checkpoint(path)
+            checkpoint, verified = find_checkpoint(path, best=best)
             return checkpoint, read_outer(checkpoint, verified)
         except CheckpointError:
             if not left or _listed(path) == before:
@@ -198,21 +199,26 @@ def _folder(place: Path) -> Path:
     return place if any(place.glob("ckpt-*")) else StateDir(place).checkpoints
 
 
-def find_checkpoint(path: Path) -> tuple[Path, Index | None]:
+def find_checkpoint(path: Path, *, best: bool = False) -> tuple[Path, Index | None]:
     """A checkpoint itself, or the newest whole one of a state directory or a copy; else E404.
 
-    With what it says where it has been verified.
+    ``best``: the one with the lowest validation loss of those that are there. With what it says
+    where it has been verified.
     """
     if path.name.startswith("ckpt-") or os.path.isfile(path / INDEX):
         return path, None
     try:
         directory = _folder(path)
-        found = CheckpointStore(directory, owns=False).latest() if directory.is_dir() else None
+        store = CheckpointStore(directory, owns=False)
+        found = store.latest(best=best) if directory.is_dir() else None
     except OSError as error:  # another user's, as a rule
         raise CheckpointError(path, reason(error), "let this user read it") from error
     if found is None or found.checkpoint is None:
         if found is not None and found.damaged:
             raise CheckpointError(path, f"none in it is whole ({found.why})", "give a copy of one")
+        if best and found is not None and store.paths():
+            why = "none in it has a validation loss: those rounds were not evaluated"
+            raise CheckpointError(path, why, "leave out --best, which takes the newest")
         raise CheckpointError(
             path,
             "it is no checkpoint, and there is none in it"

@@ -10,6 +10,7 @@ Both are written while training goes on.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
@@ -93,6 +94,10 @@ class Keeper:
     copying: Copying | None = None  # to a second place for them
     leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     newest: Path | None = None  # of this island since it joined
+    # the newest round after which the outer parameters were evaluated, and their loss. That is what
+    # a checkpoint has of them, in each mode: what all share, or in pairs this island's own. Of a
+    # model in fragments the others may have moved since: each of them by a round, as a rule
+    validated: tuple[int, float] | None = None
     failed: Exception | None = None  # why there is none of the last try; None once there is one
     took: float = 0.0  # seconds, for the newest
     available: Callable[[], int | None] = _available  # bytes of memory; None: not known
@@ -189,6 +194,7 @@ class Keeper:
             return False
         self.failed, self._full, self.newest = None, False, saved.path
         self.took = time.monotonic() - started
+        best = await self.offload(self.store.best)
         if self.copying is not None:
             await self.copying.soon(saved.path)
         self.events.emit(
@@ -197,6 +203,7 @@ class Keeper:
                 path=str(saved.path),
                 bytes=sum(file.bytes for file in saved.facts.files.values()),
                 seconds=self.took,
+                best=best.name if best is not None else "",
             )
         )
         if stop_s(self.took) > STOP_S:
@@ -374,6 +381,7 @@ class Keeper:
 
     def _facts(self, place: Place) -> Facts:
         pace = self.conductor.pace if self.conductor is not None else None
+        round_, loss = self.validated or (-1, math.nan)
         return Facts(
             run=self.signed.run_id.hex(),
             round=place.round,
@@ -382,6 +390,7 @@ class Keeper:
             head=place.previous.hex(),
             state=place.state.hex(),
             peer=self.replicas[0].me,
+            validation=loss if round_ == place.round and math.isfinite(loss) else None,
         )
 
 

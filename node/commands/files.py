@@ -68,6 +68,12 @@ def export(
             help="A checkpoint, or the newest of a state directory or of a --checkpoint-copy.",
         ),
     ],
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best", help="Take the one with the lowest validation loss, not the newest."
+        ),
+    ] = False,
     to: Annotated[str, typer.Option(metavar="hf", help="Format: hf (Hugging Face).")] = "hf",
     max_shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest file of weights to write, as in 500MB.")
@@ -89,14 +95,18 @@ def export(
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     most = _shard_size(max_shard_size)
+    from node.checkpoints.names import INDEX
     from node.checkpoints.outer_files import read_newest, read_tokenizer_of
     from node.checkpoints.script_layout import script_layout
     from node.hf.export import check_empty, export_hf, export_weights
     from node.hf.likeness import files_like
 
+    if best and (source / INDEX).is_file():
+        fix = "give the state directory it is in, or leave out --best"
+        raise bad_config(f"--best of {source.name}", "that is one checkpoint", fix)
     clean_up_at_any_end()  # a folder may be half written
     check_empty(folder)  # before what takes long
-    checkpoint, outer = read_newest(source)
+    checkpoint, outer = read_newest(source, best=best)
     manifest = outer.signed.manifest
     if manifest.script.layout:
         if like is not None:

@@ -219,9 +219,9 @@ def parameters(model: Model) -> int:
 def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the state directory can be written, and holds the checkpoints of the model.
 
-    As :meth:`~node.checkpoints.checkpoint.CheckpointStore.preflight`: those to keep, one being
-    written, and one that is still being copied to a second place. ``manifest`` is None where nobody
-    could tell the run.
+    As :meth:`~node.checkpoints.checkpoint.CheckpointStore.preflight`: those to keep and the best
+    one, one being written, and one that is still being copied to a second place. ``manifest`` is
+    None where nobody could tell the run.
     """
     there = next(p for p in (config.dir, *config.dir.parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -242,7 +242,8 @@ def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
         whose, more = f"run {manifest.label}", ""
     else:
         return ok("disk", f"{_mib(free)} free at {there}; {_unknown(manifest)}")
-    count = config.keep_checkpoints + 1 + bool(config.checkpoint_copy)
+    evaluated = manifest is None or bool(manifest.rounds.eval_every)
+    count = config.keep_checkpoints + 1 + bool(config.checkpoint_copy) + evaluated
     needed = max(0, count * size - held)
     found = f"{_mib(free)} free at {there}; {count} checkpoints of {whose}: {_mib(needed)}{more}"
     if free < needed:

@@ -325,9 +325,14 @@ def _loss(here: Here) -> Iterator[Alarm]:
             "loss",
             "warning",
             f"The validation loss rises: {last[-1]:.3f} now, {low:.3f} after round {when}.",
-            "Look for islands that drift, and at the learning rate. To go back, make a new run "
-            "with --init-from and a model exported from an earlier checkpoint.",
+            "Look for islands that drift, and at the learning rate. To go back, take the best "
+            f"checkpoint that is kept{_best(here)} with node export --best, and make a new run "
+            "of it with --init-from.",
         )
+
+
+def _best(here: Here) -> str:
+    return f", {here.saved.best}," if here.saved is not None and here.saved.best else ""
 
 
 def _checkpoint(here: Here) -> Iterator[Alarm]:

@@ -273,6 +273,7 @@ class CheckpointSaved(Event):
     path: str
     bytes: int = 0
     seconds: float = 0.0
+    best: str = ""  # name of the one with the lowest validation loss that is there by now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

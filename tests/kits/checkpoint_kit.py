@@ -25,11 +25,13 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) ->
     return write_entries(path, [Entry.of_array(*each) for each in tensors.items()])
 
 
-def make(store: CheckpointStore, round: int, run: str = "r", peer: str = "") -> Checkpoint:
+def make(
+    store: CheckpointStore, round: int, run: str = "r", peer: str = "", loss: float | None = None
+) -> Checkpoint:
     with store.draft() as draft:
         write_tensors(draft / "outer.safetensors", {"base": VALUES + round})
         (draft / "trainer.json").write_text("{}")
-        facts = Facts(run=run, round=round, step=10 * round, tokens=0, peer=peer)
+        facts = Facts(run=run, round=round, step=10 * round, tokens=0, peer=peer, validation=loss)
         return store.commit(draft, facts)
 
 

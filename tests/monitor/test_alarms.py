@@ -325,6 +325,16 @@ def test_a_validation_loss_that_rises(losses: tuple[float | None, ...], told: bo
         assert "--init-from" in found[0].fix
 
 
+def test_the_checkpoint_to_go_back_to_is_named() -> None:
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    for number, loss in enumerate((2.0, 1.8, *([2.5] * RISEN_TIMES))):
+        log.emit(RoundDone(round=number, validation_loss=loss))
+    assert "that is kept with node export --best" in state.alarms_now()[0].fix
+    log.emit(CheckpointSaved(round=9, path="/c/ckpt-00000009", best="ckpt-00000002"))
+    assert "that is kept, ckpt-00000002, with node export" in state.alarms_now()[0].fix
+
+
 def test_what_a_node_says_of_its_own_loss_comes_from_its_events() -> None:
     log = EventLog()
     state = NodeState(NodeView(peer="me"), log=log)

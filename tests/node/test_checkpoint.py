@@ -305,3 +305,41 @@ def test_a_process_that_ends_at_once_leaves_no_draft_of_its_own(tmp_path: Path) 
     forget_drafts(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
     forget_drafts(tmp_path / "nothing")
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for round, loss in enumerate((2.0, 1.5, 1.7, None, 1.9, 2.4), start=1):
+        make(store, round, loss=loss)
+    assert names(store) == ["ckpt-00000002", "ckpt-00000005", "ckpt-00000006"]
+    assert store.best() == tmp_path / "ckpt-00000002"
+    assert store.latest().checkpoint == store.latest(best=False).checkpoint
+    newest, best = store.latest().checkpoint, store.latest(best=True).checkpoint
+    assert newest is not None
+    assert best is not None
+    assert (newest.facts.round, best.facts.round) == (6, 2), "--resume goes on from the newest"
+    make(store, 7, loss=1.4)  # better than the best: that goes as any other
+    assert names(store) == ["ckpt-00000006", "ckpt-00000007"]
+
+
+def test_where_the_best_is_damaged_the_next_is_taken(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for round, loss in enumerate((1.5, 1.7, 1.6), start=1):
+        made = make(store, round, loss=loss)
+        if round == 1:
+            truncate(made.path)
+    found = store.latest(best=True)
+    assert found.checkpoint is not None
+    assert found.checkpoint.facts.round == 3
+    assert "ckpt-00000003 is tried" in found.damaged[0].fix
+
+
+def test_one_that_says_nothing_of_its_loss_is_read_as_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = make(store, 1).path / INDEX
+    path.write_text(path.read_text().replace(',\n "validation": null', ""))
+    assert "validation" not in path.read_text()
+    found = store.latest().checkpoint
+    assert found is not None
+    assert found.facts.validation is None
+    assert store.best() is None

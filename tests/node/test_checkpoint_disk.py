@@ -116,6 +116,8 @@ def test_preflight_counts_what_is_there(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DiskFullError, match="4 checkpoints"):
         store.preflight(800, copies=True)  # and one that is on its way to a second place
     store.preflight(600, copies=True)
+    with pytest.raises(DiskFullError, match="4 checkpoints"):
+        store.preflight(800, evaluated=True)  # and the best
     (tmp_path / "ckpt-00000001").mkdir()
     (tmp_path / "ckpt-00000001" / "x").write_bytes(bytes(1000))
     store.preflight(1000)

@@ -299,6 +299,27 @@ def test_export_leaves_alone_what_a_node_is_writing(command, checkpoint, tmp_pat
     assert read_newest(tmp_path / "state")[1].base.equal(checkpoint[0].base)
 
 
+def test_export_of_the_best(command, checkpoint, tmp_path):
+    store = CheckpointStore(tmp_path / "other" / "checkpoints")
+    given = ("--from", tmp_path / "other", "--best")
+    for number, loss in ((7, None), (8, 1.5), (9, 1.7)):
+        with store.draft() as draft:
+            write_outer(draft, checkpoint[0])
+            run = checkpoint[0].signed.run_id.hex()
+            facts = Facts(run=run, round=number, step=1, tokens=1, validation=loss)
+            store.commit(draft, facts)
+        if loss is None:
+            status, _, told = command("export", tmp_path / "none", *given)
+            assert (status, told[:10]) == (1, "error E404")
+            assert "has a validation loss" in told
+    status, out, told = command("export", tmp_path / "best", *given)
+    assert (status, told) == (0, "")
+    assert "of ckpt-00000008 in" in out
+    one = store.paths()[0]
+    status, _, told = command("export", tmp_path / "one", "--from", one, "--best")
+    assert (status, told[:10]) == (2, "error E204")
+
+
 @pytest.mark.parametrize("when", ["verify", "read_outer"])
 def test_a_checkpoint_that_goes_while_it_is_read_is_not_the_last(
     command, checkpoint, tmp_path, monkeypatch, when

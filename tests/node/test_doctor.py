@@ -266,7 +266,7 @@ def test_what_a_checkpoint_holds_is_counted_without_torch():
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("codec", ["int4", "int2"])
 def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec, copies):
-    """The same as :meth:`CheckpointStore.preflight`: it keeps two, and writes and copies one."""
+    """As :meth:`CheckpointStore.preflight`: two, the best, one that is written and one copied."""
     from node.trainer.layout import Layout
 
     store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=2)
@@ -276,14 +276,14 @@ def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch, codec, 
         if held:  # their sizes differ by a few bytes, as the times in them do
             size = sum(f.stat().st_size for f in make(store, held).path.rglob("*") if f.is_file())
             there += size
-        needed = (3 + copies) * size - there
+        needed = (4 + copies) * size - there
         copied = {"checkpoint_copy": str(tmp_path / "copies")} if copies else {}
         for free, status in ((needed, "ok"), (needed - 1, "fail")):
             usage = SimpleNamespace(free=free)
             monkeypatch.setattr(shutil, "disk_usage", lambda place, now=usage: now)
             assert machine.disk(config(tmp_path, **copied), manifest).status == status
             with contextlib.nullcontext() if status == "ok" else pytest.raises(DiskFullError):
-                store.preflight(size, copies=copies)
+                store.preflight(size, copies=copies, evaluated=True)
 
 
 def test_what_the_disk_holds_of_other_starts_makes_room_too(tmp_path, monkeypatch):
@@ -293,12 +293,12 @@ def test_what_the_disk_holds_of_other_starts_makes_room_too(tmp_path, monkeypatc
     newest = make(store, 3).path
     size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
     (store.directory / ".fetched-state-0").write_bytes(bytes(4096))
-    for free, status in ((3 * size - store.held(), "ok"), (3 * size - store.held() - 1, "fail")):
+    for free, status in ((4 * size - store.held(), "ok"), (4 * size - store.held() - 1, "fail")):
         usage = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda place, now=usage: now)
         assert machine.disk(config(tmp_path), Manifest()).status == status
         with contextlib.nullcontext() if status == "ok" else pytest.raises(DiskFullError):
-            store.preflight(size)
+            store.preflight(size, evaluated=True)
 
 
 def test_a_disk_that_cannot_hold_the_checkpoints(tmp_path):
@@ -331,7 +331,7 @@ def test_a_model_of_transformers_is_counted_by_that_library(tmp_path, monkeypatc
     machine._counted.cache_clear()
     memory = machine.memory(config(tmp_path), manifest).found
     assert f"{machine._mib(11 * 4 * count)} needed by run" in memory
-    checkpoints = 3 * 5 * 4 * count
+    checkpoints = 4 * 5 * 4 * count
     assert f"run {manifest.label}: {machine._mib(checkpoints)}" in (
         machine.disk(config(tmp_path), manifest).found
     )

@@ -125,3 +125,12 @@ async def test_compiled_loops_are_there_before_slices_come(
     part._assemble.side_effect = lambda *given: part.node.offload.assert_awaited_with(kernels.load)
     await Participation.enter(part, MagicMock())
     part._assemble.assert_called_once()
+
+
+async def test_a_checkpoint_learns_the_validation_loss_of_its_round() -> None:
+    part: Any = MagicMock()
+    part.keeper.validated = None
+    part.node.daemon.stop_reason.done.return_value = True
+    await Participation._on_applied(part, Applied(7, 0, 0, 1.5))
+    await Participation._on_applied(part, Applied(8, 0, 0, None))
+    assert part.keeper.validated == (7, 1.5)

@@ -21,7 +21,7 @@ from saving_kit import SlowTrainer, keeper_at
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints import saving, trainer_files
-from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts, verify
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts, said_by, verify
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.checkpoints.restoring import restore
@@ -362,3 +362,26 @@ async def test_what_grows_is_waited_for_however_long_it_takes(
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize(
+    ("validated", "said"),
+    [(None, None), ((2, 1.5), None), ((3, 1.5), 1.5), ((3, float("nan")), None)],
+)
+async def test_a_checkpoint_has_the_loss_of_the_parameters_that_are_in_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    validated: tuple[int, float] | None,
+    said: float | None,
+) -> None:
+    """Not that of an earlier round."""
+    events: list[Any] = []
+    keeper = keeper_at(tmp_path, events)
+    keeper.validated = validated
+    monkeypatch.setattr(saving.Keeper, "_write", lambda self, draft, outer: None)
+    assert await keeper.save()
+    (found,) = keeper.store.paths()
+    index = said_by(found)
+    assert index is not None
+    assert index.validation == said
+    assert [event.best for event in events] == ["" if said is None else found.name]
