@@ -19,7 +19,7 @@ from node.reports.peers import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate, Contributor
+from protocols.messages import Announce, Certificate, Contributor, Outcome
 
 PAST = 64  # rounds of which the state is remembered: others may stand at any of them
 
@@ -127,11 +127,7 @@ class Reporter(PeerReports):
         counted = {i.contributor for result in outcome.parts for i in result.included}
         merged = {outcome.contributors[index].peer: index for index in counted}
         live = self._mine + len(self.swarm.membership.islands_alive(self.swarm.now()))
-        dropped = {
-            str(c.peer): "its work did not arrive"
-            for index, c in enumerate(outcome.contributors)
-            if index not in counted
-        }
+        dropped = dropped_of(outcome)
         taken = conductor.readiness.snapshot_at[fragment] if conductor is not None else 0.0
         training = conductor is not None and taken > 0
         ready = self._ready.pop((fragment, outcome.round), {})
@@ -292,6 +288,16 @@ class Reporter(PeerReports):
             elif seen.status == "active" and was is not None and was != seen.state:
                 same.append(False)
         return all(same) if same else None
+
+
+def dropped_of(outcome: Outcome) -> dict[str, str]:
+    """Whose work a round has planned with and does not have; where the roll is called, nobody's."""
+    counted = {included.contributor for result in outcome.parts for included in result.included}
+    return {
+        str(contributor.peer): "its work did not arrive"
+        for index, contributor in enumerate(outcome.contributors)
+        if index not in counted and contributor.tokens
+    }
 
 
 def _phases(

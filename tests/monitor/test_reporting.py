@@ -17,7 +17,7 @@ from node import monitor
 from node.entry.lookout import Lookout
 from node.monitor.machine import KEPT_S, Machine
 from node.reports.peers import PeerReports, kind_of, link_of
-from node.reports.rounds import Reporter, _phases
+from node.reports.rounds import Reporter, _phases, dropped_of
 from protocols.errors import (
     BadSignature,
     Contradiction,
@@ -31,7 +31,7 @@ from protocols.errors import (
     TransferStalled,
 )
 from protocols.identity import PeerId
-from protocols.messages import Certificate
+from protocols.messages import Certificate, Contributor
 from protocols.p2p import RateLimit
 
 
@@ -64,6 +64,16 @@ def test_phases_add_up_and_none_is_negative() -> None:
         found = phases({"me": 10.0}, 10.0, 18.0, **moments)
         assert min(found.values()) >= 0
         assert sum(found.values()) == pytest.approx(8.0)
+
+
+def test_whose_work_is_missing_is_told_and_a_roll_call_misses_nobody_s() -> None:
+    parts = (SimpleNamespace(included=(SimpleNamespace(contributor=0),)),)
+    here, away = (Contributor(PeerId(name), 1.0, 9, True) for name in ("here", "away"))
+    merged: Any = SimpleNamespace(parts=parts, contributors=(here, away))
+    assert list(dropped_of(merged)) == ["away"]
+    leader = Contributor(PeerId("leader"), 0.0, 0, False)
+    roll: Any = SimpleNamespace(parts=(SimpleNamespace(included=()),), contributors=(leader,))
+    assert dropped_of(roll) == {}
 
 
 @pytest.mark.parametrize(
