@@ -114,7 +114,7 @@ export class Panels {
     const c = state.consensus;
     this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
     const step = state.training.step;
-    this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here` : "this node trains nothing");
+    this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
   }
 
   alarms(state) {
