@@ -322,6 +322,16 @@ def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
     assert names(store) == ["ckpt-00000006", "ckpt-00000007"]
 
 
+def test_one_of_another_run_is_never_the_best(tmp_path: Path) -> None:
+    """It would be kept for ever, and exported as this run's."""
+    store = CheckpointStore(tmp_path)
+    make(store, 3, run="before", loss=0.5)
+    for round, loss in enumerate((2.0, 1.9, 2.4), start=4):
+        make(store, round, loss=loss)
+    assert store.best() == tmp_path / "ckpt-00000005"
+    assert names(store) == ["ckpt-00000005", "ckpt-00000006"]
+
+
 def test_where_the_best_is_damaged_the_next_is_taken(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=3)
     for round, loss in enumerate((1.5, 1.7, 1.6), start=1):
