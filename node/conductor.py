@@ -219,6 +219,15 @@ class Conductor:
                     self.events.emit(Notice(text=text))
 
     @property
+    def follows(self) -> bool:
+        """Whether rounds are applied without a trainer, until one of them lets this node in."""
+        return not (self.beginning.begun or self._in_office)
+
+    @property
+    def _in_office(self) -> bool:
+        return any(self.me in replica.roster for replica in self.replicas)
+
+    @property
     def training(self) -> bool:
         """Whether there is a trainer at work, whose state belongs into a checkpoint."""
         return self.beginning.begun and self.island.alive
@@ -276,7 +285,7 @@ class Conductor:
         """Begin if it is time; else the node follows rounds until it is: see :meth:`release`."""
         waits = self.gathering.on(self.replicas[0].place)
         steps = self.beginning.steps(
-            in_office=not waits and any(self.me in replica.roster for replica in self.replicas),
+            in_office=self._in_office and not waits,
             alive=lambda: self.island.alive,
         )
         with contextlib.closing(steps):  # also where one of them fails

@@ -1,7 +1,8 @@
 """How a node leaves: with a checkpoint of all it has to itself, and nothing owed to others.
 
-A node that alone decides on rounds stays until a newcomer on its way decides as well: otherwise the
-newcomer would have come in vain.
+A node that alone decides on rounds stays until a newcomer on its way decides as well, and at the
+end of the run all stay until those who are there have come to it: otherwise they would have come in
+vain, and nobody could tell them so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
+from bootstrap.manifest_gossip import PAIRED
 from gossip.chain.chain import Chain
 from gossip.membership.members import MEMBERS, THERE
 from node.checkpoints.checkpoint import DiskFullError
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 HANDOVER_S = 600.0  # for a newcomer's download, and the round that takes it in
 LOOK_S = 1.0
 SETTLE_S = 10.0  # for shares of push-sum that are on their way
-LINGER_S = 20.0  # after the last round: others may still need our parts
+LINGER_S = 20.0  # after the last round: others may still need our parts of it
 FAREWELL_S = 3.0
 SLOW_S = 10.0  # for a checkpoint; then a notice says what takes long
 TRIES, PAUSE_S = 4, 30.0  # for space on a full disk, where there is time for so many
@@ -66,8 +68,9 @@ async def _leave(part: Participation, stack: AsyncExitStack) -> OperatorError | 
         await _farewell(part)
     unsaved: OperatorError | None = None
     if part.config.checkpoint_every and part.island is not None and _learnt(part):
-        # who is at the end of the run may owe others their last rounds of other fragments
-        last = None if part.finishing and _others(part) else stack
+        # who is at the end of the run may owe others their last rounds, or the state
+        owing = part.finishing and (_others(part) or _lacking(part) or _reading(part))
+        last = None if owing else stack
         if not await _save_last(part, last):
             unsaved = _unsaved(part)
     if part.island is not None:
@@ -96,10 +99,7 @@ async def _hand_over(part: Participation) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(HANDOVER_S):
             while _on_the_way(part):
-                part.news.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await part.news.wait()
+                await _news(part)
 
 
 def _say_who_waits(part: Participation) -> None:
@@ -191,7 +191,7 @@ def _on_the_way(part: Participation) -> bool:
     others, mine = _others(part), part.swarm.presence.status
     if mine.status != "active" or any(announce.status == "active" for announce in others):
         return False
-    return part.states.read or any(announce.status == "joining" for announce in others)
+    return bool(part.states.readers) or any(announce.status == "joining" for announce in others)
 
 
 async def _farewell(part: Participation) -> None:
@@ -210,20 +210,46 @@ def _others(part: Participation) -> list[Announce]:
 
 
 async def _linger(part: Participation) -> None:
-    """Stay while a live island has not come to the end of the run yet."""
+    """Stay while others have yet to come to the end of the run; who reads the state has longer."""
+    clock = asyncio.get_running_loop().time
+    began, told = clock(), False
+    while (reading := _reading(part)) or _lacking(part):
+        if clock() - began > (HANDOVER_S if reading else LINGER_S):
+            return
+        if reading and not told:
+            text = "a newcomer downloads the state: this node stays until it has come to the end"
+            part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once)"))
+            told = True
+        await _news(part)
 
-    def all_done() -> bool:
-        return not any(
-            announce.status == "active"
-            and not is_over(part.manifest, announce.round, announce.work)
-            for chain in part.swarm.chains
-            for announce in chain.membership.islands_alive(part.swarm.now())
-        )
 
-    try:
-        async with asyncio.timeout(LINGER_S):
-            while not all_done():
-                part.news.clear()
-                await part.news.wait()
-    except TimeoutError:
-        return
+async def _news(part: Participation) -> None:
+    """Until somebody announces something, or :data:`LOOK_S` are over."""
+    part.news.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_S):
+            await part.news.wait()
+
+
+def _lacking(part: Participation) -> bool:
+    """Whether somebody is there that has yet to come to the end of the run."""
+    # seeds follow certified rounds; where islands meet in pairs each state is an island's own
+    roles = MEMBERS if part.manifest.mode in PAIRED else (*MEMBERS, "seed")
+    now = part.swarm.now()
+    there = (
+        chain.membership.announcement(peer)
+        for chain in part.swarm.chains
+        for peer in chain.membership.alive(now)
+    )
+    return any(said and said.role in roles and not _at_end(part, said) for said in there)
+
+
+def _reading(part: Participation) -> bool:
+    """Whether the state is read by somebody who has yet to say that it is at the end of the run."""
+    said = map(part.swarm.membership.announcement, part.states.readers)
+    return any(one is None or not _at_end(part, one) for one in said)
+
+
+def _at_end(part: Participation, announce: Announce) -> bool:
+    """Whether a peer waits for nothing more of the run."""
+    return announce.status == "leaving" or is_over(part.manifest, announce.round, announce.work)

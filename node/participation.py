@@ -364,7 +364,7 @@ class Participation:
         )
         self.reporter.on_committed(ended, exchange)
         self.lookout.after_servers()
-        if self.conductor is None:
+        if self.conductor is None or self.conductor.follows:
             self._check_end()
 
     async def _on_applied(self, applied: Applied) -> None:

@@ -98,10 +98,11 @@ class StateServer:
         return sorted(round_ for _, round_ in self._pins)
 
     @property
-    def read(self) -> bool:
-        """Whether somebody has read some of a copy in the last :data:`EVICT_S` seconds."""
+    def readers(self) -> set[PeerId]:
+        """Who reads copies of which some was read in the last :data:`EVICT_S` seconds."""
         now = asyncio.get_running_loop().time()
-        return any(now - pin.use.at < EVICT_S for pin in self._pins.values())
+        used = (pin for pin in self._pins.values() if now - pin.use.at < EVICT_S)
+        return {reader for pin in used for reader in pin.readers}
 
     async def aclose(self) -> None:
         """Give all copies up, also one that is being made."""

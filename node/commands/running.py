@@ -162,8 +162,9 @@ def demo(
         typer.Option(
             min=1,
             callback=finite,
-            help="Seconds to plan rounds for, by the speed of this machine at the start; 8 rounds "
-            "at least. Fewer are made if the machine gets busier: once all has happened, it ends.",
+            help="Seconds to plan rounds for, by the speed of this machine at the start: 8 rounds "
+            "and 45 seconds at least. Fewer are made if the machine gets busier: once all has "
+            "happened, it ends.",
         ),
     ] = 90,
     islands: Annotated[int, typer.Option(min=1, max=16, help="How many islands.")] = 3,

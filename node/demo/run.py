@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -140,7 +141,8 @@ class Demo:
         self.inner_steps = Manifest().rounds.inner_steps
         round_s = OVERHEAD * step_seconds() * max(1.0, islands / cores) * self.inner_steps
         besides_s = time.monotonic() - began + START_S
-        self.rounds = max(MIN_ROUNDS, int((seconds - besides_s) / round_s))
+        least = max(MIN_ROUNDS, ceil(2 * START_S / round_s))  # who comes half-way starts, too
+        self.rounds = max(least, int((seconds - besides_s) / round_s))
         self.takes_s = besides_s + self.rounds * round_s  # unless something else slows it down
         self.islands: list[IslandProcess] = []
         self.joined = self.killed = self.left = False

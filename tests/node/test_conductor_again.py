@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from conductor_kit import (
+    OTHER,
     SIZE,
     Gate,
     Trainer,
@@ -65,6 +66,20 @@ async def test_a_trainer_that_dies_before_it_begins_is_sent_nothing(
     made.beginning.built()
     await made._begin()
     assert len(trainer.sent) == 1
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("member", [True, False])
+async def test_who_only_follows_rounds_has_no_ranks_that_ever_begin_without_one_more(
+    vectors: SharedVectors, begun: bool, member: bool
+) -> None:
+    """A member's ranks that died will begin again, and so come to the end of the run."""
+    made, _ = conductor(vectors, at_once)
+    if not begun:
+        made.beginning.lost()
+    if not member:
+        made.replicas[0]._roster = (OTHER,)
+    assert made.follows is (not begun and not member)
 
 
 @pytest.mark.parametrize("kept", [True, False])

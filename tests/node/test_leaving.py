@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from simulated_swarm import simulated_swarm
@@ -18,7 +19,7 @@ from bootstrap.manifest import Manifest
 from gossip.membership.members import Liveness
 from node.checkpoints.checkpoint import DiskFullError
 from node.errors import operator_error
-from node.leaving import ELSE_S, leave
+from node.leaving import ELSE_S, LINGER_S, LOOK_S, leave
 from node.monitor.event_log import EventLog
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
@@ -43,20 +44,26 @@ class Leaver:
         self.node = SimpleNamespace(
             daemon=SimpleNamespace(script=script), offload=virtual_time.inline
         )
-        self.states = SimpleNamespace(read=False)  # whether somebody downloads from it
+        self.states = SimpleNamespace(readers=set())  # who downloads from it
         self.events = SimpleNamespace(emit=lambda event: self.did.append("says so"))
         self.config = SimpleNamespace(checkpoint_every=10)
         self.island = SimpleNamespace(stop=self._stop)
         self.keeper = SimpleNamespace(save=self._save, took=0.0)
-        self.other = announce = SimpleNamespace(role="island", status="active")
+        self.manifest = Manifest.model_validate({"rounds": {"total_rounds": 9}})
+        self.other = announce = SimpleNamespace(role="island", status="active", round=9, work=0)
         membership = SimpleNamespace(
             islands={n: SimpleNamespace(announce=announce) for n in range(len(others))},
             liveness=lambda peer, now: others[peer],
+            alive=lambda now: [n for n, liveness in enumerate(others) if liveness == "alive"],
+            announcement=lambda peer: announce if peer < len(others) else None,
         )
         self.mine = SimpleNamespace(status="active")
         presence = SimpleNamespace(leave=self._farewell, status=self.mine)
+        chain = SimpleNamespace(
+            membership=membership, settle=AsyncMock(), wait_for_all=MagicMock(), in_doubt=()
+        )
         self.swarm = SimpleNamespace(
-            membership=membership, now=lambda: 0.0, presence=presence, chains=()
+            membership=membership, now=lambda: 0.0, presence=presence, chains=(chain,)
         )
 
     async def _save(self, *, wait: bool, last: AsyncExitStack | None) -> bool:
@@ -107,14 +114,77 @@ async def test_at_the_end_of_the_run_it_stays_for_those_who_are_not_there_yet() 
     assert alone.did == ["save, still from now on", "stop", "farewell"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "role", "status", "stays"),
+    [
+        ("diloco", "island", "active", True),
+        ("diloco", "island", "joining", True),
+        ("diloco", "server", "active", True),
+        ("diloco", "seed", "active", True),
+        ("diloco", "observer", "active", False),
+        ("gossip", "seed", "active", False),  # has no state to bring to an end
+    ],
+)
+def test_it_stays_for_who_is_there_and_lacks_the_last_round(
+    mode: str, role: str, status: str, stays: bool
+) -> None:
+    """A newcomer as well: nobody else could tell it that the run is over."""
+
+    async def main() -> float:
+        leaver: Any = Leaver(Liveness.ALIVE, finishing=True)
+        tables = {"mode": mode, "rounds": {"total_rounds": 9}}
+        leaver.manifest = Manifest.model_validate(tables)
+        leaver.other.role, leaver.other.status, leaver.other.round = role, status, 8
+        clock = asyncio.get_running_loop().time
+        began, leaving = clock(), asyncio.ensure_future(leave(leaver, AsyncExitStack()))
+        await asyncio.sleep(LINGER_S / 2)
+        assert ("farewell" in leaver.did) is not stays
+        leaver.other.round = 9
+        leaver.news.set()
+        await leaving
+        assert leaver.did[1:] == ["stop", "farewell"]
+        assert (leaver.did[0] == "save") is stays, "else it stands still from then on"
+        return clock() - began
+
+    assert virtual_time.run(main()) <= LINGER_S / 2 + LOOK_S
+
+
+def test_it_stays_no_longer_than_that_for_who_does_not_come_to_the_end() -> None:
+    async def main() -> float:
+        leaver: Any = Leaver(Liveness.ALIVE, finishing=True)
+        leaver.other.round = 8
+        began = asyncio.get_running_loop().time()
+        await leave(leaver, AsyncExitStack())
+        return asyncio.get_running_loop().time() - began
+
+    assert LINGER_S < virtual_time.run(main()) <= LINGER_S + 2 * LOOK_S
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_at_the_end_of_the_run_it_stays_for_who_reads_the_state(known: bool) -> None:
+    """A large one takes longer; who has announced that it stands at the end waits for nothing."""
+
+    async def main() -> list[str]:
+        leaver: Any = Leaver(*[Liveness.ALIVE] * known, finishing=True)
+        leaver.states.readers = {0}
+        leaving = asyncio.ensure_future(leave(leaver, AsyncExitStack()))
+        await asyncio.sleep(3 * LINGER_S)
+        leaver.states.readers = set()
+        await asyncio.wait_for(leaving, 2 * LOOK_S)
+        did: list[str] = leaver.did
+        return did
+
+    assert virtual_time.run(main()) == ["save", "stop", *["says so"] * (not known), "farewell"]
+
+
 async def test_the_only_one_in_office_stays_until_a_newcomer_is_in_it() -> None:
     leaver: Any = Leaver()
-    leaver.states.read = True
+    leaver.states.readers = {7}
     leaving = asyncio.ensure_future(leave(leaver, AsyncExitStack()))
     for _ in range(10):
         await asyncio.sleep(0)
     assert leaver.did == ["says so", "save"]  # who cannot wait ends it now, with nothing lost
-    leaver.states.read, leaver.other.status = False, "joining"
+    leaver.states.readers, leaver.other.status = set(), "joining"
     leaver.swarm.membership.islands[0] = SimpleNamespace(announce=leaver.other)
     leaver.swarm.membership.liveness = lambda peer, now: Liveness.ALIVE
     leaver.news.set()
@@ -131,7 +201,7 @@ async def test_the_only_one_in_office_stays_until_a_newcomer_is_in_it() -> None:
 async def test_else_it_leaves_at_once(why: str) -> None:
     there = [Liveness.ALIVE] if why == "another decides" else []
     leaver: Any = Leaver(*there, script=object() if why == "script" else None)
-    leaver.states.read = why != "nobody"
+    leaver.states.readers = {7} if why != "nobody" else set()
     if why == "not in office itself":
         leaver.mine.status = "joining"
     await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
@@ -144,7 +214,7 @@ async def test_a_newcomer_that_never_comes_is_not_waited_for_for_ever(
     monkeypatch.setattr("node.leaving.HANDOVER_S", 0.05)
     monkeypatch.setattr("node.leaving.LOOK_S", 0.01)
     leaver: Any = Leaver()
-    leaver.states.read = True
+    leaver.states.readers = {7}
     await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
     assert leaver.did[-2:] == ["save, still from now on", "stop"]
 
@@ -170,7 +240,7 @@ DEFECT = operator_error("E999", why="of what listens to the script")
 async def test_who_leaves_as_its_trainer_has_failed_saves_what_was_merged(merged: int) -> None:
     """And says farewell, and waits for no newcomer; what it ends with is the failure."""
     leaver: Any = Leaver()
-    leaver.states.read, leaver.failed = True, DEFECT
+    leaver.states.readers, leaver.failed = {7}, DEFECT
     leaver.reporter.rounds_committed = merged
     assert await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5) is DEFECT
     assert leaver.did == ["farewell", *["save, still from now on"] * bool(merged), "stop"]

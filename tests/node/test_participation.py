@@ -89,6 +89,18 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
     assert part.events.emit.called is not over  # that it joins at a round which never comes
 
 
+@pytest.mark.parametrize("trainer", ["none", "follows", "applies"])
+def test_the_last_round_ends_a_node_without_a_trainer_that_would_apply_it(trainer: str) -> None:
+    """A newcomer's, too: no further round will let it in."""
+    part: Any = MagicMock(finishing=False, manifest=Manifest())
+    part.config.rounds = part.config.max_upload = 0
+    part.reporter.round = Manifest().rounds.total_rounds
+    part.conductor = None if trainer == "none" else SimpleNamespace(follows=trainer == "follows")
+    part._check_end = partial(Participation._check_end, part)
+    Participation._on_committed(part, MagicMock(), None)
+    assert part.finishing is part.node.leave.called is (trainer != "applies")
+
+
 @pytest.mark.parametrize("mode", ["diloco", "btm"])
 @pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize("script", [None, object()])
