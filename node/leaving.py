@@ -17,7 +17,6 @@ from gossip.membership.members import MEMBERS, THERE
 from node.checkpoints.checkpoint import DiskFullError
 from node.closing import newest_round
 from node.errors import operator_error
-from node.modes import is_over
 from node.monitor.events import Notice
 from node.monitor.wording import short
 from node.templates import stop_s
@@ -252,4 +251,4 @@ def _reading(part: Participation) -> bool:
 
 def _at_end(part: Participation, announce: Announce) -> bool:
     """Whether a peer waits for nothing more of the run."""
-    return announce.status == "leaving" or is_over(part.manifest, announce.round, announce.work)
+    return announce.status == "leaving" or part.at_end(announce)

@@ -303,7 +303,7 @@ class Participation:
                 JoinProgress(step=6, name=name, text=f"{verb} at round {self.reporter.round + 1}")
             )
             if self._newcomer and isinstance(self.swarm, Swarm):  # in pairs nobody lets it in
-                spawn(Waiting(self.swarm.chains[0], self.events).run())
+                spawn(Waiting(self.swarm.chains[0], self.events, self.at_end).run())
         if self.gathering.on(self.replicas[0].place) and isinstance(self.swarm, Swarm):
             self.node.state.status = "starting"
             spawn(Gatherer(self.swarm.chains[0], self.events).run())
@@ -388,6 +388,10 @@ class Participation:
             self.node.leave(f"the run is over after {counted(self.reporter.round, 'round')}")
         elif limit and self.reporter.rounds_committed >= limit:
             self.node.leave(f"{counted(limit, 'round')} done, as --rounds says")
+
+    def at_end(self, said: Announce) -> bool:
+        """Whether a peer says that it has come to the end of the run."""
+        return is_over(self.manifest, said.round, said.work)
 
     @property
     def manifest(self) -> Manifest:

@@ -7,6 +7,7 @@ many islands as ``--wait-for`` says.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossip.chain.chain import Chain
@@ -18,7 +19,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Notice
 from node.monitor.wording import duration, short
 from node.replicas.replica import OuterReplica
-from protocols.messages import UNKNOWN_ETA_S
+from protocols.messages import UNKNOWN_ETA_S, Announce
 
 LOOK_S = 1.0
 FIRST_S = 10.0  # what takes no longer is not worth a line
@@ -34,6 +35,7 @@ class Waiting:
 
     chain: Chain  # of fragment 0
     events: EventLog
+    at_end: Callable[[Announce], bool]  # whether a peer has come to the end of the run
     _most_s: float = 0.0  # the most that a member has said it needs, since the last round
 
     async def run(self) -> None:
@@ -59,6 +61,12 @@ class Waiting:
         if not there:
             names = ", ".join(short(peer) for peer in office[:NAMED])
             left = all(membership.liveness(peer, now) is Liveness.LEFT for peer in office)
+            said = [one for peer in office if (one := membership.announcement(peer)) is not None]
+            if left and any(map(self.at_end, said)):
+                return (
+                    "the run is over, and they have left before this node had its last rounds: "
+                    f"{names}; with one of them (node start --resume) it gets them"
+                )
             seen = "they have left" if left else "none of them is there"
             return (
                 f"waits for those who decide on rounds, and {seen}: {names}; with one of them "
@@ -71,19 +79,19 @@ class Waiting:
                 f"waits until one of the {MAX_ROSTER} members leaves: a run has no room for more "
                 "that train and decide"
             )
-        said = {
+        etas = {
             peer: membership.eta(peer, now) for peer in there if there[peer].eta < UNKNOWN_ETA_S
         }
-        if not said and not here:  # it may wait for more islands, or have yet to begin
+        if not etas and not here:  # it may wait for more islands, or have yet to begin
             names = ", ".join(there[peer].name or short(peer) for peer in sorted(there)[:NAMED])
             return f"waits for the run to begin: {names} lets in all who are there then"
-        if not said:
+        if not etas:
             return "waits to be let in by the next round"
-        last = max(said, key=lambda peer: said[peer])
-        self._most_s = max(self._most_s, said[last])
+        last = max(etas, key=lambda peer: etas[peer])
+        self._most_s = max(self._most_s, etas[last])
         name = there[last].name or short(last)
         if waited < OVERDUE_S + OVERDUE * self._most_s:
-            needs = duration(said[last])
+            needs = duration(etas[last])
             return f"waits to be let in by the next round: {name} is ready in {needs}"
         return (
             f"waits to be let in by the next round, and none has come for {duration(waited)}, "

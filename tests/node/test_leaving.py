@@ -50,6 +50,7 @@ class Leaver:
         self.island = SimpleNamespace(stop=self._stop)
         self.keeper = SimpleNamespace(save=self._save, took=0.0)
         self.manifest = Manifest.model_validate({"rounds": {"total_rounds": 9}})
+        self.at_end = lambda said: said.round >= 9
         self.other = announce = SimpleNamespace(role="island", status="active", round=9, work=0)
         membership = SimpleNamespace(
             islands={n: SimpleNamespace(announce=announce) for n in range(len(others))},

@@ -21,7 +21,7 @@ from protocols.memory import virtual_time
 from protocols.messages import UNKNOWN_ETA_S, Announce
 
 ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
-ROUND_S = 40.0
+ROUND_S, ROUNDS = 40.0, 6
 
 
 class Scene:
@@ -42,7 +42,9 @@ class Scene:
             now=loop.time, membership=self.membership, replica=replica, status=self.status
         )
         log: Any = SimpleNamespace(emit=self._told)
-        waiting = asyncio.ensure_future(Waiting(chain, log).run())
+        waiting = asyncio.ensure_future(
+            Waiting(chain, log, lambda said: said.round >= ROUNDS).run()
+        )
         for second in range(int(seconds)):
             if not silent:
                 self._announce(second)
@@ -100,18 +102,21 @@ def test_it_is_told_that_a_run_has_no_room_for_more() -> None:
     assert all("until one of the 256 members leaves" in text for _, text in scene.told)
 
 
-def test_where_who_decides_has_said_farewell_that_is_told() -> None:
+@pytest.mark.parametrize("over", [False, True])
+def test_where_who_decides_has_said_farewell_that_is_told(over: bool) -> None:
     scene = Scene()
 
     async def main() -> None:
         farewell = Announce(
-            OTHER, "island", "leaving", 1, (), "", "", 5, b"", b"", 0, eta=0.0, name="first"
+            OTHER, "island", "leaving", 1, (), "", "", 5 + over, b"", b"", 0, eta=0.0, name="first"
         )
         scene.membership.on_announce(farewell, b"", 1, asyncio.get_running_loop().time())
         await scene.play(20.0, silent=True)
 
     virtual_time.run(main())
-    assert f"and they have left: …{PeerId(OTHER)[-8:]}" in scene.told[0][1]
+    who = f": …{PeerId(OTHER)[-8:]}; with one of them (node start --resume) it "
+    assert f"and they have left{who}goes on" in scene.told[0][1] or over
+    assert (f"left before this node had its last rounds{who}gets them" in scene.told[0][1]) is over
 
 
 def test_before_the_first_round_it_is_told_who_lets_in_who_is_there() -> None:
