@@ -20,9 +20,10 @@ from gossip.membership.members import MEMBERS
 from gossip.pairs.rounded import Rounded
 from gossip.rounds.gathering import Gathering
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
-from node.checkpoints.checkpoint import CheckpointStore, bytes_in
+from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.copying import Copying
+from node.checkpoints.index import bytes_in
 from node.checkpoints.restoring import Restored, restore
 from node.checkpoints.saving import Keeper, floats_saved
 from node.collector import spare_what_stays

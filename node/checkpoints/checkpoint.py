@@ -1,9 +1,9 @@
 """Checkpoints on disk: whole or not there at all, and checked before they are used.
 
 One checkpoint is a directory ``ckpt-<round>/`` with tensors (safetensors), small state (JSON) and
-``checkpoint.json``, which names every file with its length and BLAKE3 hash. It is written under
-another name, flushed to the disk and then renamed, so that a crash or a full disk leaves the
-previous ones as they were. Nothing in it is ever unpickled.
+``checkpoint.json`` (:mod:`node.checkpoints.index`), which names every file with its length and
+BLAKE3 hash. It is written under another name, flushed to the disk and then renamed, so that a crash
+or a full disk leaves the previous ones as they were. Nothing in it is ever unpickled.
 
 Two parties write into the same draft: the daemon its outer state, the trainer its inner state.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -21,10 +20,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from node.checkpoints import spared
+from node.checkpoints.index import (
+    Facts,
+    Index,
+    bytes_in,
+    files_in,
+    fingerprint,
+    made,
+    said_by,
+    verify,
+)
 from node.checkpoints.names import (
     ASIDE_PREFIX,
     DRAFT_PREFIX,
@@ -35,12 +41,10 @@ from node.checkpoints.names import (
     remove,
     round_of,
 )
-from node.checkpoints.tensor_files import File, take_notes
+from node.checkpoints.tensor_files import take_notes
 from protocols.errors import OperatorError, is_full, reason
 from protocols.files import sync
 
-MAX_INDEX_BYTES = 1024 * 1024
-_FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 DAMAGED = (errno.ENOENT, errno.EIO)  # what a file's disk says that is lost
 
 
@@ -74,29 +78,6 @@ class CheckpointError(OperatorError):
     def __init__(self, path: Path, why: str, fix: str) -> None:
         super().__init__("E404", f"checkpoint {path.name} cannot be used", why, fix)
         self.path = path
-
-
-class Facts(BaseModel):
-    """What a checkpoint is of."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    run: str  # run id
-    round: int = Field(ge=0)  # rounds committed
-    step: int = Field(ge=0)  # inner steps of this island
-    tokens: int = Field(ge=0)  # trained by this island
-    head: str = ""  # hash of the newest certificate, hex
-    state: str = ""  # digest of the outer state, hex
-    peer: str = ""  # whose; empty in those of before it was said
-    # of the outer parameters that are in it; None: they were not evaluated, or it was not said yet
-    validation: float | None = Field(None, allow_inf_nan=False)
-
-
-class Index(Facts):
-    """``checkpoint.json``."""
-
-    format: int = Field(1, ge=1, le=1)
-    created: float = Field(allow_inf_nan=False)  # later than that of any checkpoint that was there
-    files: dict[str, File]
 
 
 @dataclass(frozen=True)
@@ -171,7 +152,7 @@ class CheckpointStore:
         """Give what is kept aside its name again where no newer one has come of it."""
         for kept in spared.spared(self.directory):
             target = kept.with_name(kept.name.removeprefix(spared.PREFIX))
-            if not target.exists() and all(_made(kept) > _made(path) for path in self.paths()):
+            if not target.exists() and all(made(kept) > made(path) for path in self.paths()):
                 kept.rename(target)
 
     def paths(self) -> list[Path]:
@@ -180,7 +161,7 @@ class CheckpointStore:
         The first may be of an earlier round: of another side of a split, or after damaged ones.
         """
         there = self.directory.glob("ckpt-*")  # none where the folder is gone
-        found = [(_made(p), p) for p in there if round_of(p.name) is not None]
+        found = [(made(p), p) for p in there if round_of(p.name) is not None]
         return [path for _, path in sorted(found, reverse=True)]
 
     def by_loss(self) -> list[Path]:
@@ -235,9 +216,7 @@ class CheckpointStore:
                 file.relative_to(draft).as_posix(): told.get(file) or fingerprint(file)
                 for file in files_in(draft)
             }
-            created = max(
-                [time.time(), *(math.nextafter(_made(p), math.inf) for p in self.paths())]
-            )
+            created = max([time.time(), *(math.nextafter(made(p), math.inf) for p in self.paths())])
             index = Index(**facts.model_dump(), format=1, created=created, files=files)
             (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
             for path in (*draft.rglob("*"), draft):
@@ -337,60 +316,6 @@ class CheckpointStore:
         return Search(None, tuple(damaged))
 
 
-def verify(path: Path, folder: str = "") -> Index:
-    """Check every file of a checkpoint, or of one ``folder`` in it.
-
-    Raises ValueError or OSError that says what is wrong.
-    """
-    index = _read_index(path)
-    check_names(index)
-    for name, expected in index.files.items():
-        if folder and not name.startswith(f"{folder}/"):
-            continue
-        if not (path / name).is_file():
-            raise ValueError(f"{name} is missing")
-        length = (path / name).stat().st_size
-        if length != expected.bytes:
-            raise ValueError(f"{name} has {length} bytes, not {expected.bytes}")
-        if fingerprint(path / name) != expected:
-            raise ValueError(f"{name} has another hash than when it was written")
-    return index
-
-
-def check_names(index: Index) -> None:
-    """Raise ValueError where the index names a file outside of its checkpoint."""
-    if not all(map(_FILE.fullmatch, index.files)):
-        raise ValueError(f"{INDEX} names a file outside of the checkpoint")
-
-
-def _made(path: Path) -> float:
-    """When a checkpoint was made, as it says; of one that says nothing, when it was changed."""
-    with suppress(OSError, ValueError):
-        return _read_index(path).created
-    with suppress(OSError):  # gone meanwhile
-        return path.stat().st_mtime
-    return 0.0
-
-
-def said_by(path: Path) -> Index | None:
-    """What a checkpoint says of itself, unverified; None where it says nothing."""
-    try:
-        return _read_index(path)
-    except (OSError, ValueError):
-        return None
-
-
-def _read_index(path: Path) -> Index:
-    """``checkpoint.json``; raises ValueError or OSError."""
-    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
-    if not raw or len(raw) > MAX_INDEX_BYTES:
-        raise ValueError(f"{INDEX} is missing, empty or too long")
-    try:
-        return Index.model_validate_json(raw)
-    except ValidationError as error:
-        raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
-
-
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
     """A full disk becomes :class:`DiskFullError`, any other OSError :class:`CheckpointError`.
@@ -407,23 +332,6 @@ def _disk_errors(path: Path) -> Iterator[None]:
         if not path.parent.exists():
             raise FolderGoneError(path.parent) from error
         raise CheckpointError(path, str(error), "check the disk and its mount options") from error
-
-
-def fingerprint(path: Path) -> File:
-    """Length and hash of a file; raises OSError."""
-    hasher = blake3(max_threads=blake3.AUTO)
-    hasher.update_mmap(path)
-    return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
-
-
-def files_in(checkpoint: Path) -> list[Path]:
-    """All files of a checkpoint, by their names."""
-    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
-
-
-def bytes_in(checkpoint: Path) -> int:
-    """The size of a checkpoint; raises OSError."""
-    return sum(file.stat().st_size for file in files_in(checkpoint))
 
 
 def _taken(path: Path) -> int:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from node.checkpoints.checkpoint import (
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import (
     MAX_INDEX_BYTES,
-    CheckpointStore,
     Index,
     check_names,
     files_in,

@@ -9,8 +9,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from node.checkpoints.checkpoint import CheckpointStore, bytes_in
+from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.index import bytes_in
 from node.checkpoints.under_way import touch
 from node.errors import operator_error, without_credentials
 from node.monitor.event_log import EventLog

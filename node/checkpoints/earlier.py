@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from node.checkpoints.checkpoint import Facts, files_in, verify
+from node.checkpoints.index import Facts, files_in, verify
 from node.checkpoints.trainer_files import Taken
 from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, TrainerState
 

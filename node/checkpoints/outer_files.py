@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Index, verify
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import Index, verify
 from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of

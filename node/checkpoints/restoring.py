@@ -15,9 +15,10 @@ from bootstrap.signed_manifest import SignedManifest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
 from gossip.plans.certificate import genesis, outcome_hash
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.earlier import has_trained
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import read_outer
 from node.checkpoints.trainer_files import Taken
 from node.errors import operator_error

@@ -33,13 +33,12 @@ from node.checkpoints.checkpoint import (
     CheckpointError,
     CheckpointStore,
     DiskFullError,
-    Facts,
     FolderGoneError,
-    bytes_in,
 )
 from node.checkpoints.copying import Copying
 from node.checkpoints.earlier import moments_in, take_over
 from node.checkpoints.freezing import FrozenOuter
+from node.checkpoints.index import Facts, bytes_in
 from node.checkpoints.outer_files import PREFIX, write_beside, write_outer
 from node.checkpoints.restoring import standing_files
 from node.checkpoints.trainer_files import Asked, Taken

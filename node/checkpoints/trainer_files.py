@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.checkpoints.checkpoint import bytes_in
+from node.checkpoints.index import bytes_in
 from node.island.island import Island
 from node.trainer.channel import ChannelClosedError, Donate, Donated, Save, Saved, Staged
 

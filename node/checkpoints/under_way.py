@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.checkpoints.checkpoint import bytes_in
+from node.checkpoints.index import bytes_in
 from node.checkpoints.names import ASIDE_PREFIX, DRAFT_PREFIX, OLD_PREFIX
 
 

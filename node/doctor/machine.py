@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from bootstrap.manifest import Manifest, Model
-from node.checkpoints.checkpoint import CheckpointStore, bytes_in
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import bytes_in
 from node.config import NodeConfig
 from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.doctor.software import INSTALL, torch_cuda, torch_rocm

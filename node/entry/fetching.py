@@ -28,7 +28,8 @@ from gossip.catchup.replay import Ending
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from node import __version__, clock
-from node.checkpoints.checkpoint import CheckpointStore, bytes_in
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import bytes_in
 from node.checkpoints.names import FETCHED_PREFIX
 from node.checkpoints.restoring import Restored
 from node.checkpoints.trainer_files import Taken

@@ -21,7 +21,8 @@ from bootstrap.handshake import LEAST_INVITATION
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointStore, said_by
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import said_by
 from node.checkpoints.outer_files import BESIDE, SHARD, read_beside
 from node.checkpoints.restoring import Restored
 from node.checkpoints.spared import PREFIX

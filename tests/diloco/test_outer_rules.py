@@ -17,7 +17,8 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.plans.certificate import genesis
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.replicas.replica import OuterReplica
 from node.run_rules import kind_of

@@ -9,12 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from node.checkpoints import checkpoint
-from node.checkpoints.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    Facts,
-)
+from node.checkpoints import checkpoint, index
+from node.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.tensor_files import Entry, File, write_entries
 
 VALUES = np.arange(5000, dtype=np.float32)
@@ -42,11 +39,12 @@ def names(store: CheckpointStore) -> list[str]:
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are read for their hash from now on."""
     read: list[str] = []
-    fingerprint = checkpoint.fingerprint
+    fingerprint = index.fingerprint
 
     def counted(path: Path) -> File:
         read.append(path.name)
         return fingerprint(path)
 
-    monkeypatch.setattr(checkpoint, "fingerprint", counted)
+    for module in (checkpoint, index):  # as one is made, and as it is verified
+        monkeypatch.setattr(module, "fingerprint", counted)
     return read

@@ -13,7 +13,8 @@ from badinput_kit import CREATOR, OTHER, RUN, START
 
 from bootstrap.manifest import Model
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.config import NodeConfig
 from node.daemon import Daemon

@@ -12,12 +12,8 @@ import pytest
 from checkpoint_kit import VALUES, make, names
 
 from node.checkpoints import checkpoint
-from node.checkpoints.checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    Facts,
-    Index,
-)
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import MAX_INDEX_BYTES, Facts, Index, check_names, verify
 from node.checkpoints.names import INDEX, OLD_PREFIX
 from node.checkpoints.tensor_files import File, read_tensors
 from node.checkpoints.under_way import forget_drafts
@@ -86,7 +82,7 @@ def unindex(path: Path) -> None:
 
 def bloat(path: Path) -> None:
     with (path / INDEX).open("a") as file:
-        file.write(" " * checkpoint.MAX_INDEX_BYTES)
+        file.write(" " * MAX_INDEX_BYTES)
 
 
 def escape(path: Path) -> None:
@@ -147,9 +143,9 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(name: str) -> None:
         file = File(bytes=0, blake3="0" * 64)
         return Index(run="r", round=0, step=0, tokens=0, format=1, created=0.0, files={name: file})
 
-    checkpoint.check_names(index("trainer/rank-0.safetensors"))
+    check_names(index("trainer/rank-0.safetensors"))
     with pytest.raises(ValueError, match="outside"):
-        checkpoint.check_names(index(name))
+        check_names(index(name))
 
 
 def test_damaged_newer_ones_never_push_out_the_new_one(tmp_path: Path) -> None:
@@ -234,14 +230,13 @@ def test_one_that_cannot_be_read_now_is_not_passed_over(
     store = CheckpointStore(tmp_path)
     for round in (1, 2):
         make(store, round)
-    real = checkpoint.verify
 
-    def verify(path: Path) -> Index:
+    def failing(path: Path) -> Index:
         if path.name == "ckpt-00000002":
             raise OSError(number, os.strerror(number), str(path))
-        return real(path)
+        return verify(path)
 
-    monkeypatch.setattr(checkpoint, "verify", verify)
+    monkeypatch.setattr(checkpoint, "verify", failing)
     if number == errno.EIO:
         found = store.latest().checkpoint
         assert found is not None

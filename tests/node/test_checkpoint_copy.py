@@ -11,8 +11,9 @@ import pytest
 from checkpoint_kit import make
 from fsspec.implementations.local import LocalFileSystem
 
-from node.checkpoints.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.index import Facts, verify
 from node.checkpoints.names import FETCHED_PREFIX, INDEX
 from protocols.errors import OperatorError
 

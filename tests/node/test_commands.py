@@ -13,7 +13,8 @@ import node.checkpoints.checkpoint
 import node.checkpoints.outer_files
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.commands.manifest import manifest_for
 from node.config import resolve

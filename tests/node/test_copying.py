@@ -15,9 +15,10 @@ import pytest
 from checkpoint_kit import make
 from saving_kit import inline, keeper_at
 
-from node.checkpoints.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.copying import STILL_S, Copying
+from node.checkpoints.index import Facts, verify
 from node.checkpoints.under_way import UnderWay, under_way
 from node.monitor.events import Notice, Problem
 

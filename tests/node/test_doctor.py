@@ -20,7 +20,8 @@ from bootstrap.manifest import Manifest, Model
 from bootstrap.manifest_rounds import CodecChoice, Outer, OuterRule, Rounds
 from bootstrap.signed_manifest import SignedManifest
 from node import outermost
-from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
+from node.checkpoints.index import Facts
 from node.checkpoints.saving import floats_saved
 from node.doctor import machine, software
 from node.monitor.views import MachineView

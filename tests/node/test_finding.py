@@ -14,7 +14,8 @@ from identity_kit import identity
 from bootstrap.manifest import Evaluation, Manifest
 from bootstrap.seeds import PeerCache
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import SHARD, write_beside
 from node.config import resolve
 from node.entry.entrance import Run

@@ -17,7 +17,8 @@ from test_replica_fragments import ME, OTHER, inline, normal
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from diloco.lowrank import Plan
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.checkpoints.saving import floats_saved
 from node.modes import check_runs

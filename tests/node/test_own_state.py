@@ -23,7 +23,8 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from gossip.membership.standing import first_announcement, with_places
 from gossip.pairs.account import NAME_BYTES, Account
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, write_outer
 from node.checkpoints.restoring import own_standing, restore
 from node.entry.arrival import Arrived

@@ -14,7 +14,8 @@ from bootstrap.manifest_rounds import Rounds
 from bootstrap.signed_manifest import SignedManifest
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.replicas.replica import ChainStanding, OuterReplica
 from node.replicas.residual import Residual

@@ -21,8 +21,9 @@ from saving_kit import SlowTrainer, keeper_at
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints import saving, trainer_files
-from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts, said_by, verify
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
 from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.index import Facts, said_by, verify
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.checkpoints.restoring import restore
 from node.checkpoints.trainer_files import Asked, TrainerFiles

@@ -14,7 +14,7 @@ from checkpoint_kit import make
 from saving_kit import SlowTrainer, keeper_at
 
 from node.checkpoints import saving
-from node.checkpoints.checkpoint import Facts, verify
+from node.checkpoints.index import Facts, verify
 from node.conductor import Conductor
 from node.multiples import Multiples
 from node.participation import Participation

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from checkpoint_kit import make
 
-from node.checkpoints import checkpoint, spared
+from node.checkpoints import spared
 from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, DiskFullError
+from node.checkpoints.index import said_by, verify
 from node.checkpoints.names import DRAFT_PREFIX
 from node.participation import Participation
 
@@ -36,13 +37,13 @@ def anew(tmp_path: Path) -> CheckpointStore:
 
 @pytest.mark.parametrize("first", [260, 272])  # the same round: as who leaves again at once
 def test_it_is_kept_aside_whole_and_once(anew: CheckpointStore, first: int) -> None:
-    said = checkpoint.said_by(anew.directory / "ckpt-00000260")
+    said = said_by(anew.directory / "ckpt-00000260")
     assert said is not None
     assert (said.run, os.listdir(anew.directory)) == ("r", ["ckpt-00000260"])
     for round_ in (first, 278, 284):
         make(anew, round_)
         assert sorted(os.listdir(anew.directory)) == [AT, f"ckpt-{round_:08d}"]
-        assert checkpoint.verify(anew.directory / AT).round == 260
+        assert verify(anew.directory / AT).round == 260
     again = started(anew.directory)  # by somebody who starts it so each time
     make(again, 290)
     assert sorted(os.listdir(anew.directory)) == [AT, "ckpt-00000290"]
@@ -81,12 +82,12 @@ def test_it_is_kept_at_whatever_instant_the_node_is_killed(
     number = 1
     while killed_at(number, directory := tmp_path / str(number)):
         again = CheckpointStore(directory).paths()[0]  # as who resumes now would find it
-        said = checkpoint.said_by(again)
+        said = said_by(again)
         assert said is not None
         kept = again if said.peer else directory / AT
-        assert checkpoint.verify(kept).peer == "earlier"
+        assert verify(kept).peer == "earlier"
         make(started(directory), 278)
-        assert checkpoint.verify(directory / AT).peer == "earlier"
+        assert verify(directory / AT).peer == "earlier"
         number += 1
     assert number > 2
 

@@ -18,7 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from node.checkpoints import tensor_files
-from node.checkpoints.checkpoint import CheckpointStore, DiskFullError, Facts, verify
+from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
+from node.checkpoints.index import Facts, verify
 from node.checkpoints.tensor_files import (
     NOTE_PREFIX,
     Entry,

@@ -13,7 +13,8 @@ from script_kit import Played, silent
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, write_outer
 from node.trainer.channel import Save
 from node.trainer.trainer_state import FOLDER, MOMENTS

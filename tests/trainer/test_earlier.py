@@ -18,8 +18,9 @@ from test_moments import kept, manifest_of
 from trainer_kit import Bench, begin, committing
 
 from node.checkpoints import saving
-from node.checkpoints.checkpoint import Checkpoint, CheckpointStore, DiskFullError, Facts
+from node.checkpoints.checkpoint import Checkpoint, CheckpointStore, DiskFullError
 from node.checkpoints.earlier import moments_in, take_over
+from node.checkpoints.index import Facts
 from node.checkpoints.restoring import Restored
 from node.checkpoints.trainer_files import Taken
 from node.conductor import Conductor

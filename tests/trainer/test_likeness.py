@@ -10,7 +10,8 @@ from data_kit import tokenizer_bytes
 
 from bootstrap.manifest import Data, Manifest, Model
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointStore, Facts
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, write_outer
 from node.data.tokenizer import BYTES, FileTokenizer
 from node.hf.export import export_hf

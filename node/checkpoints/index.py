@@ -1,0 +1,110 @@
+"""What a checkpoint says of itself (``checkpoint.json``), and whether its files are that."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from node.checkpoints.names import INDEX
+from node.checkpoints.tensor_files import File
+
+MAX_INDEX_BYTES = 1024 * 1024
+_FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
+
+
+class Facts(BaseModel):
+    """What a checkpoint is of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    run: str  # run id
+    round: int = Field(ge=0)  # rounds committed
+    step: int = Field(ge=0)  # inner steps of this island
+    tokens: int = Field(ge=0)  # trained by this island
+    head: str = ""  # hash of the newest certificate, hex
+    state: str = ""  # digest of the outer state, hex
+    peer: str = ""  # whose; empty in those of before it was said
+    # of the outer parameters that are in it; None: they were not evaluated, or it was not said yet
+    validation: float | None = Field(None, allow_inf_nan=False)
+
+
+class Index(Facts):
+    """``checkpoint.json``."""
+
+    format: int = Field(1, ge=1, le=1)
+    created: float = Field(allow_inf_nan=False)  # later than that of any checkpoint that was there
+    files: dict[str, File]
+
+
+def verify(path: Path, folder: str = "") -> Index:
+    """Check every file of a checkpoint, or of one ``folder`` in it.
+
+    Raises ValueError or OSError that says what is wrong.
+    """
+    index = _read_index(path)
+    check_names(index)
+    for name, expected in index.files.items():
+        if folder and not name.startswith(f"{folder}/"):
+            continue
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        length = (path / name).stat().st_size
+        if length != expected.bytes:
+            raise ValueError(f"{name} has {length} bytes, not {expected.bytes}")
+        if fingerprint(path / name) != expected:
+            raise ValueError(f"{name} has another hash than when it was written")
+    return index
+
+
+def check_names(index: Index) -> None:
+    """Raise ValueError where the index names a file outside of its checkpoint."""
+    if not all(map(_FILE.fullmatch, index.files)):
+        raise ValueError(f"{INDEX} names a file outside of the checkpoint")
+
+
+def made(path: Path) -> float:
+    """When a checkpoint was made, as it says; of one that says nothing, when it was changed."""
+    with suppress(OSError, ValueError):
+        return _read_index(path).created
+    with suppress(OSError):  # gone meanwhile
+        return path.stat().st_mtime
+    return 0.0
+
+
+def said_by(path: Path) -> Index | None:
+    """What a checkpoint says of itself, unverified; None where it says nothing."""
+    try:
+        return _read_index(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _read_index(path: Path) -> Index:
+    """``checkpoint.json``; raises ValueError or OSError."""
+    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
+    if not raw or len(raw) > MAX_INDEX_BYTES:
+        raise ValueError(f"{INDEX} is missing, empty or too long")
+    try:
+        return Index.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
+
+
+def fingerprint(path: Path) -> File:
+    """Length and hash of a file; raises OSError."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update_mmap(path)
+    return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
+
+
+def files_in(checkpoint: Path) -> list[Path]:
+    """All files of a checkpoint, by their names."""
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def bytes_in(checkpoint: Path) -> int:
+    """The size of a checkpoint; raises OSError."""
+    return sum(file.stat().st_size for file in files_in(checkpoint))
