@@ -1,9 +1,10 @@
 """Host 0's side of an island on several hosts: who is there, what they run, who is lost.
 
-A :class:`Hub` listens at the rendezvous endpoint for as long as the node runs. Hosts come, are told
-the run, and make their training tokens; :meth:`Hub.muster` waits for them before ranks start. The
-ranks of another host (:mod:`node.hosts.remote`) are supervised by :mod:`node.island.island`, beside
-those of this host. A host that is lost ends its ranks with :data:`~node.hosts.remote.HOST_LOST`.
+A :class:`Hub` listens at the rendezvous endpoint for as long as the node runs. Hosts come
+(:mod:`node.hosts.gate` says which are let in), are told the run, and make their training tokens;
+:meth:`Hub.muster` waits for them before ranks start. The ranks of another host
+(:mod:`node.hosts.remote`) are supervised by :mod:`node.island.island`, beside those of this host. A
+host that is lost ends its ranks with :data:`~node.hosts.remote.HOST_LOST`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from node.errors import operator_error
+from node.hosts.gate import Gate, Refusal
 from node.hosts.listening import listen
 from node.hosts.meeting import Meeting
-from node.hosts.refusals import taken, unfit
 from node.hosts.remote import HOST_LOST, Host, RemoteRank
 from node.hosts.wire import (
-    GREETING_S,
-    Challenge,
+    FAREWELL_S,
     Farewell,
-    Hello,
     HostConnection,
     HostLostError,
     Job,
@@ -29,12 +28,7 @@ from node.hosts.wire import (
     Leaving,
     Prepared,
     RankEnded,
-    Welcome,
     farewell,
-    nonce,
-    proof,
-    proven,
-    signed,
 )
 from protocols.addresses import hostport
 from protocols.errors import OperatorError
@@ -43,15 +37,12 @@ from protocols.tasks import every
 LAST_CALL_S = 30.0  # to wait for others once the minimum is there: when the island first starts,
 RESTART_CALL_S = 3.0  # and when it starts again
 TELL_S = 15.0  # between lines about who is missing
-FAREWELL_S = 3.0
 # between the word that another host was told to stop and the same to host 0, where all are: Slurm
 # and Kubernetes tell each of them for itself
 LEAVING_S = 10.0
 MAX_LOSSES = 2  # of one host, after which others go on without it until the next round
-MAX_STRANGERS = 64  # connections at a time that have not shown who they are
 # memory, disk, and the way to the data, which a host may lack for a while
 PASSING = ("E401", "E402", "E601", "E603")
-GONE_BEATS = 2  # silent beats after which another machine may take a host's number
 
 
 class Hub:
@@ -65,8 +56,9 @@ class Hub:
         leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         """``leaving``: whether host 0 is about to end, with a last checkpoint of all ranks."""
-        self.meeting, self.device, self.say, self.leaving = meeting, device, say, leaving
+        self.meeting, self.say, self.leaving = meeting, say, leaving
         self.hosts: dict[int, Host] = {}
+        self._gate = Gate(meeting, device, self.hosts)
         self.lost: dict[int, str] = {}  # why, of those that are not there any more
         self._losses: Counter[int] = Counter()  # while they trained, since the last round
         # what a host said that it lacks, or was turned away for though it knows the rendezvous id
@@ -77,7 +69,6 @@ class Hub:
         self._trained: frozenset[int] = frozenset()  # hosts whose ranks have run in some life
         self._news = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers = 0
         self._closing = False
         self._server: asyncio.Server | None = None
         self._farewell = Farewell("", "host 0 has stopped")
@@ -262,11 +253,14 @@ class Hub:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        host = None
+        host: Host | None = None
         try:
-            host = await self._greet(connection)
-            if host is not None:
-                await self._follow(host)
+            match await self._gate.greet(connection):
+                case Host() as host:
+                    self._admit(host)
+                    await self._follow(host)
+                case Refusal() as refusal:
+                    self._turn_away(refusal)
         except HostLostError as error:
             if host is not None:
                 self._lose(host, str(error))
@@ -277,63 +271,20 @@ class Hub:
             connection.close()
             self._connections.discard(task)
 
-    async def _greet(self, connection: HostConnection) -> Host | None:
-        """Let a host in that knows the rendezvous id; None for anybody else."""
-        if self._strangers >= MAX_STRANGERS:
-            return None
-        challenge = nonce()
-        connection.send(Challenge(challenge))
-        self._strangers += 1
-        try:
-            async with asyncio.timeout(GREETING_S):
-                hello = await connection.receive()
-        except (TimeoutError, HostLostError):
-            return None
-        finally:
-            self._strangers -= 1
-        if not isinstance(hello, Hello):
-            return None
-        whole = signed(challenge, hello.nonce, hello.host)
-        lacks: OperatorError | None = None
-        if not proven(self.meeting.key, hello.proof, b"hello", *whole):
-            refusal = operator_error(
-                "E410",
-                "the rendezvous id differs from host 0's",
-                why="who does not know it is a stranger",
-                fix="give all hosts the same --rdzv-id",
-            )
-        elif lacks := unfit(hello, self.meeting.maximum, self.device):
-            refusal = lacks
-        elif problem := self._taken(hello):
-            refusal = problem
-        else:
-            connection.admit()
-            connection.send(Welcome(proof(self.meeting.key, b"welcome", *whole)))
-            return self._admit(Host(hello.host, hello.name, hello.ranks, connection))
-        connection.send(farewell(refusal))
-        await connection.flush(FAREWELL_S)
-        self._turn_away(hello.host, refusal, lacks)
-        return None
-
-    def _taken(self, hello: Hello) -> OperatorError | None:
-        there = self.hosts.get(hello.host)
-        if there is None or there.connection.silent >= GONE_BEATS:
-            return None
-        return taken(hello, there.name)
-
-    def _turn_away(self, number: int, refusal: OperatorError, lacks: OperatorError | None) -> None:
+    def _turn_away(self, refusal: Refusal) -> None:
         """Tell of a host that was refused, once; the island may have to do without it."""
+        number, error = refusal.number, refusal.error
         ours = 1 <= number < self.meeting.maximum
         who = f"host {number}" if ours else "a host of another number"
-        why = f"{refusal.what} ({refusal.why})"
+        why = f"{error.what} ({error.why})"
         if self._turned_away.get(who) != why:
             self._turned_away[who] = why
             self.say(f"{who} was turned away: {why}")
-        if lacks is not None and ours and number not in self.hosts:
-            self._refused[number] = lacks
+        if refusal.unfit and ours and number not in self.hosts:
+            self._refused[number] = error
             self._news.set()
 
-    def _admit(self, host: Host) -> Host:
+    def _admit(self, host: Host) -> None:
         before = self.hosts.get(host.number)
         if before is not None:  # it has connected once more: its earlier connection is lost
             self._lose(before, "it has connected anew")
@@ -344,7 +295,6 @@ class Hub:
         if self._job is not None:
             host.connection.send(self._job)
         self._news.set()
-        return host
 
     def _lose(self, host: Host, why: str) -> None:
         if self.hosts.get(host.number) is host:

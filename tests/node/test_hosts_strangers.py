@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
 
-from node.hosts.hub import GONE_BEATS, Hub
+from node.hosts.gate import GONE_BEATS
+from node.hosts.hub import Hub
 from node.hosts.wire import (
     Challenge,
     Farewell,
@@ -124,7 +125,7 @@ async def test_those_who_have_not_shown_who_they_are_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They may say nothing and stay; the island's own hosts find room once they are gone."""
-    monkeypatch.setattr("node.hosts.hub.MAX_STRANGERS", 2)
+    monkeypatch.setattr("node.hosts.gate.MAX_STRANGERS", 2)
     async with hub() as (made, _):
         made.offer(JOB)
         silent = [await Other.dial(made) for _ in range(2)]
