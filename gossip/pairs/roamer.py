@@ -1,10 +1,10 @@
 """The exchanges of one fragment in pairs: carries out what :mod:`gossip.pairs.wandering` instructs.
 
 What :class:`gossip.chain.chain.Chain` is for certified rounds, but there is no chain and nothing to
-agree on. After a snapshot the parameters are encoded once for each exchange, sent as a letter
-(:mod:`gossip.pairs.letters`), mixed with those that came, and at the end the replica takes its
-outer step. The trainer goes on with its inner steps meanwhile. What the fragments share is in
-:mod:`gossip.pairs.swarm`.
+agree on. After a snapshot the parameters are encoded once for each exchange
+(:mod:`gossip.pairs.own_letters`), sent as a letter (:mod:`gossip.pairs.letters`), mixed with those
+that came, and at the end the replica takes its outer step. The trainer goes on with its inner steps
+meanwhile. What the fragments share is in :mod:`gossip.pairs.swarm`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossip.catchup.lineage import Lineage
 from gossip.common import FragmentPresence
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.pairs.account import Account
-from gossip.pairs.letter_times import Choice, LetterTerms, LetterTimes
+from gossip.pairs.letter_times import LetterTerms, LetterTimes
 from gossip.pairs.letters import Letter, Letters, Mail
-from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Key, Post, Take, Taken
+from gossip.pairs.meeting import Drop, Finish, Habits, Instruction, Post, Take, Taken
+from gossip.pairs.own_letters import Own, OwnLetters
 from gossip.pairs.postman import Postman
 from gossip.pairs.replica import PairReplica
 from gossip.pairs.rounded import Acquaintance, Rounded, RoundLog
@@ -31,7 +32,6 @@ from gossip.place import Place
 from gossip.plans.ladder import Chosen
 from gossip.plans.ramp import ramp
 from gossip.wiring import Wiring
-from protocols.codecs import Encoded
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -42,16 +42,6 @@ SPENT = (
 )
 LEAST_HEAVIEST = 8.0  # weight of a share that is taken, however few islands are known
 SPARE = 6  # letters that have room beside those of one round's exchanges
-
-
-class Own(NamedTuple):
-    """This island's letter of the exchange under way."""
-
-    key: Key
-    body: Encoded
-    weight: float
-    choice: Choice
-    budget: float  # seconds that it may take
 
 
 @dataclass
@@ -81,9 +71,7 @@ class Roamer(FragmentPresence):
     core: Wandering = field(init=False)
     letters: Letters = field(init=False)
     postman: Postman = field(init=False)
-    times: LetterTimes = field(init=False)
-    _own: Own | None = None  # of the exchange under way
-    _bodies: dict[Key, Encoded] = field(default_factory=dict)  # that answers may come to
+    own: OwnLetters = field(init=False)
     _log: RoundLog = field(init=False)
     _norm: float = 0.0
     _rounds: int = 0  # that are through
@@ -136,7 +124,8 @@ class Roamer(FragmentPresence):
         if self.account is not None:
             self.core.owed |= self.account.balance.given.keys()
         size_as, size = self.wiring.codec.size_as, self.size
-        self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
+        times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
+        self.own = OwnLetters(self.replica, self.membership, self.core, times)
         self._log = RoundLog(self.letters.transfers)
 
     # --- for whoever owns this -------------------------------------------------------------------
@@ -183,7 +172,7 @@ class Roamer(FragmentPresence):
     @property
     def chosen(self) -> Chosen | None:
         """How the codec of the newest letter was chosen; None where the run has only one."""
-        return self.times.chosen
+        return self.own.times.chosen
 
     def timed(self) -> list[float]:
         """Seconds of letters on their way in a round, by each exchange since it was last asked."""
@@ -314,32 +303,18 @@ class Roamer(FragmentPresence):
                 self.letters.claim(one.stamp for one in instruction.letters)
 
     async def _post(self, posts: Sequence[Post]) -> None:
-        key = posts[0].round, posts[0].exchange
         self._sending += 1
-        if self._own is None or self._own.key != key:  # the last brought nothing to mix in
-            self._own = await self._write(key, posts)
-        self.wiring.spawn(self._send_all(posts, self._own))
-
-    async def _write(self, key: Key, posts: Sequence[Post]) -> Own:
-        """This island's letter of an exchange."""
-        me, said = self.status, [self.membership.announcement(post.to) for post in posts]
-        budget = self.times.budget(self.core.patience.cycle_s, me, self.exchanges)
-        choice = self.times.choose(budget, me, [one for one in said if one is not None])
-        own = Own(key, *await self.replica.encode(len(posts), choice.codec), choice, budget)
-        self._bodies[key] = own.body
-        self._log.codecs[key[1]] = choice.codec
-        return own
+        own = await self.own.to(posts, self.status, self.exchanges)
+        self._log.codecs[posts[0].exchange] = own.choice.codec
+        self.wiring.spawn(self._send_all(posts, own))
 
     async def _send_all(self, posts: Sequence[Post], own: Own) -> None:
-        """Send one letter to all of them at once; what that took says what the next may take."""
+        """Send one letter to all of them at once."""
         began = self.now()
         sent = await self.postman.send_all(posts, own.body, own.weight * self._standing)
         took = self.now() - began
         if sent.arrived or sent.overdue:  # which says that it takes longer still
-            to = [post.to for post in posts]
-            alive = {one.peer for one in self.membership.islands_alive(self.now())}
-            nobody_else = alive <= {self.me, *to}
-            self.times.note(own.choice, took, to, own.budget, nobody_else=nobody_else)
+            self.own.timed(own, posts, took, self.now())
             if not any(post.awaited for post in posts):
                 self._log.timed.append(took)
         self._sending -= 1
@@ -347,19 +322,15 @@ class Roamer(FragmentPresence):
 
     async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
         letters = [
-            (letter, self._bodies.get(one.mine))
+            (letter, self.own.body(one.mine))
             for one in taken
             if (letter := self.letters.take(one.stamp))
         ]
         letters.sort(key=lambda one: one[0].stamp.sender == self.me)  # the first tells how far
         difference = await self.replica.mix(letters) if letters else None
-        self._end_exchange()
+        self.own.ended()
         self._log.ended(self.core.met[-1], difference)
         return self.core.on_taken(self.now())
-
-    def _end_exchange(self) -> None:
-        self._own, needed = None, self.core.needed
-        self._bodies = {key: body for key, body in self._bodies.items() if key in needed}
 
     async def _finish(self, round_: int) -> None:
         exchanged = self._log.through(self.core.met)
@@ -368,7 +339,7 @@ class Roamer(FragmentPresence):
         spread, after = self.acquaintance.left(said, self.me, self.fragment, mixed)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
-        self._end_exchange()
+        self.own.ended()
         self.core.on_finished()
         progress = self._norm**2 / self.size
         lost = self.replica.lost

@@ -186,7 +186,7 @@ def small(swarm: Islands) -> None:
             stamps = {stamp for held in core._held.values() for stamp in held}
             assert stamps == box.held.keys()
             assert len(stamps) <= box.room
-            assert len(roamer._bodies) <= len(core._opened) + len(core._failed)
+            assert len(roamer.own._bodies) <= len(core._opened) + len(core._failed)
             assert len(box._arriving) <= box.room
             assert not box._pushes
             assert not box.transfers.receiving
