@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -39,6 +38,7 @@ from typing import Any
 
 from benchmarks.netns import Network, require
 from benchmarks.output import machine, write
+from benchmarks.processes import cpu, pin, ranks
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml
@@ -91,17 +91,17 @@ class Islands:
         peer = self._join_address(0)
         second = self._start(1, ["--peers", peer])
         self._together()
-        trainers = [_trainer(process.pid) for process in (first, second)]
+        trainers = [ranks(process.pid)[0] for process in (first, second)]
         if self.apart:
-            _pin(trainers[0], 0)
+            pin(trainers[0], 0)
             for pid in (first.pid, second.pid, trainers[1]):
-                _pin(pid, 1)
+                pin(pid, 1)
             self._wait(lambda: len(self._both()) > 2 * WARM_ROUNDS)
         watched = [first.pid, second.pid, *trainers]
-        before, rounds = [_cpu(pid) for pid in watched], len(self._both())
+        before, rounds = [cpu(pid) for pid in watched], len(self._both())
         began, since = [len(self._events(rank, "step")) for rank in (0, 1)], time.monotonic()
         time.sleep(self.seconds)
-        after, rounds = [_cpu(pid) for pid in watched], len(self._both()) - rounds
+        after, rounds = [cpu(pid) for pid in watched], len(self._both()) - rounds
         steps = [len(self._events(rank, "step")) - began[rank] for rank in (0, 1)]
         watched_s = time.monotonic() - since
         for process in (first, second):
@@ -182,7 +182,7 @@ def bare(text: Path, seconds: float, *, tuned: bool = False, apart: bool = False
     loops = [subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(2)]
     if apart:
         for core, loop in enumerate(loops):
-            _pin(loop.pid, core)
+            pin(loop.pid, core)
     return results(loops)
 
 
@@ -201,26 +201,6 @@ def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
         words = ["-m", "benchmarks.systems.torchft_diloco", json.dumps(given)]
         processes.append(net.python(name, *words, stdout=subprocess.PIPE, text=True))
     return results(processes)
-
-
-def _pin(pid: int, core: int) -> None:
-    """Keep all threads of a process, and those that they start, on one core."""
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(thread), {core})
-
-
-def _cpu(pid: int) -> float:
-    """Processor seconds that a process has used, without its children."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _trainer(daemon: int) -> int:
-    """The process id of a daemon's only rank."""
-    for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
-        if b"node.trainer.rank" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    raise RuntimeError(f"process {daemon} has no trainer")
 
 
 def utilisation(fact: Fact) -> float:

@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks.output import machine, write
+from benchmarks.processes import ranks, weight
 from node.status import fetch
 from protocols.errors import OperatorError
 
@@ -296,8 +297,8 @@ class Soak:
             "s": gone,
             "rounds": self.first.last_round() + 1,
             "running": sum(i.running for i in self.swarm.all),
-            "daemon": _weight(daemon),
-            "trainer": _weight(rank),
+            "daemon": weight(daemon),
+            "trainer": weight(rank),
             "disk_mib": round(_disk(self.first.dir), 2),
         }
 
@@ -366,22 +367,7 @@ def _ranks(island: Island) -> list[int]:
     """The processes of its trainer."""
     if island.process is None or not island.running:
         return []
-    daemon = island.process.pid
-    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
-    named = [(int(c), Path(f"/proc/{c}/cmdline").read_bytes()) for c in children]
-    return [child for child, line in named if b"node.trainer.rank" in line]
-
-
-def _weight(process: int) -> dict[str, float]:
-    """Private memory in MiB, open files and threads; empty where it is gone."""
-    place = Path(f"/proc/{process}")
-    try:
-        lines = (place / "smaps_rollup").read_text().splitlines()
-        private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
-        files, threads = len(os.listdir(place / "fd")), len(os.listdir(place / "task"))
-    except OSError:
-        return {}
-    return {"mib": round(private / 1024, 2), "files": files, "threads": threads}
+    return ranks(island.process.pid)
 
 
 def _disk(directory: Path) -> float:
