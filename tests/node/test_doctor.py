@@ -5,16 +5,14 @@ import itertools
 import json
 import shutil
 import socket
-import stat
 import subprocess
-import sys
 from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 from checkpoint_kit import make
 from cli_kit import process
-from doctor_kit import config
+from doctor_kit import config, program
 
 from bootstrap.manifest import Manifest, Model
 from bootstrap.manifest_rounds import CodecChoice, Outer, OuterRule, Rounds
@@ -23,126 +21,12 @@ from node import outermost
 from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
 from node.checkpoints.index import Facts
 from node.checkpoints.saving import floats_saved
-from node.doctor import machine, software
+from node.doctor import machine
 from node.monitor.views import MachineView
 from node.presets import PRESETS, preset
 from protocols.identity import Identity
 
 pytestmark = pytest.mark.usefixtures("own_directory")
-
-# --- software -----------------------------------------------------------------------------------
-
-
-def test_without_network_it_brings_no_torch(tmp_path):
-    arguments = ("doctor", "--no-network", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0")
-    done, heavy = process(*arguments, "--json")
-    told = json.loads(done.stdout)
-    assert done.returncode == (0 if told["ok"] else 1)
-    assert {check["name"] for check in told["checks"]} >= {
-        "python", "packages", "command", "imports", "gpu", "memory", "disk", "clock",
-        "losses",
-    }  # fmt: skip
-    assert all(c["why"] and c["fix"] for c in told["checks"] if c["status"] != "ok")
-    assert "torch" not in heavy
-    assert "hivemind" not in heavy
-
-
-@pytest.mark.parametrize(
-    ("system", "allowed", "status"),
-    [("linux", True, "ok"), ("linux", False, "warn"), ("darwin", False, "ok")],
-)
-def test_where_bbr_is_not_allowed_it_says_how_to_allow_it(monkeypatch, system, allowed, status):
-    monkeypatch.setattr(machine.sys, "platform", system)
-    monkeypatch.setattr(machine, "prefer_bbr", lambda sock: allowed)
-    found = machine.losses()
-    assert found.status == status
-    assert ("sysctl -w" in found.fix) is (status == "warn")
-
-
-@pytest.mark.parametrize(
-    ("version", "bounds", "fits"),
-    [
-        ("2.13.0+cpu", "<2.14,>=2.11", True),
-        ("2.14.0", "<2.14,>=2.11", False),
-        ("2.9.1", "<2.14,>=2.11", False),
-        ("1.1.12", "==1.1.12", True),
-        ("1.1.13", "==1.1.12", False),
-        ("44", ">=44", True),
-        ("1.0.8.post1", ">=1.0.8", True),
-        ("3.1", "~=3.0", True),
-        ("4.0", "~=3.0", False),
-        ("3.0", "", True),
-    ],
-)
-def test_versions_against_bounds(version, bounds, fits):
-    assert software.within(version, bounds) is fits
-
-
-def test_packages_that_are_missing_or_too_old_are_named():
-    found = software.judge_packages(["no-such-thing>=1", "pydantic>=99", 'x>1; extra == "test"'])
-    assert found.status == "fail"
-    assert "no-such-thing is missing" in found.found
-    assert "is not >=99" in found.found
-    assert "x" not in found.found.split(";")[0].split()
-
-
-def _program(path, content):
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-OURS = b"#!/somewhere/python\nfrom node.__main__ import main\n"
-
-
-def test_node_js_before_ours(tmp_path, monkeypatch):
-    _program(tmp_path / "first" / "node", b"\x7fELF and so on")
-    _program(tmp_path / "env" / "atoll", OURS)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "python"))
-    monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'env'}")
-    found = software.command()
-    assert found.status == "warn"
-    assert "Node.js" in found.why
-    assert "`atoll start`" in found.fix
-    monkeypatch.setenv("PATH", str(tmp_path / "first"))
-    assert "python -m node start" in software.command().fix
-
-
-def test_our_command_first_is_fine_and_another_environments_is_not(tmp_path, monkeypatch):
-    _program(tmp_path / "env" / "node", OURS)
-    monkeypatch.setenv("PATH", str(tmp_path / "env"))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "python"))
-    assert software.command().status == "ok"
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "other" / "python"))
-    assert "another environment" in software.command().why
-
-
-def test_a_module_of_the_same_name_before_ours(tmp_path):
-    (tmp_path / "gossip").mkdir()
-    (tmp_path / "gossip" / "__init__.py").write_text("")
-    found = software.imports([str(tmp_path), *sys.path], tmp_path.parent)
-    assert found.status == "fail"
-    assert f"gossip is found in {tmp_path} first" in found.found
-
-
-def test_a_module_of_the_same_name_in_the_working_folder(tmp_path):
-    (tmp_path / "node.py").write_text("")
-    found = software.imports(sys.path, tmp_path)
-    assert (found.status, "node of its own" in found.found) == ("warn", True)
-    assert software.imports(sys.path, tmp_path.parent).status == "ok"
-
-
-def test_a_package_of_others_with_our_name(tmp_path, monkeypatch):
-    info = tmp_path / "node-2.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: node\nVersion: 2.0.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = software.imports()
-    assert found.status == "fail"
-    assert "the package node 2.0.0 of others" in found.found
-
-
-# --- the machine --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -160,7 +44,7 @@ def nvidia(tmp_path, monkeypatch):
 
     def pretend(driver, cuda, version="2.13.0"):
         line = f"NVIDIA H200, 143771 MiB, {driver}"
-        _program(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\necho '{line}'\n".encode())
+        program(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\necho '{line}'\n".encode())
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
         monkeypatch.setattr(machine, "torch_cuda", lambda: (version, cuda))
 
@@ -238,23 +122,6 @@ def test_where_an_amd_gpu_trains_less_memory_is_needed_beside_it(tmp_path, amd, 
     needed = vectors * 4 * machine.parameters(manifest.model)
     given = config(tmp_path, checkpoint_every=0, device="auto")
     assert f"{machine._mib(needed)} needed" in machine.memory(given, manifest).found
-
-
-def test_what_rocm_torch_was_built_for_is_read_from_its_files(tmp_path, monkeypatch):
-    (tmp_path / "version.py").write_text(
-        "__version__ = '2.13.0+rocm7.1'\ncuda: Optional[str] = None\n"
-        "hip: Optional[str] = '7.1.25424'\nrocm: Optional[str] = '7.1.0'\n"
-    )
-    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(software.importlib.util, "find_spec", lambda name: spec)
-    assert software.torch_cuda() == ("2.13.0+rocm7.1", "")
-    assert software.torch_rocm() == "7.1.25424"
-
-
-def test_what_torch_was_built_for_is_read_from_its_files():
-    import torch
-
-    assert software.torch_cuda() == (str(torch.__version__), torch.version.cuda or "")
 
 
 def test_what_a_checkpoint_holds_is_counted_without_torch():
@@ -426,6 +293,18 @@ def test_a_clock_that_the_system_tells_nothing_of_is_not_said_to_be_kept_in_time
     assert (found.status, says in found.found) == (status, True)
 
 
+@pytest.mark.parametrize(
+    ("system", "allowed", "status"),
+    [("linux", True, "ok"), ("linux", False, "warn"), ("darwin", False, "ok")],
+)
+def test_where_bbr_is_not_allowed_it_says_how_to_allow_it(monkeypatch, system, allowed, status):
+    monkeypatch.setattr(machine.sys, "platform", system)
+    monkeypatch.setattr(machine, "prefer_bbr", lambda sock: allowed)
+    found = machine.losses()
+    assert found.status == status
+    assert ("sysctl -w" in found.fix) is (status == "warn")
+
+
 def test_a_port_in_use_is_told_with_its_process(tmp_path):
     import os
 
@@ -448,6 +327,20 @@ def test_the_port_that_nobody_asked_for_may_be_another(tmp_path, monkeypatch):
 
 
 # --- the command --------------------------------------------------------------------------------
+
+
+def test_without_network_it_brings_no_torch(tmp_path):
+    arguments = ("doctor", "--no-network", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0")
+    done, heavy = process(*arguments, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == (0 if told["ok"] else 1)
+    assert {check["name"] for check in told["checks"]} >= {
+        "python", "packages", "command", "imports", "gpu", "memory", "disk", "clock",
+        "losses",
+    }  # fmt: skip
+    assert all(c["why"] and c["fix"] for c in told["checks"] if c["status"] != "ok")
+    assert "torch" not in heavy
+    assert "hivemind" not in heavy
 
 
 def test_the_exit_status_tells(tmp_path, capsys):
