@@ -11,40 +11,27 @@ from typing import Any
 import pytest
 import torch
 from exchange_kit import until
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
-from toy_replica import RUN
+from simulated_swarm import Member, SimulatedSwarm, expelled, lengths, simulated_swarm
+from weighing_kit import MIX
 
-from diloco import robust
 from gossip.chain.auditor import SUSPENDED, UNANSWERED, Auditor, _Weighed
 from gossip.chain.chain import Chain
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.kept_slices import WeighedMerge
-from gossip.plans.mix import Mix
-from protocols.bodies import read_into
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
-from protocols.messages import Accusation, Certificate, EvidenceRequest, Plan
+from protocols.messages import Certificate, EvidenceRequest, Plan
 from protocols.stats import Meter
 from protocols.transport import Feed
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
-
-MIX = Mix(weigh=robust.geometric_median)
 
 
 @pytest.fixture(autouse=True)
 def _all_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody looks at something in each round, however small the model is."""
     monkeypatch.setattr("gossip.chain.auditor.SHARE", 1000.0)
-
-
-def rounds(members: list[Member]) -> int:
-    return min(len(member.replica.history) for member in members)
-
-
-def expelled(by: Member) -> set[PeerId]:
-    return {peer for peer, why in by.rejected if why.endswith("expelled")}
 
 
 @contextmanager
@@ -88,12 +75,12 @@ def test_who_merges_something_else_is_expelled_by_all(
     async def main() -> None:
         with lying(monkeypatch, "_sum_of_all", lie) as liars:
             async with simulated_swarm(5, mix=MIX, codec=codec, think=(0.4, 0.45)) as swarm:
-                await until(lambda: rounds(swarm.living()) >= 2, 10.0)
+                await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
                 liar, *others = swarm.living()
                 liars.add(liar.peer)
                 await until(lambda: all(expelled(m) == {liar.peer} for m in others), 120.0)
-                before = rounds(others)
-                await until(lambda: rounds(others) >= before + 3, 30.0)
+                before = min(lengths(others))
+                await until(lambda: min(lengths(others)) >= before + 3, 30.0)
                 for certificate in others[0].replica.certificates[-1:]:
                     assert all(part.owner != liar.peer for part in certificate.outcome.parts)
                     assert liar.peer not in certificate.outcome.next_roster
@@ -115,7 +102,7 @@ def test_who_makes_products_up_is_expelled(monkeypatch: pytest.MonkeyPatch) -> N
     async def main() -> None:
         with lying(monkeypatch, "_multiply", half) as liars:
             async with simulated_swarm(5, **settings) as swarm:
-                await until(lambda: rounds(swarm.living()) >= 2, 10.0)
+                await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
                 liar, *others = swarm.living()
                 liars.add(liar.peer)
                 await until(lambda: all(expelled(m) == {liar.peer} for m in others), 120.0)
@@ -160,12 +147,12 @@ def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 2, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
             silent, *others = swarm.living()
             mute.add(silent.peer)
 
             def suspended() -> bool:
-                round_ = rounds(others)
+                round_ = min(lengths(others))
                 return all(
                     silent.peer in m.swarm.chains[0].auditor.suspended(round_) for m in others
                 )
@@ -174,16 +161,18 @@ def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.Monkey
             await until(lambda: silent.peer not in owners(others[0]), 10.0)
             assert not any(expelled(member) for member in others)
             mute.clear()
-            before = rounds(others)
-            await until(lambda: rounds(others) > before + SUSPENDED, 60.0)
-            assert not any(m.swarm.chains[0].auditor.suspended(rounds(others)) for m in others)
+            before = min(lengths(others))
+            await until(lambda: min(lengths(others)) > before + SUSPENDED, 60.0)
+            assert not any(
+                m.swarm.chains[0].auditor.suspended(min(lengths(others))) for m in others
+            )
 
     virtual_time.run(main())
 
 
 async def weighed(swarm: SimulatedSwarm) -> tuple[Member, _Weighed]:
     """A member after some rounds, and what it has noted of the newest one."""
-    await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+    await until(lambda: min(lengths(swarm.living())) >= 3, 10.0)
     member = swarm.living()[0]
     return member, list(member.swarm.chains[0].auditor._rounds.values())[-1]
 
@@ -248,7 +237,7 @@ def test_whose_part_was_handed_over_shows_what_it_weighed_though_it_replays_the_
     async def main() -> None:
         with not_told(monkeypatch) as unheard:
             async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-                await until(lambda: rounds(swarm.living()) >= 3, 30.0)
+                await until(lambda: min(lengths(swarm.living())) >= 3, 30.0)
                 outcome = swarm.living()[0].replica.certificates[-1].outcome
                 owner = swarm.members[outcome.parts[0].owner]
                 auditor = owner.swarm.chains[0].auditor
@@ -265,7 +254,7 @@ def test_whose_part_was_handed_over_shows_what_it_weighed_though_it_replays_the_
 
                 auditor.ended, auditor.show = over, seen  # type: ignore[method-assign]
                 unheard[owner.peer] = 0
-                await until(lambda: 0 < unheard[owner.peer] < rounds([owner]) - 2, 120.0)
+                await until(lambda: 0 < unheard[owner.peer] < min(lengths([owner])) - 2, 120.0)
                 outcome = owner.replica.certificates[unheard[owner.peer]].outcome
                 assert owner.peer not in {part.owner for part in outcome.parts}
                 assert replayed == [outcome.round]
@@ -315,7 +304,7 @@ def test_nothing_is_kept_of_who_left_office_or_was_suspended_long_ago() -> None:
             auditor = swarm.living()[0].swarm.chains[0].auditor
             auditor._unanswered[gone] = 1
             auditor._suspended |= {gone: 1, back: 1000}
-            await until(lambda: rounds(swarm.living()) >= 4, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 4, 10.0)
             assert gone not in auditor._unanswered
             assert auditor._suspended.keys() == {back}, "leaving office does not make up for it"
 
@@ -335,83 +324,13 @@ def test_who_ends_a_round_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(3.0, 3.1)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 2, 60.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 60.0)
             looked = looks(swarm)
             slow.add(swarm.living()[0].peer)
-            await until(lambda: rounds(swarm.living()) >= 8, 120.0)
+            await until(lambda: min(lengths(swarm.living())) >= 8, 120.0)
             assert sum(looked) > 10
             for member in swarm.living():
                 assert not member.swarm.chains[0].auditor._suspended
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize("shown", [False, True], ids=["without evidence", "with evidence"])
-def test_a_false_accusation_speaks_against_who_makes_it(shown: bool) -> None:
-    async def main() -> None:
-        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
-            outcome = swarm.living()[0].replica.certificates[-1].outcome
-            part = outcome.parts[0]
-            owner = swarm.members[part.owner]
-            other, accuser = [m for m in swarm.living() if m is not owner][:2]
-            if shown:
-                accuser = owner  # that what it did itself is wrong: nobody else has the evidence
-            said = Accusation(0, outcome.round, part.start, part.stop, 0)
-            transport = accuser.swarm.wiring.transport
-            with pytest.raises(RemoteRefused, match="is not true" if shown else "without"):
-                await transport.call(other.peer, "accuse", said.encode(), timeout=10.0)
-            assert accuser.peer in {peer for peer, _ in other.rejected}
-            assert not expelled(other)
-
-    virtual_time.run(main())
-
-
-def test_accusations_of_one_member_are_judged_one_at_a_time() -> None:
-    """The evidence of each has room here before any of it has come."""
-
-    async def main() -> None:
-        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
-            other, *accusers = swarm.living()
-
-            async def accuse(accuser: Member) -> str:
-                outcome = other.replica.certificates[-1].outcome
-                part = next(part for part in outcome.parts if part.owner != accuser.peer)
-                said = Accusation(0, outcome.round, part.start, part.stop, 0)
-                transport = accuser.swarm.wiring.transport
-                with pytest.raises(RemoteRefused) as refused:
-                    await transport.call(other.peer, "accuse", said.encode(), timeout=10.0)
-                return refused.value.code
-
-            first, second = accusers[:2]
-            found = await asyncio.gather(*(accuse(one) for one in (first, first, first, second)))
-            assert found == ["protocol", "busy", "busy", "protocol"]
-            assert await accuse(first) == "protocol", "it is judged once the one before is"
-
-    virtual_time.run(main())
-
-
-def test_who_was_not_in_a_round_sees_nothing_of_it_and_accuses_nobody() -> None:
-    """Evidence is as large as what came in a round, and looking at it is work."""
-
-    async def main() -> None:
-        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
-            stranger = swarm.network.join(Identity.from_seed(b"s" * 32).peer_id)
-            outcome = swarm.living()[0].replica.certificates[-1].outcome
-            part = outcome.parts[0]
-            other = next(member for member in swarm.living() if member.peer != part.owner)
-            where = (0, outcome.round, part.start, part.stop, 0)
-            asked = EvidenceRequest(RUN, *where).encode()
-            with pytest.raises(RemoteRefused, match="stranger"):
-                async with stranger.pull(
-                    part.owner, "evidence", asked, max_length=10**7, timeout=5.0
-                ) as incoming:
-                    await read_into(incoming, bytearray(1))
-            said = Accusation(*where).encode()
-            with pytest.raises(RemoteRefused, match="stranger"):
-                await stranger.call(other.peer, "accuse", said, timeout=5.0)
 
     virtual_time.run(main())
 
@@ -421,7 +340,7 @@ def test_nobody_who_is_honest_is_suspected(codec: str) -> None:
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, codec=codec, think=(0.05, 0.06)) as swarm:
             looked = looks(swarm)
-            await until(lambda: rounds(swarm.living()) >= 12, 60.0)
+            await until(lambda: min(lengths(swarm.living())) >= 12, 60.0)
             swarm.agree()
             assert sum(looked) > 20, "nobody has looked at anything"
             for member in swarm.living():

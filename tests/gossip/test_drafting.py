@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 from gossip_kit import PLACE, RUN, SHAPE, announce_of, leader, plan_of, roster_of
+from weighing_kit import MIX
 
-from diloco import robust
 from gossip.membership.members import Membership
 from gossip.plans.commitments import packed
-from gossip.plans.mix import Mix
 from gossip.plans.weighing import draft_basis, sign_gram, triangle
 from gossip.rounds.agreement import Agreement
 from gossip.rounds.company import Company
@@ -23,7 +22,6 @@ from protocols.messages import Contributor, Gram, Part, Plan
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 8)]
-MIX = Mix(weigh=robust.geometric_median)
 OPEN = dataclasses.replace(SHAPE, mix=MIX)
 NOW = 10.0
 

@@ -6,16 +6,14 @@ import dataclasses
 
 import pytest
 from exchange_kit import SHAPE, Peer, World, run, same_bytes, until, world
+from weighing_kit import MIX
 
-from diloco import robust
 from gossip.plans.certificate import basis_of, sign_result
 from gossip.plans.commitments import root
-from gossip.plans.mix import Mix
 from gossip.plans.weighing import final_plan
 from protocols.identity import Identity
 from protocols.messages import Gram, PartResult, Plan
 
-MIX = Mix(weigh=robust.geometric_median)
 OPEN = dataclasses.replace(SHAPE, mix=MIX)
 ALL = (0, 1, 2, 3)
 

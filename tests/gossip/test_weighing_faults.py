@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, lengths, simulated_swarm
+from weighing_kit import MIX
 
-from diloco import robust
 from gossip.chain.chain import Chain
 from gossip.exchange.exchange import Exchange
 from gossip.plans.commitments import packed
-from gossip.plans.mix import Mix
 from gossip.plans.weighing import sign_gram, triangle, unpack
 from gossip.rounds.instructions import Broadcast, Instruction
 from gossip.rounds.round import Round
@@ -24,7 +23,6 @@ from protocols.messages import Gram, Plan
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
-MIX = Mix(weigh=robust.geometric_median)
 STALL_S = 9.0  # silence is noticed, a new leader asks for promises, slices are sent again
 
 
@@ -76,10 +74,6 @@ def trapped(monkeypatch: pytest.MonkeyPatch) -> list[Trap]:
     return traps
 
 
-def histories(members: list[Member]) -> int:
-    return min(len(member.replica.history) for member in members)
-
-
 MOMENTS = [
     "the draft is there",
     "its products are known",
@@ -100,7 +94,7 @@ def test_one_stops_while_contributions_are_weighed(
             strike = network.kill if fault == "kill" else network.freeze
             trap = Trap(swarm, role, moment, lambda member: strike(member.peer))
             trapped.append(trap)
-            await until(lambda: histories(swarm.living()) >= 2, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
             trap.armed = True
             await until(lambda: trap.victim is not None, 10.0)
             victim = trap.victim
@@ -109,15 +103,15 @@ def test_one_stops_while_contributions_are_weighed(
             if fault == "kill":
                 await swarm.kill(victim)
             before = max(len(member.replica.history) for member in others)
-            await until(lambda: histories(others) > before, STALL_S)
+            await until(lambda: min(lengths(others)) > before, STALL_S)
             swarm.agree()
-            await until(lambda: histories(others) > before + 2, 15.0)
+            await until(lambda: min(lengths(others)) > before + 2, 15.0)
             if fault == "freeze":
                 network.thaw(victim.peer)
             else:
                 swarm.restart(victim)
-            there = histories(others) + 2
-            await until(lambda: histories(swarm.living()) >= there, 40.0)
+            there = min(lengths(others)) + 2
+            await until(lambda: min(lengths(swarm.living())) >= there, 40.0)
             swarm.agree()
             assert all(c.epoch == 0 for m in others for c in m.replica.certificates)
 
@@ -143,11 +137,11 @@ def test_a_liar_s_products_are_refused_and_its_part_goes_to_another(
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: histories(swarm.living()) >= 2, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
             liar.append(swarm.living()[0].peer)
             others = swarm.living()[1:]
-            before = histories(others)
-            await until(lambda: histories(others) >= before + 2, 60.0)
+            before = min(lengths(others))
+            await until(lambda: min(lengths(others)) >= before + 2, 60.0)
             swarm.agree()
             told = [(p, why) for member in others for p, why in member.rejected]
             assert any(peer == liar[0] and "announced norms" in why for peer, why in told)
@@ -189,13 +183,13 @@ def test_an_owner_that_says_that_no_slice_came_does_not_have_the_round_to_itself
 
     async def main() -> None:
         async with simulated_swarm(5, size=size, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: histories(swarm.living()) >= 2, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
             honest = swarm.living()[0].replica
             owner = next(part.owner for part in honest.certificates[-1].outcome.parts)
             liar.append(owner)
             await until(lambda: len(lies) > 0, 60.0)
             others = [member for member in swarm.living() if member.peer != owner]
-            await until(lambda: histories(others) > lies[0] + 1, 30.0)
+            await until(lambda: min(lengths(others)) > lies[0] + 1, 30.0)
             swarm.agree()
             for certificate in others[0].replica.certificates:
                 honest_ones = [c for c in certificate.outcome.contributors if c.peer != owner]
@@ -223,15 +217,15 @@ def test_a_leader_that_makes_scales_up_is_passed_over(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: histories(swarm.living()) >= 2, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
             liar.append(swarm.living()[0].peer)
             others = swarm.living()[1:]
             await until(
                 lambda: any(p == liar[0] and "follow" in w for m in others for p, w in m.rejected),
                 60.0,
             )
-            before = histories(others)
-            await until(lambda: histories(others) >= before + 2, 60.0)
+            before = min(lengths(others))
+            await until(lambda: min(lengths(others)) >= before + 2, 60.0)
             swarm.agree()
             for member in others:
                 for certificate in member.replica.certificates:
@@ -246,7 +240,7 @@ def test_links_that_lose_and_break(seed: int) -> None:
     async def main() -> None:
         link = Link(latency=0.02, jitter=0.02, loss=0.02, drop=0.02)
         async with simulated_swarm(4, seed=seed, mix=MIX, link=link) as swarm:
-            await until(lambda: histories(swarm.living()) >= 6, 60.0)
+            await until(lambda: min(lengths(swarm.living())) >= 6, 60.0)
             swarm.agree()
 
     virtual_time.run(main())
@@ -257,11 +251,11 @@ def test_a_contributor_that_cannot_reach_one_owner() -> None:
 
     async def main() -> None:
         async with simulated_swarm(5, mix=MIX, think=(0.4, 0.45)) as swarm:
-            await until(lambda: histories(swarm.living()) >= 2, 10.0)
+            await until(lambda: min(lengths(swarm.living())) >= 2, 10.0)
             first, second = swarm.living()[:2]
             swarm.network.set_link(first.peer, second.peer, Link(latency=0.02, drop=1.0))
-            before = histories(swarm.living())
-            await until(lambda: histories(swarm.living()) >= before + 4, 60.0)
+            before = min(lengths(swarm.living()))
+            await until(lambda: min(lengths(swarm.living())) >= before + 4, 60.0)
             swarm.agree()
 
     virtual_time.run(main())

@@ -316,6 +316,11 @@ def lengths(members: Sequence[Member]) -> list[int]:
     return [len(member.replica.history) for member in members]
 
 
+def expelled(by: Member) -> set[PeerId]:
+    """Whom a member has expelled, by what it has told."""
+    return {peer for peer, why in by.rejected if why.endswith("expelled")}
+
+
 def contributes(member: Member, to: Member, since: int) -> bool:
     """Whether something of one member is in a round that another has applied since."""
     for certificate in to.replica.certificates[since:]:
