@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 from gossip_kit import announce_of
+from round_parts import Parts
 
 from gossip.chain.missed import Missed
 from gossip.membership.members import Membership, Patience
 from gossip.place import Place
-from gossip.plans.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
+from gossip.plans.certificate import check_certificate, genesis, outcome_hash
 from gossip.plans.rules import Rules
-from gossip.plans.validity import PartKey, key_of
+from gossip.plans.validity import PartKey
 from gossip.rounds import round as rounds
 from gossip.rounds.gathering import Gathering
 from gossip.rounds.instructions import Broadcast, CatchUp, Commit, FollowPlan, Send
 from gossip.rounds.round import Round
-from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Certificate, PartResult, Plan, Prepare
+from protocols.messages import Announce, Certificate, PartResult, Prepare
 
 RUN = b"r" * 32
 SIZE = 256 * 1024
@@ -79,6 +79,7 @@ class World:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.counter = itertools.count()
         self.cut: set[frozenset[PeerId]] = set()
+        self.parts = Parts(self)
         self.commits: dict[int, dict[bytes, set[PeerId]]] = {}
         self.commit_times: list[float] = []
         identities = [Identity.from_seed(bytes([i + 1]) * 32) for i in range(count)]
@@ -121,6 +122,13 @@ class World:
             action(target)
 
         self.after(self.random.uniform(0.002, 0.08), arrive)
+
+    def reaches(self, peer: Peer, other: Peer) -> bool:
+        cut = frozenset((peer.identity.peer_id, other.identity.peer_id)) in self.cut
+        return other.alive and not other.frozen and not cut
+
+    def reachable(self, peer: Peer) -> list[Peer]:
+        return [other for other in self.peers.values() if self.reaches(peer, other)]
 
     # --- faults
 
@@ -243,13 +251,7 @@ class World:
     def catch_up(self, peer: Peer, sources: tuple[PeerId, ...]) -> None:
         for source in sources:
             other = self.peers[source]
-            if (
-                not other.alive
-                or other.frozen
-                or frozenset((source, peer.identity.peer_id)) in self.cut
-            ):
-                continue
-            if len(other.chain) > len(peer.chain):
+            if self.reaches(peer, other) and len(other.chain) > len(peer.chain):
                 certificate = other.chain[len(peer.chain)]
                 place = self.place(peer)
                 roster = peer.chain[-1].outcome.next_roster if peer.chain else self.first_roster
@@ -281,7 +283,7 @@ class World:
                     for to in peers:
                         self.deliver(peer, to, lambda t, m=told: self.control(peer, t, current, m))
                 case FollowPlan(plan):
-                    self.work(peer, current, plan)
+                    self.parts.work(peer, current, plan)
                 case Commit(certificate):
                     self.commit(peer, certificate)
                 case CatchUp(peers):
@@ -306,105 +308,6 @@ class World:
     def reply(self, peer: Peer, source: Peer, asked: Round, answer: object) -> None:
         if peer.round is asked:
             self.do(peer, asked.on_message(source.identity.peer_id, answer, self.now))  # type: ignore[arg-type]
-
-    # --- the tensors
-
-    def work(self, peer: Peer, current: Round, plan: Plan) -> None:
-        me = peer.identity.peer_id
-        contributes = any(c.peer == me and c.active for c in plan.contributors)
-        for part in plan.parts:
-            if part.result is not None:
-                if part.result.digest:
-                    self.after(0.05, lambda r=part.result: self.fetch(peer, current, r, 0))
-                continue
-            key = (part.start, part.stop, part.owner, basis_of(plan.codec, plan.contributors))
-            if contributes:
-                self.deliver(peer, part.owner, lambda t, k=key: self.take(t, current, k, me))
-            if part.owner == me:
-                self.take(peer, current, key, None)
-                self.after(
-                    plan.patience_s,
-                    lambda k=key: self.merge(peer, current, plan, k, late=True),
-                )
-            self.after(2.5 * plan.patience_s, lambda k=key: self.miss(peer, current, plan, k))
-
-    def take(self, owner: Peer, current: Round, key: PartKey, who: PeerId | None) -> None:
-        if who is not None:
-            owner.slices.setdefault(key, set()).add(who)
-        mine = owner.round
-        if mine is not None and mine.agreement.plan is not None:
-            self.merge(owner, mine, mine.agreement.plan, key, late=False)
-
-    def merge(self, owner: Peer, current: Round, plan: Plan, key: PartKey, *, late: bool) -> None:
-        if owner.round is not current or key in owner.merged or not owner.alive or owner.frozen:
-            return
-        open_parts = {(p.start, p.stop, p.owner) for p in plan.parts if p.result is None}
-        if key[:3] not in open_parts or key[3] != basis_of(plan.codec, plan.contributors):
-            return
-        arrived = owner.slices.get(key, set())
-        wanted = {c.peer for c in plan.contributors if c.active}
-        if not late and wanted - arrived:
-            return
-        owner.merged.add(key)
-        counts = pack_counts([(key[1] - key[0]) * (c.peer in arrived) for c in plan.contributors])
-        content = repr((key, counts)).encode()
-        result = sign_result(
-            owner.identity,
-            RUN,
-            PartResult(
-                0, plan.round, *key[:3], plan.codec, blake3(content).digest(), counts, key[3], b""
-            ),
-        )
-        for other in plan.roster:
-            if other == owner.identity.peer_id:
-                self.hold(owner, result)
-            else:
-                self.deliver(owner, other, lambda t: self.hold(t, result))
-
-    def hold(self, peer: Peer, result: PartResult) -> None:
-        current = peer.round
-        if current is None or result.round != current.place.round:
-            return
-        peer.held[result.round, key_of(result)] = result
-        self.do(peer, current.on_held(result, self.now))
-
-    def fetch(self, peer: Peer, current: Round, result: PartResult, attempt: int) -> None:
-        if peer.round is not current or not peer.alive or peer.frozen:
-            return
-        if (result.round, key_of(result)) in peer.held:
-            self.do(peer, current.on_held(result, self.now))
-            return
-        for other in self.peers.values():
-            if (
-                other.alive
-                and not other.frozen
-                and (result.round, key_of(result)) in other.held
-                and frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut
-            ):
-                self.hold(peer, result)
-                return
-        if attempt < 2:
-            self.after(0.2, lambda: self.fetch(peer, current, result, attempt + 1))
-        else:
-            self.do(peer, current.on_lost(result, self.now))
-
-    def miss(self, peer: Peer, current: Round, plan: Plan, key: PartKey) -> None:
-        """The part did not come in time: ask around, else the owner is at fault."""
-        if peer.round is not current or not peer.alive or peer.frozen or current.finished:
-            return
-        if (plan.round, key) in peer.held or key[2] == peer.identity.peer_id:
-            return
-        for other in self.peers.values():
-            known = other.held.get((plan.round, key))
-            if (
-                known is not None
-                and other.alive
-                and not other.frozen
-                and (frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut)
-            ):
-                self.hold(peer, known)
-                return
-        self.do(peer, current.on_fault(key[2], self.now))
 
 
 def agree(world: World) -> None:
