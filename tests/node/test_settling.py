@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from leaving_kit import Leaver
 from roamer_kit import ToyState, islands
-from test_leaving import Leaver
 
 from node import leaving
 from protocols.errors import TransferStalled
