@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from round_kit import Peer, World
-from test_round import agree, under_way
+from round_kit import Peer, World, agree, under_way
 
 from gossip.rounds.round import Round
 from gossip.rounds.succession import OTHERWISE, YIELDS, Succession
