@@ -25,17 +25,16 @@ from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.copying import Copying
 from node.checkpoints.index import bytes_in
 from node.checkpoints.restoring import Restored, restore
-from node.checkpoints.saving import Keeper, floats_saved
+from node.checkpoints.saving import Keeper
 from node.collector import spare_what_stays
 from node.conductor import Conductor
-from node.doctor.machine import lacking
 from node.entry.donors import clean
 from node.entry.entrance import Entrance, Run
 from node.entry.fetching import Fetcher
 from node.entry.finding import Finder, check_known
 from node.entry.lookout import Lookout
-from node.entry.own_model import layout_of
 from node.entry.past import ask_past, tell_past
+from node.entry.preflight import preflight
 from node.entry.serving import offer_run, serve_moments, serve_state
 from node.entry.waiting import Gatherer, Waiting, gathering_of
 from node.headway import counted
@@ -45,12 +44,12 @@ from node.hosts.meeting import meeting
 from node.island.hardware import Hardware, device_kind, hardware
 from node.island.island import Island
 from node.member import Origin
-from node.modes import check_role, check_runs, check_wait, doubts, is_over
+from node.modes import is_over
 from node.monitor.events import JoinProgress, Notice
 from node.multiples import Multiples
 from node.reading import Reading
 from node.replicas.replica import OuterReplica
-from node.reports.links import tell_links
+from node.reports.links import own_speeds, tell_links
 from node.reports.peers import PeerReports
 from node.trainer.channel import Applied
 from node.trainer.shared import SharedVectors
@@ -238,24 +237,7 @@ class Participation:
         self.node.state.parameters = self._layout.size
 
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
-        """Tell what this machine lacks for a run before it enters. Raises E204, E402."""
-        check_runs(manifest)
-        check_role(manifest, self.config.role)
-        check_wait(manifest, self.config.wait_for)
-        for doubt in doubts(manifest):
-            self.events.emit(Notice(text=doubt))
-        self._layout = await layout_of(self.node, manifest)
-        if self.config.role == "island" and self.config.checkpoint_every:
-            size = 4 * floats_saved(manifest) * self._layout.size
-            store.preflight(
-                size,
-                copies=bool(self.config.checkpoint_copy),
-                evaluated=bool(manifest.rounds.eval_every),
-            )
-        if self.config.role == "island" and self.node.daemon.script is None:
-            gpu = device_kind(self.config) == "cuda"
-            if lack := lacking(self.config, manifest, self._layout.size, gpu=gpu):
-                self._notice(lack)
+        self._layout = await preflight(self.node, store, manifest)
 
     @property
     def _copy(self) -> CheckpointCopy | None:
@@ -354,15 +336,8 @@ class Participation:
 
     def _on_committed(self, ended: Certificate | Rounded, exchange: Exchange | None) -> None:
         """A round has moved a replica: a certified one with its exchange, or one in pairs."""
-        stats = self.node.transport.stats
-        upload, limit = stats.upload.read() or 0.0, self.config.max_upload
-        if limit:
-            upload = min(upload or limit, limit)
-        self.swarm.presence.note(
-            upload=upload,
-            download=stats.download.read() or 0.0,
-            round_trip=stats.round_trip or 0.0,
-        )
+        speeds = own_speeds(self.node.transport.stats, self.config.max_upload)
+        self.swarm.presence.note(**speeds)
         self.reporter.on_committed(ended, exchange)
         self.lookout.after_servers()
         if self.conductor is None or self.conductor.follows:

@@ -53,6 +53,16 @@ def tell_links(transport: Measuring, clock: Callable[[], float] = time.time) -> 
     transport.on_call("links", answer, max_body=0)
 
 
+def own_speeds(stats: TransportStats, limit: float) -> dict[str, float]:
+    """What a node announces of its own link, 0: unknown; of its upload no more than its limit."""
+    upload = stats.upload.read() or 0.0
+    return {
+        "upload": min(upload or limit, limit) if limit else upload,
+        "download": stats.download.read() or 0.0,
+        "round_trip": stats.round_trip or 0.0,
+    }
+
+
 def _any(stats: PeerStats) -> bool:
     return bool(stats.upload or stats.download or stats.round_trip)
 

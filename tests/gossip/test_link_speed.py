@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from http_kit import QUICK, A, B, address
 
-from node.config import NodeConfig, resolve
-from node.participation import Participation
+from node.config import resolve
+from node.reports.links import own_speeds
 from protocols.bodies import BufferDrain, BufferFeed
 from protocols.errors import OperatorError
 from protocols.http.transport import HttpTransport
@@ -199,20 +199,11 @@ def test_no_more_is_announced_than_the_limit(
     limit: float, measured: float | None, announced: float
 ) -> None:
     stats = TransportStats()
-    said: dict[str, float] = {}
     if measured is not None:
         stats.upload.note(1.0, 1.0, int(measured))
     for index, seconds in enumerate((0.2, 0.01, 0.03)):
         stats.measured_call(PeerId(f"peer {index}"), seconds)
-    node = SimpleNamespace(
-        node=SimpleNamespace(transport=SimpleNamespace(stats=stats)),
-        config=NodeConfig(max_upload=limit),
-        swarm=SimpleNamespace(presence=SimpleNamespace(note=said.update)),
-        reporter=SimpleNamespace(on_committed=lambda certificate, exchange: None),
-        conductor=object(),
-        lookout=SimpleNamespace(after_servers=lambda: None),
-    )
-    Participation._on_committed(node, None, None)  # type: ignore[arg-type]
+    said = own_speeds(stats, limit)
     assert said == {"upload": announced, "download": 0.0, "round_trip": 0.03}
 
 

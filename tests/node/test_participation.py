@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from bootstrap.manifest import Manifest
+from node.entry.preflight import preflight
 from node.multiples import Multiples
 from node.participation import Participation
 from node.trainer.channel import Applied
@@ -21,12 +22,12 @@ from protocols.errors import OperatorError
 async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("node.participation.layout_of", AsyncMock())
+    monkeypatch.setattr("node.entry.preflight.layout_of", AsyncMock())
     part: Any = MagicMock()
     part.config.wait_for = 0
     for lr, told in ((0.7, 0), (2.0, 1)):
         manifest = Manifest.model_validate({"outer": {"lr": lr}})
-        await Participation._ready(part, MagicMock(), manifest)
+        await preflight(part, MagicMock(), manifest)
         assert part.events.emit.call_count == told
     assert "overshoot" in part.events.emit.call_args.args[0].text
 
@@ -36,7 +37,7 @@ async def test_a_server_is_refused_where_islands_meet_in_pairs(mode: str) -> Non
     part: Any = MagicMock()
     part.config.role = "server"
     with pytest.raises(OperatorError, match="bad configuration") as refused:
-        await Participation._ready(part, MagicMock(), Manifest.model_validate({"mode": mode}))
+        await preflight(part, MagicMock(), Manifest.model_validate({"mode": mode}))
     assert refused.value.code == "E204"
     assert "--role server" in refused.value.why
 
@@ -61,13 +62,13 @@ async def test_a_checkpoint_is_made_though_the_count_of_rounds_leaps_over_its_mu
 async def test_room_is_asked_for_where_checkpoints_are_made(
     monkeypatch: pytest.MonkeyPatch, every: int, copy: str, asked: list[bool]
 ) -> None:
-    monkeypatch.setattr("node.participation.layout_of", AsyncMock(return_value=MagicMock(size=9)))
+    monkeypatch.setattr("node.entry.preflight.layout_of", AsyncMock(return_value=MagicMock(size=9)))
     part: Any = MagicMock()
     part.config = SimpleNamespace(
         role="island", checkpoint_every=every, checkpoint_copy=copy, wait_for=0
     )
     store = MagicMock()
-    await Participation._ready(part, store, Manifest())
+    await preflight(part, store, Manifest())
     assert [call.kwargs["copies"] for call in store.preflight.call_args_list] == asked
 
 
