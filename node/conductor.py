@@ -20,14 +20,7 @@ from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.stream_recipe import is_recipe
 from node.island.beginning import Beginning, Todo, check_built
 from node.island.course import Course
-from node.island.events import (
-    awaited_of,
-    notice_of,
-    problem_of,
-    shrunk_of,
-    step_of,
-    validation_of,
-)
+from node.island.events import problem_of, shrunk_of, step_of, told_of
 from node.island.fitting import Fitting
 from node.island.guessing import Guesses
 from node.island.island import Island
@@ -38,7 +31,7 @@ from node.island.readiness import NotFinite, Readiness
 from node.island.restarts import Restarts
 from node.island.silence import Silent
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice, Problem, Rejected
+from node.monitor.events import Problem, Rejected
 from node.replicas.eager_state import EagerReplica
 from node.replicas.replica import OuterReplica
 from node.replicas.trainer_gate import FragmentGate
@@ -188,8 +181,6 @@ class Conductor:
                     if end := self.course.ends_with_others(self.swarm):
                         self.course.take(end)
                         await self._tell_target()
-                case Awaited() as awaited:
-                    self.events.emit(awaited_of(awaited))
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
@@ -211,12 +202,8 @@ class Conductor:
                 case Stopped():
                     self.files.lost()  # a script that was killed has left some unwritten
                     return
-                case Evaluated() as evaluated:
-                    self.events.emit(validation_of(evaluated))
-                case Cold() as cold:
-                    self.events.emit(notice_of(cold))
-                case Silent(text):
-                    self.events.emit(Notice(text=text))
+                case (Awaited() | Evaluated() | Cold() | Silent()) as said:
+                    self.events.emit(told_of(said))
 
     @property
     def follows(self) -> bool:
@@ -332,13 +319,7 @@ class Conductor:
         if (swarm := self.swarm) is not None:
             for chain in swarm.chains:
                 chain.note(eta=self.eta(chain.fragment))
-            swarm.presence.note(
-                steps_per_second=self.pace.steps_per_second,
-                tokens_per_second=self.pace.tokens_per_second,
-                loss=self.pace.loss,
-                total_tokens=self.pace.tokens,
-                position=self.pace.position,
-            )
+            swarm.presence.note(**self.pace.said)
         peers = 1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1
         self.events.emit(step_of(done, self.pace.tokens_per_second, peers))
 

@@ -6,10 +6,13 @@ import time
 
 from node.errors import operator_error
 from node.island.rank_ends import TrainerDied
+from node.island.silence import Silent
 from node.monitor.events import DataAwaited, DataCame, Notice, Step, Validation
 from node.trainer.channel import Awaited, Cold, Evaluated, StepDone
 from node.trainer.settings import TrainerSettings
 from protocols.errors import OperatorError
+
+Told = DataAwaited | DataCame | Notice | Validation
 
 
 def step_of(done: StepDone, tokens_per_second: float, peers: int) -> Step:
@@ -31,7 +34,20 @@ def step_of(done: StepDone, tokens_per_second: float, peers: int) -> Step:
     )
 
 
-def awaited_of(awaited: Awaited) -> DataAwaited | DataCame:
+def told_of(said: Awaited | Evaluated | Cold | Silent) -> Told:
+    """What is only told of: it changes nothing."""
+    match said:
+        case Awaited():
+            return _awaited(said)
+        case Evaluated(round_, step, loss):  # what a run starts from
+            return Validation(round=round_, step=step, validation_loss=loss)
+        case Cold(step, why):
+            return Notice(text=f"the inner optimizer begins anew at step {step}: {why}")
+        case Silent(text):
+            return Notice(text=text)
+
+
+def _awaited(awaited: Awaited) -> DataAwaited | DataCame:
     """That ranks wait for data, or have them."""
     if not awaited.ranks:
         return DataCame(step=awaited.step, seconds=awaited.seconds)
@@ -69,18 +85,6 @@ def ways_to_less(settings: TrainerSettings) -> str:
         ways.append(f"--offload{whole}")
     ways.append("more ranks (--nproc, --nnodes)")
     return ", ".join(ways)
-
-
-def validation_of(evaluated: Evaluated) -> Validation:
-    """The loss that a run starts from."""
-    return Validation(
-        round=evaluated.round, step=evaluated.step, validation_loss=evaluated.validation_loss
-    )
-
-
-def notice_of(cold: Cold) -> Notice:
-    """That an optimizer's moments are gone."""
-    return Notice(text=f"the inner optimizer begins anew at step {cold.step}: {cold.why}")
 
 
 def problem_of(died: TrainerDied, settings: TrainerSettings) -> OperatorError:

@@ -86,6 +86,17 @@ class Pace:
         usual = 1 / self.steps_per_second if self.steps_per_second else 0.0
         return max(self.last_s, usual)
 
+    @property
+    def said(self) -> dict[str, float]:
+        """What other islands are told of it."""
+        return {
+            "steps_per_second": self.steps_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "loss": self.loss,
+            "total_tokens": self.tokens,
+            "position": self.position,
+        }
+
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
         self.step, self.tokens = done.step, self.tokens + done.tokens
