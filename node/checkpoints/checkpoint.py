@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoints import spared
+from node.checkpoints.best import by_loss
 from node.checkpoints.index import (
     Facts,
     Index,
@@ -165,15 +166,8 @@ class CheckpointStore:
         return [path for _, path in sorted(found, reverse=True)]
 
     def by_loss(self) -> list[Path]:
-        """Those whose outer parameters were evaluated, the lowest loss first, unverified.
-
-        Only those of the newest one's run: a folder may have another one's, which is no better.
-        """
-        said = [(one, path) for path in self.paths() if (one := said_by(path)) is not None]
-        run = said[0][0].run if said else ""
-        known = [(one.validation, path) for one, path in said if one.run == run]
-        losses = [(loss, path) for loss, path in known if loss is not None]
-        return [path for _, path in sorted(losses, key=lambda one: one[0])]
+        """Those whose outer parameters were evaluated, the lowest loss first, unverified."""
+        return by_loss((path, said_by(path)) for path in self.paths())
 
     def best(self) -> Path | None:
         """The one with the lowest validation loss; None: nothing is known of any."""

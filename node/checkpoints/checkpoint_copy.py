@@ -1,8 +1,8 @@
 """A second copy of checkpoints, anywhere that fsspec reaches: ``--checkpoint-copy URL``.
 
 A checkpoint is copied file by file, its index last, so that one without an index is none. Whoever
-has lost the disk and starts with ``--resume`` and the same URL gets the newest one back; it is
-checked like any other, against the hashes in its index.
+has lost the disk and starts with ``--resume`` and the same URL gets the newest one back, and the
+best; they are checked like any other, against the hashes in their index.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from node.checkpoints.best import by_loss
 from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.index import (
     MAX_INDEX_BYTES,
@@ -32,7 +34,8 @@ PIECE = 1 << 22  # bytes that are read there at once
 
 
 class CheckpointCopy:
-    """The copies at one URL, of which ``keep`` are kept. Methods block: call them off the loop.
+    """The copies at one URL, of which the newest ``keep`` are kept, and the best. Methods block:
+    call them off the loop.
 
     All raise OperatorError E407 where the place cannot be reached, read or written.
     """
@@ -63,22 +66,26 @@ class CheckpointCopy:
             raise self._failed("write", error) from error
 
     def put(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
-        """Copy a checkpoint there, and then remove those that were made first.
+        """Copy a checkpoint there, if it is not there yet, and then remove those made first.
 
-        Copies that broke off before are removed too; if any is of another run, this raises E407
-        first. ``moved`` is called when a file is there, or has grown, if the file system tells.
+        But never the best one, as here. Copies that broke off before are removed too; if any is of
+        another run, this raises E407 first. ``moved`` is called when a file is there, or has grown,
+        if the file system tells.
         """
         try:
             from fsspec.callbacks import Callback
 
             files, root = self._open()
             told = Callback(hooks={"moved": lambda size, value: moved()})
+            found = self._there(files, root)
             if (mine := said_by(checkpoint)) is not None:
-                self._check_whose(files, root, mine)
+                if any(mine == index for _, index in found):
+                    return
+                self._check_whose(found, mine)
             names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
             names.remove(INDEX)
             chosen, round_ = checkpoint.name, round_of(checkpoint.name)
-            same = [name for name in self._there(files, root) if round_of(name) == round_]
+            same = [name for name, _ in found if round_of(name) == round_]
             if same[:1] == [chosen]:  # made earlier in the same round: it stays until this is whole
                 chosen = f"ckpt-0{chosen[5:]}"
             target = f"{root}/{chosen}"
@@ -88,15 +95,23 @@ class CheckpointCopy:
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                 files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
                 moved()
-            others = [name for name in self._there(files, root) if round_of(name) != round_]
-            kept = [chosen, *others[: self.keep - 1]]
-            for old in self._named(files, root):
-                if old not in kept:
-                    files.rm(f"{root}/{old}", recursive=True)
+            self._remove_all_but(chosen, files, root)
         except OperatorError:
             raise
         except Exception as error:  # each file system has errors of its own
             raise self._failed("write", error) from error
+
+    def _remove_all_but(self, chosen: str, files: Any, root: str) -> None:
+        """Remove what is not to be kept beside the one that was ``chosen`` just now."""
+        others = [
+            (name, index)
+            for name, index in self._there(files, root)
+            if name == chosen or round_of(name) != round_of(chosen)
+        ]
+        kept = {chosen, *(name for name, _ in others[: self.keep]), *by_loss(others)[:1]}
+        for old in self._named(files, root):
+            if old not in kept:
+                files.rm(f"{root}/{old}", recursive=True)
 
     def get_newest(
         self, store: CheckpointStore, tell: Callable[[OperatorError], None] = lambda problem: None
@@ -107,39 +122,76 @@ class CheckpointCopy:
         wrong with the newest is raised. One that cannot be read now may be whole: that raises E407,
         no older one takes its place, and what has come of it is not fetched again the next time.
         """
-        damaged: ValueError | None = None
-        try:
+        with self._reading():
             files, root = self._open()
-            names = self._there(files, root)
-            for older, name in enumerate(names, start=1):
-                try:
-                    with store.fetching(name) as draft:
-                        self._fetch(files, f"{root}/{name}", draft)
-                        target = store.directory / name_of(verify(draft).round)
-                        if target.exists():  # a damaged one
-                            shutil.rmtree(target)
-                        draft.rename(target)
-                    store.forget_fetched()
-                    return target
-                except ValueError as error:
-                    store.forget_fetched()
-                    damaged = damaged or error
-                    fix = f"nothing to do: {names[older]} is tried" if older < len(names) else ""
-                    tell(
-                        operator_error(
-                            "E404",
-                            f"the copy {name} at {self.url} cannot be used",
-                            why=str(error)[:500],
-                            fix=fix or "none is left",
-                        )
-                    )
-            if damaged is not None:
+            names = [name for name, _ in self._there(files, root)]
+            path, damaged = self._bring(files, root, names, store, tell)
+            if path is None and damaged is not None:
                 raise damaged
+            return path
+
+    def get_best(
+        self,
+        store: CheckpointStore,
+        newest: Path,
+        tell: Callable[[OperatorError], None] = lambda problem: None,
+    ) -> None:
+        """Bring the best whole one into ``store`` too, where it is not the ``newest`` that came.
+
+        Nothing is raised, but told: who goes on does not need it.
+        """
+        try:
+            with self._reading():
+                files, root = self._open()
+                found = dict(self._there(files, root))
+                names, here = by_loss(found.items()), said_by(newest)
+                better = takewhile(lambda name: found[name] != here, names)
+                self._bring(files, root, list(better), store, tell)
+        except OperatorError as error:
+            tell(error)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
         except OperatorError:
             raise
         except Exception as error:  # each file system has errors of its own
             raise self._failed("read", error) from error
-        return None
+
+    def _bring(
+        self,
+        files: Any,
+        root: str,
+        names: list[str],
+        store: CheckpointStore,
+        tell: Callable[[OperatorError], None],
+    ) -> tuple[Path | None, ValueError | None]:
+        """The first of these that is whole, in ``store``, and what is wrong with the first one."""
+        damaged: ValueError | None = None
+        for later, name in enumerate(names, start=1):
+            try:
+                with store.fetching(name) as draft:
+                    self._fetch(files, f"{root}/{name}", draft)
+                    target = store.directory / name_of(verify(draft).round)
+                    if target.exists():  # a damaged one
+                        shutil.rmtree(target)
+                    draft.rename(target)
+                store.forget_fetched()
+                return target, damaged
+            except ValueError as error:
+                store.forget_fetched()
+                damaged = damaged or error
+                fix = f"nothing to do: {names[later]} is tried" if later < len(names) else ""
+                tell(
+                    operator_error(
+                        "E404",
+                        f"the copy {name} at {self.url} cannot be used",
+                        why=str(error)[:500],
+                        fix=fix or "none is left",
+                    )
+                )
+        return None, damaged
 
     def _fetch(self, files: Any, source: str, draft: Path) -> None:
         """Only what the index names, and never more of it than it says; ValueError: damaged.
@@ -198,14 +250,18 @@ class CheckpointCopy:
         except Exception as error:  # each file system has errors of its own
             raise self._failed("read", error) from error
 
-    def _there(self, files: Any, root: str) -> list[str]:
-        """Names of the whole ones, that which was made last first, and damaged ones last."""
-        whole: list[tuple[float, int, str]] = []
+    def _there(self, files: Any, root: str) -> list[tuple[str, Index | None]]:
+        """Names of the whole ones, and what they say of themselves.
+
+        That which was made last is the first, and damaged ones, which say nothing, are the last.
+        """
+        whole: list[tuple[float, int, str, Index | None]] = []
         for name in self._named(files, root):
             if files.exists(f"{root}/{name}/{INDEX}"):
                 index = self._index(files, f"{root}/{name}")
-                whole.append((index.created if index else 0.0, round_of(name) or 0, name))
-        return [name for _, _, name in sorted(whole, reverse=True)]
+                whole.append((index.created if index else 0.0, round_of(name) or 0, name, index))
+        whole.sort(key=lambda one: one[:3], reverse=True)
+        return [(name, index) for *_, name, index in whole]
 
     def _index(self, files: Any, place: str) -> Index | None:
         """What one says of itself; None where that is damaged."""
@@ -223,14 +279,13 @@ class CheckpointCopy:
         names = (str(path).rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
         return [name for name in names if round_of(name) is not None]
 
-    def _check_whose(self, files: Any, root: str, mine: Index) -> None:
+    def _check_whose(self, found: list[tuple[str, Index | None]], mine: Index) -> None:
         """Raise E407 where a copy there is of another run, or of another island that makes copies
         there as well: each would push the other's out.
 
         What another island had there from the beginning is left to be replaced: it may have been
         this one, which has lost its disk and its identity with it.
         """
-        found = [(name, self._index(files, f"{root}/{name}")) for name in self._there(files, root)]
         others = set()
         for name, index in found:
             if index is None:

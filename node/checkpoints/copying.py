@@ -27,7 +27,9 @@ SLOWEST = 4e6  # take at this many bytes a second, as not all file systems repor
 
 
 class Copying:
-    """One copy at a time; of the checkpoints that are made meanwhile the newest comes next."""
+    """One copy at a time; of the checkpoints that are made meanwhile the newest comes next, and the
+    best after it.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Copying:
     async def soon(self, path: Path) -> None:
         """Copy to the second place, in the background: the copy may be slow, or hang.
 
-        Of the checkpoints that are made meanwhile only the newest is copied.
+        Of the checkpoints that are made meanwhile only the newest is copied, and the best.
         """
         aside, passed_over = await self._offload(lambda: self._store.aside(path)), self._next
         self._next = aside
@@ -86,9 +88,18 @@ class Copying:
     async def _run(self) -> None:
         while (aside := self._next) is not None:
             self._next = None
-            if error := await self._put(aside):
-                self._events.emit(Problem.of(error))
-            await self._offload(partial(self._store.drop, aside))
+            copied = await self._copied(aside)
+            if copied and self._next is None:  # nobody waits for the best, which may be there
+                best: Path | None = await self._offload(self._store.best)
+                if best is not None and best.name != aside.name:
+                    await self._copied(await self._offload(partial(self._store.aside, best)))
+
+    async def _copied(self, aside: Path) -> bool:
+        """Copy it, and give it up. A failure is an event."""
+        if error := await self._put(aside):
+            self._events.emit(Problem.of(error))
+        await self._offload(partial(self._store.drop, aside))
+        return error is None
 
     async def _put(self, aside: Path) -> OperatorError | None:
         """Copy in a thread of its own: neither one of the few that rounds need, nor one that

@@ -68,8 +68,8 @@ def restore(
 ) -> Restored | None:
     """The newest checkpoint that is whole; damaged ones are reported and passed over.
 
-    Where none is whole it is fetched from ``copy``. Raises OperatorError E404 when there are
-    checkpoints and none is usable, and E407 for a copy that cannot be read.
+    Where none is whole it is fetched from ``copy``, and the best with it. Raises OperatorError
+    E404 when there are checkpoints and none is usable, and E407 for a copy that cannot be read.
     """
 
     def tell(problem: OperatorError) -> None:
@@ -78,7 +78,8 @@ def restore(
     found = store.latest()
     for damage in found.damaged:
         tell(damage)
-    if copy is not None and found.checkpoint is None and copy.get_newest(store, tell) is not None:
+    if copy is not None and found.checkpoint is None and (came := copy.get_newest(store, tell)):
+        copy.get_best(store, came, tell)  # to go back to, where the run gets worse
         found = store.latest()
     if found.checkpoint is None:
         if found.damaged:

@@ -86,6 +86,26 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     assert os.listdir(tmp_path) == ["ckpt-00000003"]
 
 
+async def test_the_best_one_is_copied_though_a_newer_one_came_before_its_turn(
+    tmp_path: Path,
+) -> None:
+    copied = list[str]()
+
+    class Place:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            copied.append(checkpoint.name)
+
+    keeper, store = keeper_at(tmp_path, []), CheckpointStore(tmp_path, keep=1)
+    copying = Copying(cast(CheckpointCopy, Place()), store, keeper.events, inline)
+    for round, loss in enumerate((2.0, 1.5, 1.7), start=1):
+        await copying.soon(make(store, round, loss=loss).path)
+    await copying.done()
+    assert copied == ["ckpt-00000003", "ckpt-00000002"]
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-00000002", "ckpt-00000003"]
+
+
 @pytest.mark.parametrize("moves", [False, True])
 async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool

@@ -254,6 +254,22 @@ def test_where_none_here_is_whole_the_second_place_has_one(tmp_path: Path, damag
     assert {type(event) for event in events} == {Problem}
 
 
+def test_the_best_comes_back_from_the_second_place_as_well(tmp_path: Path) -> None:
+    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
+    size = Layout.of_manifest(signed.manifest).size
+    store, copy = CheckpointStore(tmp_path / "lost"), CheckpointCopy(str(tmp_path / "there"), 1)
+    for round_, loss in ((3, 1.5), (0, 2.0)):  # that of a split's other side, and its own
+        with store.draft() as draft:
+            write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
+            run = signed.run_id.hex()
+            facts = Facts(run=run, round=round_, step=0, tokens=0, validation=loss)
+            copy.put(store.commit(draft, facts).path)
+    here = CheckpointStore(tmp_path / "here")
+    restored = restore(here, cast(EventLog, SimpleNamespace(emit=None)), copy)
+    assert restored is not None
+    assert (restored.facts.round, here.best()) == (0, here.directory / "ckpt-00000003")
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 def test_what_is_read_back_is_read_through_once_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool
