@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -22,3 +23,15 @@ def by_loss(found: Iterable[tuple[T, Index | None]]) -> list[T]:
     known = [(index.validation, one) for one, index in said if index.run == run]
     losses = [(loss, one) for loss, one in known if loss is not None]
     return [one for _, one in sorted(losses, key=lambda each: each[0])]
+
+
+def seems_whole(checkpoint: Path, index: Index | None) -> bool:
+    """Whether all files that it names are there with their lengths; their bytes are not read."""
+    if index is None:
+        return False
+    try:
+        return all(
+            (checkpoint / name).stat().st_size == file.bytes for name, file in index.files.items()
+        )
+    except OSError:
+        return False

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoints import spared
-from node.checkpoints.best import by_loss
+from node.checkpoints.best import by_loss, seems_whole
 from node.checkpoints.index import (
     Facts,
     Index,
@@ -170,8 +170,11 @@ class CheckpointStore:
         return by_loss((path, said_by(path)) for path in self.paths())
 
     def best(self) -> Path | None:
-        """The one with the lowest validation loss; None: nothing is known of any."""
-        return next(iter(self.by_loss()), None)
+        """The one with the lowest validation loss; None: nothing is known of any.
+
+        One that lacks files does not hold that place: a later one is to have it.
+        """
+        return next((path for path in self.by_loss() if seems_whole(path, said_by(path))), None)
 
     @contextmanager
     def draft(self) -> Iterator[Path]:
@@ -304,8 +307,10 @@ class CheckpointStore:
                 if isinstance(error, OSError) and error.errno not in DAMAGED:
                     fix = "let this user read it, or move it away"
                     raise CheckpointError(path, reason(error), fix) from error
-                more = older < len(paths)
-                fix = f"nothing to do: {paths[older].name} is tried" if more else "none is left"
+                then = f"{paths[older].name} is tried" if older < len(paths) else "none is left"
+                fix = f"nothing to do: {then}" if older < len(paths) else then
+                if best:  # it may be kept for ever
+                    fix = f"remove {path}, so that a whole one is kept as the best; {then}"
                 damaged.append(CheckpointError(path, str(error), fix))
         return Search(None, tuple(damaged))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TENSORS = "outer.safetensors"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
 SHARD = "evaluation.bin"
+LEAVE_OUT = "leave out --best, which takes the newest"
 TRIES = 5  # to read a checkpoint where a node may remove it meanwhile
 BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest
 
@@ -170,17 +171,19 @@ def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:
     return data
 
 
-def read_newest(path: Path, *, best: bool = False) -> tuple[Path, OuterFiles]:
+def read_newest(
+    path: Path, *, best: bool = False, tell: Callable[[CheckpointError], object] = lambda one: None
+) -> tuple[Path, OuterFiles]:
     """Read a checkpoint directory, or the newest whole one of a state directory; else E404.
 
-    ``best``: in place of the newest the one with the lowest validation loss.
-    Returns which one it was as well. A node that runs there may remove it while it is read: then
-    the newest by then is tried.
+    ``best``: in place of the newest the one with the lowest validation loss. ``tell`` is called
+    with what is wrong with those that are passed over. Returns which one it was as well. A node
+    that runs there may remove it while it is read: then the newest by then is tried.
     """
     for left in reversed(range(TRIES)):
         before = _listed(path)
         try:
-            checkpoint, verified = find_checkpoint(path, best=best)
+            checkpoint, verified = find_checkpoint(path, best=best, tell=tell)
             return checkpoint, read_outer(checkpoint, verified)
         except CheckpointError:
             if not left or _listed(path) == before:
@@ -200,10 +203,12 @@ def _folder(place: Path) -> Path:
     return place if any(place.glob("ckpt-*")) else StateDir(place).checkpoints
 
 
-def find_checkpoint(path: Path, *, best: bool = False) -> tuple[Path, Index | None]:
+def find_checkpoint(
+    path: Path, *, best: bool = False, tell: Callable[[CheckpointError], object] = lambda one: None
+) -> tuple[Path, Index | None]:
     """A checkpoint itself, or the newest whole one of a state directory or a copy; else E404.
 
-    ``best``: the one with the lowest validation loss of those that are there. With what it says
+    ``best`` and ``tell`` as of :func:`read_newest`. With what it says
     where it has been verified.
     """
     if path.name.startswith("ckpt-") or os.path.isfile(path / INDEX):
@@ -216,10 +221,16 @@ def find_checkpoint(path: Path, *, best: bool = False) -> tuple[Path, Index | No
         raise CheckpointError(path, reason(error), "let this user read it") from error
     if found is None or found.checkpoint is None:
         if found is not None and found.damaged:
-            raise CheckpointError(path, f"none in it is whole ({found.why})", "give a copy of one")
+            why, fix = f"none in it is whole ({found.why})", "give a copy of one"
+            if best:
+                why, fix = (
+                    f"none that was evaluated is whole ({found.why})",
+                    f"{fix}, or {LEAVE_OUT}",
+                )
+            raise CheckpointError(path, why, fix)
         if best and found is not None and store.paths():
             why = "none in it has a validation loss: those rounds were not evaluated"
-            raise CheckpointError(path, why, "leave out --best, which takes the newest")
+            raise CheckpointError(path, why, LEAVE_OUT)
         raise CheckpointError(
             path,
             "it is no checkpoint, and there is none in it"
@@ -227,4 +238,7 @@ def find_checkpoint(path: Path, *, best: bool = False) -> tuple[Path, Index | No
             else "there is no such directory",
             "give a directory named ckpt-NUMBER, or a node's state directory",
         )
+    for damage in found.damaged:
+        if damage.path.exists():  # else it has been pruned meanwhile
+            tell(damage)
     return found.checkpoint.path, found.checkpoint.facts

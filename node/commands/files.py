@@ -106,7 +106,11 @@ def export(
         raise bad_config(f"--best of {source.name}", "that is one checkpoint", fix)
     clean_up_at_any_end()  # a folder may be half written
     check_empty(folder)  # before what takes long
-    checkpoint, outer = read_newest(source, best=best)
+    checkpoint, outer = read_newest(
+        source,
+        best=best,
+        tell=lambda error: typer.echo(error.text().replace("error", "warning", 1), err=True),
+    )
     manifest = outer.signed.manifest
     if manifest.script.layout:
         if like is not None:

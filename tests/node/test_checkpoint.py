@@ -339,6 +339,16 @@ def test_where_the_best_is_damaged_the_next_is_taken(tmp_path: Path) -> None:
     assert "ckpt-00000003 is tried" in found.damaged[0].fix
 
 
+def test_one_that_lacks_files_holds_no_place_as_the_best(tmp_path: Path) -> None:
+    """A later one could not be kept until it was better than what nobody can read."""
+    store = CheckpointStore(tmp_path, keep=1)
+    truncate(make(store, 1, loss=1.5).path)
+    for round, loss in ((2, 1.6), (3, 1.7), (4, 1.8)):
+        make(store, round, loss=loss)
+    assert names(store) == ["ckpt-00000002", "ckpt-00000004"]
+    assert store.best() == tmp_path / "ckpt-00000002"
+
+
 def test_one_that_says_nothing_of_its_loss_is_read_as_before(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = make(store, 1).path / INDEX

@@ -319,6 +319,25 @@ def test_export_of_the_best(command, checkpoint, tmp_path):
     one = store.paths()[0]
     status, _, told = command("export", tmp_path / "one", "--from", one, "--best")
     assert (status, told[:10]) == (2, "error E204")
+    damage(best := store.directory / "ckpt-00000008")
+    status, out, told = command("export", tmp_path / "second", *given)
+    assert status == 0
+    assert "of ckpt-00000009 in" in out
+    assert told.startswith("warning E404: checkpoint ckpt-00000008 cannot be used\n")
+    assert f"fix: remove {best}, so that" in told
+    damage(one)
+    status, _, told = command("export", tmp_path / "third", *given)
+    assert (status, told[:10]) == (1, "error E404")
+    assert "ckpt-00000008: outer.safetensors has another hash" in told
+    assert "leave out --best" in told
+
+
+def damage(checkpoint):
+    """What a disk may do to a file without any sign of it."""
+    file = checkpoint / "outer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 @pytest.mark.parametrize("when", ["verify", "read_outer"])
