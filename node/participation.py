@@ -140,9 +140,12 @@ class Participation:
         finder = Finder(self.node, self.entrance, reading, partial(offer_run, self.node), ready)
         while True:
             run = await finder.find(restored.signed if restored else None)
-            if self.config.role == "island":
-                tokens = await reading.tokens(run)
-                await self._tell_hosts(run, tokens, reading.place)
+            # reading takes long: in vain where the run is over, which a checkpoint or peers tell
+            first = restored is None and not any(
+                is_over(run.manifest, one.round, one.work) for one in run.announced
+            )
+            if first:
+                tokens = await self._read(reading, run)
             script = self.node.daemon.script
             vectors = script.vectors if script else await self._shared(self._layout.size)
             try:
@@ -150,12 +153,23 @@ class Participation:
                 base, _ = vectors.tensors()
                 self.fetcher = Fetcher(self.node, run, self.replicas, base, self._on_learned)
                 await self.fetcher.get(restored)
+                rounds = min(replica.place.round for replica in self.replicas)
+                if not first and not is_over(run.manifest, rounds, self.replicas[0].place.work):
+                    tokens = await self._read(reading, run)
             except BaseException as error:  # also cancellation: shared memory is given back
                 vectors.close()
                 if not (isinstance(error, OperatorError) and finder.release(error)):
                     raise
             else:
                 return run, vectors, tokens
+
+    async def _read(self, reading: Reading, run: Run) -> str:
+        """Where this island's training tokens are; its other hosts are told to make theirs."""
+        if self.config.role != "island":
+            return ""
+        tokens = await reading.tokens(run)
+        await self._tell_hosts(run, tokens, reading.place)
+        return tokens
 
     async def _shared(self, size: int) -> SharedVectors:
         """New vectors with all memory reserved, which takes seconds per ten GB. Raises E401."""

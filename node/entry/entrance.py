@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -31,6 +32,7 @@ from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Problem
 from protocols.addresses import PeerAddress, parse_peers
+from protocols.envelope import open_envelope
 from protocols.errors import (
     Disagreement,
     IdentityMismatch,
@@ -39,6 +41,7 @@ from protocols.errors import (
     TransportError,
 )
 from protocols.identity import PeerId
+from protocols.messages import Announce
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -78,6 +81,14 @@ class Run:
         """Peers that were greeted and take part in the run."""
         run = self.signed.run_id
         return [g.peer for g in self.greetings if g.welcome.run == run]
+
+    @property
+    def announced(self) -> Iterator[Announce]:
+        """What all whom those know that were greeted say of themselves, or have said."""
+        run, purpose = self.signed.run_id, "announce"
+        for envelope in (one for g in self.greetings for one in g.welcome.announces):
+            with suppress(RemoteProtocolError):  # told of once this node takes part
+                yield open_envelope(envelope, Announce, purpose=purpose, run=run, now=None).message
 
 
 @dataclass

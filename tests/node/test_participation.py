@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from gossip_kit import PLACE, announce_of
+from identity_kit import identity
 
+from bootstrap.handshake import Greeting
 from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
+from node.entry.entrance import Run
 from node.entry.preflight import preflight
 from node.multiples import Multiples
 from node.participation import Participation
 from node.trainer.channel import Applied
 from protocols.codecs import kernels
+from protocols.envelope import seal
 from protocols.errors import OperatorError
 
 
@@ -123,6 +130,60 @@ async def test_no_rank_is_started_for_a_run_that_is_over(
     starts = not over or script is not None
     assert part.island.start.called is part._conduct.called is starts
     assert part.finishing is part.node.leave.called is over
+
+
+LAST = Manifest().rounds.total_rounds
+
+
+@pytest.mark.parametrize(
+    ("resumes", "said", "at", "does"),
+    [
+        (False, LAST - 1, LAST - 1, ["read", "get"]),  # the state would be old after reading
+        (False, LAST, LAST, ["get"]),
+        (False, LAST, LAST - 1, ["get", "read"]),  # whoever said so was wrong
+        (False, None, LAST, ["read", "get"]),
+        (True, None, LAST, ["get"]),
+        (True, None, LAST - 1, ["get", "read"]),
+    ],
+)
+async def test_no_text_is_read_for_a_run_that_is_over(
+    monkeypatch: pytest.MonkeyPatch, resumes: bool, said: int | None, at: int, does: list[str]
+) -> None:
+    """It may take minutes, until nobody is there any more to say that it is."""
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    if said is not None:
+        place = replace(PLACE, run=run.signed.run_id, round=said)
+        envelope = seal(
+            identity(2),
+            announce_of(identity(2).peer_id, place),
+            purpose="announce",
+            run=run.signed.run_id,
+            sequence=1,
+            expires=0.0,
+        )
+        welcome: Any = SimpleNamespace(announces=(b"nonsense", envelope))
+        run.greetings = [Greeting(identity(2).peer_id, welcome, 0.0, 0.0)]
+    did: list[str] = []
+
+    def does_so(what: str, result: Any = None) -> AsyncMock:
+        return AsyncMock(side_effect=lambda *given: did.append(what) or result)
+
+    found = SimpleNamespace(find=AsyncMock(return_value=run))
+    monkeypatch.setattr("node.participation.Finder", lambda *given: found)
+    fetcher = SimpleNamespace(get=does_so("get"))
+    monkeypatch.setattr("node.participation.Fetcher", lambda *given: fetcher)
+    reading = SimpleNamespace(tokens=does_so("read", "tokens"), place="")
+    monkeypatch.setattr("node.participation.Reading", lambda *given: reading)
+    replicas = [SimpleNamespace(place=replace(PLACE, round=at, work=5))]
+    monkeypatch.setattr("node.participation.make_replicas", lambda *given: replicas)
+    part: Any = MagicMock(_tell_hosts=AsyncMock())
+    part.config.role = "island"
+    part.node.daemon.script.vectors.tensors.return_value = (None, None)
+    part._read = partial(Participation._read, part)
+    restored: Any = MagicMock() if resumes else None
+    *_, tokens = await Participation._find(part, MagicMock(), restored)
+    assert did == does
+    assert (tokens == "tokens") is part._tell_hosts.called is ("read" in does)
 
 
 async def test_compiled_loops_are_there_before_slices_come(
