@@ -19,7 +19,6 @@ from node.monitor.wording import (
     JOIN_STEPS,
     clean,
     duration,
-    join_hint,
     join_line,
     megabytes,
     number,
@@ -225,14 +224,7 @@ def _screen(state: dict[str, Any]) -> str:
         line = join_line(
             node["join_address"], invited=invited, scripts=scripts, own_text=of_own_text(run)
         )
-        hint = join_hint(
-            node["join_address"],
-            me=node["peer"],
-            listen=node["listen"],
-            public_addr=node["public_addr"],
-            scripts=scripts,
-        )
-        lines += [f"join      {line}", *(f"          {told}" for told in hint)]
+        lines += [f"join      {line}", *(f"          {told}" for told in node["join_hint"])]
     return "\n".join(lines)
 
 

@@ -45,6 +45,7 @@ from node.monitor.views import (
     RunView,
     Traffic,
 )
+from node.monitor.wording import join_hint, of_scripts
 from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
 from protocols.errors import Reason
 
@@ -182,6 +183,16 @@ class NodeState:
                 reasons.append(f"no inner step for {still:.0f} s{waits}")
         return reasons
 
+    def _join_hint(self) -> list[str]:
+        """What to say below the line by which others join, where few can use it."""
+        return join_hint(
+            self.node.join_address,
+            me=self.node.peer,
+            listen=self.node.listen,
+            public_addr=self.node.public_addr,
+            scripts=self.run is not None and of_scripts({"manifest": self.run.manifest}),
+        )
+
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON values; ``schema`` grows when a key changes its meaning."""
         state = self.brief()
@@ -235,6 +246,7 @@ class NodeState:
             | {
                 "uptime_s": now - self.node.started,
                 "reachability": self.providers.reachability(),
+                "join_hint": self._join_hint(),
             },
             "run": None if self.run is None else _run(self.run) | {"parameters": self.parameters},
             "join": [table(self.join[step]) for step in sorted(self.join)],

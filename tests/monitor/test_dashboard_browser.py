@@ -267,6 +267,20 @@ async def test_a_page_that_was_open_before_the_run_was_known_has_what_is_of_the_
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
+async def test_a_join_line_that_few_can_use_says_so(page: Page) -> None:
+    swarm, hint = Imagined(3, 10), "#node .join p"
+    near = f"192.168.1.20:4390/{swarm.ids[0]}"
+    swarm.state.node = replace(swarm.state.node, public_addr="", join_address=near)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        told = await page.evaluate(text(hint))
+        assert told.startswith("(in your own network only; for others forward port 4390 and ")
+        swarm.state.node = replace(swarm.state.node, public_addr="192.168.1.20:4390")
+        await page.until(f"{text(hint)} === ''")
+    assert page.errors == []
+
+
 async def test_a_locked_dashboard_is_opened_by_the_key(page: Page) -> None:
     async with served(Imagined(3, 10), key=KEY) as url:
         await page.go(url)

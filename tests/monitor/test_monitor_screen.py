@@ -192,6 +192,14 @@ def test_the_join_line_says_that_an_invitation_is_needed():
         assert shown.endswith(" --invitation …") == needed
 
 
+def test_a_replay_says_of_a_join_line_that_few_can_use_it():
+    replay = Replay()
+    said = {"peer": ME, "run": "r", "version": "0.1.0", "listen": "127.0.0.1:1"}
+    replay.take(Record(1, 1.0, Started(**said, join_address=f"127.0.0.1:1/{ME}")))
+    shown = str(drawing.node(replay.picture()["state"])).splitlines()[-1]
+    assert shown.strip() == "(on this machine only)"
+
+
 def test_a_replay_knows_names_and_who_left(log):
     replay = Replay()
     for record in read_log(log):

@@ -254,8 +254,11 @@ def test_a_join_line_that_few_can_use_says_so(kit):
     kit.state.node = replace(kit.state.node, join_address=f"192.168.1.20:4390/{PEER}")
     lines = status.render(kit.state.snapshot()).splitlines()
     assert [line.startswith("          (in your own network only") for line in lines].count(True)
+    drawn = drawing.node(kit.state.snapshot()).plain.splitlines()
+    assert drawn[-2].startswith("      (in your own network only; for others forward port 4390 ")
     kit.state.node = replace(kit.state.node, public_addr="192.168.1.20:4390")
     assert "own network only" not in status.render(kit.state.snapshot())
+    assert "own network only" not in drawing.node(kit.state.snapshot()).plain
 
 
 def test_a_run_of_scripts_is_joined_by_a_script(kit):

@@ -201,7 +201,8 @@ def node(state: Mapping[str, Any]) -> Text:
         line = join_line(
             address, invited=invited, scripts=of_scripts(run), own_text=of_own_text(run)
         )
-        lines.append(f"\njoin: {line}", "dim")
+        below = [f"      {told}" for told in state["node"]["join_hint"]]
+        lines.append("\n" + "\n".join([f"join: {line}", *below]), "dim")
     return lines
 
 

@@ -139,6 +139,8 @@ class Replay:
                     version=started.version,
                     device=started.device,
                     started=record.time,
+                    listen=started.listen,
+                    public_addr=started.public_addr,
                     join_address=started.join_address,
                     invitation_needed=started.invitation_needed,
                 )

@@ -249,7 +249,8 @@ export class Panels {
       }
       this.join = el("code");
       this.copy = el("button", { type: "button", class: "plain", onclick: () => this.copyJoin() }, "Copy");
-      this.joining = el("div", { class: "join" }, el("h3", {}, "Others join with"), this.join, this.copy);
+      this.hint = el("p", { class: "quiet" });
+      this.joining = el("div", { class: "join" }, el("h3", {}, "Others join with"), this.join, this.copy, this.hint);
       fill(host, this.meters, list, this.joining);
     }
     for (const [name, value] of facts) say(this.facts.get(name), value);
@@ -262,6 +263,7 @@ export class Panels {
     say(this.join, this.ofScripts
       ? `node.join(model, optimizer, peers="${node.join_address}"${node.invitation_needed ? ', invitation="…"' : ""})`
       : `node start --peers ${node.join_address}${node.invitation_needed ? " --invitation …" : ""}${this.ofOwnText ? " --data …" : ""}`);
+    say(this.hint, node.join_hint.join(" "));
     const meter = (name, used, total, note) => el("div", {}, el("span", {}, name), el("meter", { min: 0, max: total, high: total * 0.9, value: used, "aria-label": name }), el("span", { class: "num" }, note));
     const rows = [];
     if (known(machine.memory_total)) rows.push(meter("Memory", machine.memory_total - machine.memory_available, machine.memory_total, `${bytes(machine.memory_used)} here, ${bytes(machine.memory_available)} free`));
