@@ -159,6 +159,7 @@ class Beginning:
         slot: tuple[int, int],
         pace: Pace,
         *,
+        untrained: bool,
         tau: int,
         position: int,
         steps_read: int,
@@ -167,8 +168,9 @@ class Beginning:
         """What ranks begin with.
 
         ``rounds`` are by fragment, ``slot`` is the place among the readers of a round's windows.
-        The data of ``steps_read`` inner steps of the cycle is not read again. ``position`` is the
-        swarm's in the learning rate's schedule, ``pace`` this island's.
+        A base that is ``untrained`` is evaluated first. The data of ``steps_read`` inner steps of
+        the cycle is not read again. ``position`` is the swarm's in the learning rate's schedule,
+        ``pace`` this island's.
         """
         round_, *others = rounds
         resume = str(self.checkpoint) if self.checkpoint else ""
@@ -181,7 +183,7 @@ class Beginning:
             pace.tokens,
             resume,
             rewarm=self.joined and not (resume or moments),
-            evaluate=bool(manifest.rounds.eval_every) and not (round_ or resume),
+            evaluate=bool(manifest.rounds.eval_every) and untrained and not resume,
             others=tuple(others),
             tau=tau,
             at_will=at_will(manifest),

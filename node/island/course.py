@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import PAIRED
 from gossip.common import AnySwarm
 from node.checkpoints.restoring import steps_in
 from node.island.allotment import Allotment
@@ -69,8 +70,9 @@ class Course:
     def begin(self, beginning: Beginning, swarm: AnySwarm | None, steps_read: int) -> Begin:
         """For ranks that begin; data of so many ``steps_read`` is not read again."""
         rounds, checkpoint = [r.place.round for r in self.replicas], beginning.checkpoint
-        if rounds[0] == 1 and not (self.replicas[0].place.work or self.pace.step):
-            beginning.joined = False  # let in before anybody trained: all are as cold
+        called = self._roll_was_called
+        if called:
+            beginning.joined = False  # all are as cold
         self._evaluations.pass_over(rounds[0])
         slot, slots = self.targets.slot(swarm)
         self.aim(swarm, anew=range(len(rounds)))
@@ -82,11 +84,19 @@ class Course:
             self.target,
             (slot, slots),
             self.pace,
+            untrained=called or not rounds[0],
             tau=self.chooser.tau(),
             position=self.targets.position(swarm),
             steps_read=steps_read,
             batches=self._allotment.begin(checkpoint, slot),
         )
+
+    @property
+    def _roll_was_called(self) -> bool:
+        """Whether the first round has let islands in before anybody trained."""
+        place = self.replicas[0].place
+        trained = place.work or self.pace.step or self.manifest.mode in PAIRED
+        return place.round == 1 and not trained
 
     def next_data(self, fragment: int, swarm: AnySwarm | None) -> DataAssignment:
         """What is read once a fragment has moved; the batches that this brings are given once."""

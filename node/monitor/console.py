@@ -194,6 +194,9 @@ def round_line(event: RoundDone) -> str:
     parts = [f"round {event.round}"]
     if event.fragments > 1:
         parts.append(f"fragment {event.fragment + 1}/{event.fragments}")
+    if event.live and not (event.members or event.dropped):
+        parts.append(f"merges nothing: it lets in who is there, {event.live} islands")
+        return " ".join(parts)
     if event.outcome != "committed":
         parts.append(event.outcome)
     parts.append(f"loss {number(event.loss)}")

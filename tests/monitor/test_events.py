@@ -203,6 +203,8 @@ def test_the_round_line():
     degraded = dataclasses.replace(event, outcome="degraded", dropped={"12D3KooWabcdefgh": "slow"})
     assert render(degraded).startswith("round 129 degraded loss")
     assert render(degraded).endswith("without …abcdefgh: slow")
+    roll = RoundDone(round=0, members=0, live=2, loss=None)
+    assert render(roll) == "round 0 merges nothing: it lets in who is there, 2 islands"
     assert render(RoundFailed(round=3, reason="no majority")) == "round 3 failed: no majority"
 
 

@@ -41,8 +41,9 @@ def todos(one: Beginning, *, in_office: bool = True, alive: bool = True) -> list
 
 
 def command(one: Beginning, *rounds: int) -> Begin:
+    given: dict[str, Any] = {"untrained": not any(rounds), "batches": ()}
     return one.command(
-        rounds or (0,), 500, (1, 8), Pace(), tau=1, position=0, steps_read=0, batches=()
+        rounds or (0,), 500, (1, 8), Pace(), tau=1, position=0, steps_read=0, **given
     )
 
 
@@ -193,7 +194,8 @@ def test_ranks_that_have_built_another_model_are_refused(size: int, digest: str)
 def test_what_ranks_are_told(mode: str) -> None:
     one = built({"mode": mode, "rounds": {"eval_every": 10}}, moments=DONATED, joined=True)
     pace = Pace(step=30, tokens=640, position=20)
-    begin = one.command((0, 2), 500, (1, 8), pace, tau=3, position=25, steps_read=4, batches=(5, 9))
+    given: dict[str, Any] = {"untrained": False, "batches": (5, 9)}
+    begin = one.command((0, 2), 500, (1, 8), pace, tau=3, position=25, steps_read=4, **given)
     assert (begin.round, begin.others, begin.target_steps) == (0, (2,), 500)
     assert (begin.slot, begin.slots, begin.step, begin.tokens) == (1, 8, 30, 640)
     assert (begin.tau, begin.position, begin.round_step, begin.batches) == (3, 25, 4, (5, 9))

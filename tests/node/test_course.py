@@ -60,6 +60,27 @@ def test_a_cycle_begins_with_what_is_not_read_again() -> None:
     assert begun(made(mode="async"), read=30).round_step == 30
 
 
+@pytest.mark.parametrize(
+    ("round_", "work", "step", "mode", "told"),
+    [
+        (0, 0, 0, "diloco", True),
+        (1, 0, 0, "diloco", True),  # the roll was called, as --wait-for has it
+        (1, 640, 0, "diloco", False),
+        (1, 0, 5, "diloco", False),
+        (2, 0, 0, "diloco", False),
+        (1, 0, 0, "gossip", False),  # another island's state, which it has trained
+    ],
+)
+def test_the_model_that_a_run_starts_from_is_evaluated(
+    round_: int, work: int, step: int, mode: str, told: bool
+) -> None:
+    course = made(mode=mode)
+    course.pace.step = step
+    place: Any = course.replicas[0].place
+    place.round, place.work = round_, work
+    assert begun(course).evaluate is told
+
+
 @pytest.mark.parametrize("fragment", [0, 1])
 @pytest.mark.parametrize("contributed", [True, False])
 def test_fragment_0_s_rounds_divide_cycles(fragment: int, contributed: bool) -> None:

@@ -36,6 +36,7 @@ def test_no_round_is_made_before_all_are_there(tmp_path: Path):
             assert one.await_end(200) == 0, one.tail()
         merged = [event["members"] for event in first.rounds().values()]
         assert merged == [0, 3, 3, 3]
+        assert [event["round"] for event in first.events("validation")] == [1], "as it begins"
         assert {event["outcome"] for event in first.rounds().values()} == {"committed"}
 
 
