@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,8 +30,8 @@ from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.entry.outbound import Outbound, none_found
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
-from node.monitor.events import JoinProgress, Problem
-from protocols.addresses import PeerAddress, parse_peers
+from node.monitor.events import JoinProgress, Notice, Problem
+from protocols.addresses import PeerAddress, host_of, is_loopback, parse_peers
 from protocols.envelope import open_envelope
 from protocols.errors import (
     Disagreement,
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SHARD_BYTES = 256 * 1024 * 1024
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
+ASKED_AGAIN = 3  # live peers, where they see this node come from
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
 
@@ -146,11 +147,9 @@ class Entrance:
             assert failure is not None
             raise failure
         self.clocks.check()
-        self.cache.remember(
-            PeerAddress(reached.address.host, reached.address.port, reached.peer)
-            for reached in dialled.reached
-        )
-        self._greeted = partial(self._check_reach, greetings, dialled.reached, run)
+        places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in dialled.reached]
+        self.cache.remember(places)
+        self._greeted = partial(self._check_reach, greetings, places, run)
         return greetings
 
     async def pass_checks(self) -> None:
@@ -167,26 +166,48 @@ class Entrance:
         self._progress(2, "checks", f"{', '.join(passed)} ok")
         await check_reach()
 
-    async def _check_reach(
-        self, greetings: list[Greeting], reached: list[Reached], run: bytes
-    ) -> None:
-        """Have peers dial back; where none can, take a relay, since others bring work here.
+    async def look_again(self, places: Sequence[PeerAddress], run: bytes) -> None:
+        """Have others call this node where it is by now. Raises E302 (:meth:`_be_reached`).
 
-        Raises E302 where there is none, or where the operator has said that this must not be.
+        ``places``: of live peers, who may see where it comes from, dial back, and relay.
         """
+        greetings = []
+        for place in places[:ASKED_AGAIN]:
+            with suppress(OperatorError):  # others are asked
+                greetings.append(await self._greet(place.hostport, place.peer or PeerId(""), run))
+        if places and not greetings:
+            return  # this machine has no network at the moment
+        observed = [greeting.welcome.observed for greeting in greetings]
+        if self.seen(one for one in observed if not is_loopback(host_of(one))):
+            await self._tell_where(greetings, run)
+            where = self._where
+            found = await self._be_reached(greetings, places, run)
+            self.events.emit(Notice(text=f"this node's address is {where} now ({found})"))
+
+    async def _check_reach(
+        self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
+    ) -> None:
+        """Be called where peers can. Raises E302 (:meth:`_be_reached`)."""
         if self.seen([greeting.welcome.observed for greeting in greetings]):
             await self._tell_where(greetings, run)
+        self._progress(3, "reach", await self._be_reached(greetings, places, run))
+
+    async def _be_reached(
+        self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
+    ) -> str:
+        """Have peers dial back; where none can, take a relay, since others bring work here.
+
+        Returns what has come of it. Raises E302 where there is none, or where the operator has
+        said that this must not be.
+        """
         found = await self._reach(greetings)
         if found is Reach.YES:
             how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
-            self._progress(3, "reach", f"dial-back ok {how}")
-            return
+            return f"dial-back ok {how}"
         if found is Reach.UNKNOWN or self._believed(found):
-            self._progress(3, "reach", f"not tested at {self._where}: {found}")
-            return
+            return f"not tested at {self._where}: {found}"
         if self._insists:
             raise self._unreachable(found)
-        places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in reached]
         self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
         relay = await self.outbound.enter(places)
         if relay is None:
@@ -196,7 +217,7 @@ class Entrance:
         if found is Reach.NO:
             raise none_found(self.outbound.address, found)
         tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
-        self._progress(3, "reach", f"outbound only -> relay {relay}, {tested}")
+        return f"outbound only -> relay {relay}, {tested}"
 
     async def _tell_where(self, greetings: list[Greeting], run: bytes) -> None:
         """Tell those who dial back where this node is called now."""

@@ -1,23 +1,25 @@
 """Who else is in a run: what the DHT and the seeds know of it, who serves, who may relay.
 
 A :class:`Lookout` adds what it finds to the swarm's membership, so that islands which nobody has
-named, and seeds that have started anew, are found.
+named, and seeds that have started anew, are found. It also sees to it that others find this node
+where it is now, since a machine's address may change.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
 from gossip.common import AnySwarm
 from gossip.membership.members import Liveness
 from node.entry.entrance import Entrance
-from node.monitor.events import Notice
+from node.monitor.events import Notice, Problem
 from node.replicas.replica import OuterReplica
 from protocols.addresses import PeerAddress
-from protocols.errors import Crowded, RemoteProtocolError, Stale
+from protocols.errors import Crowded, OperatorError, RemoteProtocolError, Stale
 from protocols.identity import PeerId
 from protocols.tasks import every
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from node.runtime import Node
 
 DISCOVERY_S = 30.0  # between look-ups in the DHT
+MOVED_S = 3.0  # between looks whether this machine has another address: nobody is asked for it
 ASKED_AT_ONCE = 16  # of the peers that the DHT knows
 SILENT_S = 300.0  # before a peer that did not answer is asked again
 
@@ -69,8 +72,12 @@ class Lookout:
 
     async def run(self, dht: Dht) -> None:
         """Look for islands that nobody we know has told us about, and after the seeds."""
-        looks = (lambda: self._find_islands(dht), self._look_after_seeds)
-        await every(map(_again_and_again, looks))  # however long one of them takes
+        looks = (
+            _again_and_again(lambda: self._find_islands(dht), DISCOVERY_S),
+            _again_and_again(self._look_after_seeds, DISCOVERY_S),
+            _again_and_again(self._look_after_own_place, MOVED_S),
+        )
+        await every(looks)  # however long one of them takes
 
     async def _find_islands(self, dht: Dht) -> None:
         """Ask peers that only the DHT knows, but not those that have just failed to answer.
@@ -104,6 +111,16 @@ class Lookout:
                 self.learn(envelope, greeting.peer)
         self.node.cache.remember(self.relays())
 
+    async def _look_after_own_place(self) -> None:
+        """Have others call this node where it is now, if that is elsewhere."""
+        if not self.node.place.moved:
+            return
+        try:
+            await self.entrance.look_again(self.relays(), self.replica.place.run)
+        except OperatorError as error:
+            self.node.events.emit(Problem.of(error))
+        self.node.outbound.candidates = self.relays  # it may have taken one just now
+
     def relays(self) -> list[PeerAddress]:
         """Who may relay for this node: live peers that it has dialled, where it did."""
         book = self.node.transport.book
@@ -115,9 +132,11 @@ class Lookout:
         self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
         self.swarm.presence.tell()
         dht.keep_announced()
+        view = self.node.state.node
+        self.node.state.node = replace(view, join_address=self.node.place.join_address())
 
 
-async def _again_and_again(look: Callable[[], Awaitable[None]]) -> None:
+async def _again_and_again(look: Callable[[], Awaitable[None]], pause: float) -> None:
     while True:
         await look()
-        await asyncio.sleep(DISCOVERY_S)
+        await asyncio.sleep(pause)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.hosts.interface import ipv4_interfaces
-from protocols.addresses import address_towards, host_of, hostport, ip_of
+from protocols.addresses import address_towards, host_of, hostport, ip_of, is_loopback
 
 if TYPE_CHECKING:
     from node.entry.outbound import Outbound
@@ -50,6 +50,7 @@ class OwnPlace:
         self._outbound = outbound
         self._whereabouts = whereabouts
         self._seen: tuple[str, ...] = ()  # ``HOST:PORT`` from which peers see this node come
+        self._said: list[str] = []  # where it is called, as others were told last
         self.mapped: Callable[[], str] = str  # where a router forwards to this node
         self.told: Callable[[], None] = lambda: None
         outbound.moved = self.publish
@@ -80,21 +81,36 @@ class OwnPlace:
         found = self.addresses()
         return f"{found[0]}/{self._transport.peer_id}" if found else ""
 
+    @property
+    def moved(self) -> bool:
+        """Whether this node itself is dialled elsewhere than others know.
+
+        Not where only loopback is left: then this machine has no network at the moment.
+        """
+        if self._outbound.needed:
+            return False
+        found = self.addresses()
+        return found != self._said and not all(is_loopback(host_of(one)) for one in found)
+
     def seen(self, observed: Iterable[str]) -> bool:
         """Hear from which ``HOST:PORT`` peers see this node come.
 
-        Returns whether it is called elsewhere for that, which they are to be told.
+        Returns whether it is called elsewhere, for that or by now, which they are to be told.
         """
-        before, self._seen = self.addresses(), tuple(observed)
-        if self.addresses() == before:
-            return False
-        self.publish()
-        return True
+        known: dict[str, str] = {}
+        for one in (*self._seen, *observed):  # which peers are asked does not change the order
+            if host := _own(one):
+                known.setdefault(host, one)
+        self._seen = tuple(known.values())
+        if moved := self.moved:
+            self.publish()
+        return moved
 
     def publish(self) -> None:
         """Say where this node is called from now on."""
         relay = self._outbound.relay
-        self._whereabouts.publish(self.addresses(), relay.peer or "" if relay else "")
+        self._said = self.addresses()
+        self._whereabouts.publish(self._said, relay.peer or "" if relay else "")
         self.told()
 
 

@@ -118,7 +118,8 @@ class PortMapping:
 
     def _open(self, port: int) -> tuple[Router, tuple[int, int]]:
         router = self._find()
-        for outer in range(port, min(port + OTHERS, 65536)):
+        before = [self._ports[0]] if self._ports[0] else []
+        for outer in [*before, *range(port, min(port + OTHERS, 65536))]:
             if router.forward(outer, port, LEASE_S):
                 if self._given_up:  # nobody would renew it, and what was told is that there is none
                     router.forget(outer)
@@ -126,13 +127,19 @@ class PortMapping:
         raise OSError(f"ports {port} to {port + OTHERS - 1} are forwarded to others")
 
     async def keep(self) -> None:
-        """Ask the router again as long as the node lives; that it refuses is an event, once."""
+        """Ask for it again as long as the node lives; that it is refused is an event, once.
+
+        The router may be another one by then, have another address outside, or have given the port
+        to another machine.
+        """
         failing = False
         while self._router is not None:
             await asyncio.sleep(AGAIN_S)
             try:
-                kept = await asyncio.to_thread(self._router.forward, *self._ports, LEASE_S)
-                reason = "" if kept else "it forwards it to another machine now"
+                router, ports = await asyncio.to_thread(self._open, self._ports[1])
+                if self._router is None:
+                    return  # closed meanwhile
+                reason = self._renewed(router, ports)
             except OSError as error:
                 reason = str(error)
             if reason and not failing:
@@ -147,6 +154,16 @@ class PortMapping:
                     )
                 )
             failing = bool(reason)
+
+    def _renewed(self, router: Router, ports: tuple[int, int]) -> str:
+        """Take what is forwarded now; why it is of no use, if it is not as it was."""
+        outer = hostport(router.outside, ports[0])
+        if _is_outside(self.outer) and not _is_outside(outer):
+            return "it has no address of the internet at the moment"
+        if outer != self.outer:
+            self._say(f"the router forwards {outer} to this node now")
+        self._router, self._ports, self.outer = router, ports, outer
+        return ""
 
     async def aclose(self) -> None:
         """Have the router forward no more. Nothing is raised: it does so in an hour."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from identity_kit import identity
 
+from bootstrap.dial_back import Reach
 from bootstrap.manifest import Manifest
 from bootstrap.seeds import Dialled, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
@@ -16,7 +17,7 @@ from node.config import resolve
 from node.entry.entrance import Entrance
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
-from node.monitor.events import Problem
+from node.monitor.events import Notice, Problem
 from protocols.addresses import PeerAddress
 from protocols.errors import IdentityMismatch, OperatorError, Unreachable, Why
 
@@ -120,3 +121,79 @@ async def test_a_pause_of_less_than_a_second_is_not_told_as_none(tmp_path: Path)
     assert [event.fix[:20] for event in told if isinstance(event, Problem)] == [
         "trying again in 1 s;"
     ]
+
+
+class Elsewhere:
+    """A node whose machine has another address by now, and what its peers say."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Reach) -> None:
+        self.greeted: list[Any] = []
+        self.seen: list[list[str]] = []
+        self.silent: set[Any] = set()
+        self.found = found
+        self.relay: Any = None
+        own = SimpleNamespace(record=SimpleNamespace(addresses=("10.0.0.9:4390",)))
+        self.entrance = entrance(resolve({"dir": str(tmp_path)}, {}))
+        node: Any = self.entrance
+        node.whereabouts = SimpleNamespace(own=own)
+        node.clocks = SimpleNamespace(add=lambda *given: None)
+        node.seen = lambda where: not self.seen.append(list(where))  # type: ignore[func-returns-value]
+        node.outbound = SimpleNamespace(needed=False, address="", enter=self._enter)
+        monkeypatch.setattr("node.entry.entrance.greet", self._greet)
+        monkeypatch.setattr("node.entry.entrance.reach", self._reach)
+
+    async def _enter(self, places: Any) -> Any:
+        self.entrance.outbound.needed = True
+        self.relay = places[0]
+        self.found = Reach.YES
+        return self.relay
+
+    async def _greet(self, transport: Any, whereabouts: Any, peer: Any, **_: Any) -> Any:
+        if peer in self.silent:
+            raise Unreachable("", Why.TIMEOUT)
+        self.greeted.append(peer)
+        observed = "127.0.0.1:7" if peer == identity(3).peer_id else "10.0.0.9:7"
+        welcome = SimpleNamespace(observed=observed)
+        return SimpleNamespace(peer=peer, welcome=welcome, offset=0.0, round_trip=0.1)
+
+    async def _reach(self, transport: Any, peers: Any) -> Reach:
+        return self.found
+
+    def told(self) -> list[str]:
+        events = [record.event for record in self.entrance.events.since(0)]
+        return [event.text for event in events if isinstance(event, Notice)]
+
+
+PLACES = [PeerAddress("192.0.2.7", number, identity(number).peer_id) for number in (2, 3, 4, 5)]
+
+
+async def test_a_node_that_has_moved_has_peers_call_it_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Elsewhere(tmp_path, monkeypatch, Reach.YES)
+    scene.silent.add(PLACES[0].peer)
+    await scene.entrance.look_again(PLACES, b"")
+    # each again once the new address is known, and before it is to dial back
+    assert scene.greeted == [one.peer for one in (PLACES[1], PLACES[2]) * 2]
+    assert scene.seen == [["10.0.0.9:7"]], "who is on this machine says nothing of the network"
+    assert scene.told() == ["this node's address is 10.0.0.9:4390 now (dial-back ok (direct))"]
+
+
+async def test_a_node_that_has_moved_behind_a_router_takes_a_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Elsewhere(tmp_path, monkeypatch, Reach.NO)
+    await scene.entrance.look_again(PLACES, b"")
+    assert scene.relay == PLACES[0]
+    assert "outbound only -> relay" in scene.told()[0]
+
+
+async def test_a_node_without_a_network_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Elsewhere(tmp_path, monkeypatch, Reach.UNKNOWN)
+    scene.silent.update(one.peer for one in PLACES)
+    await scene.entrance.look_again(PLACES, b"")
+    assert scene.seen == []
+    await scene.entrance.look_again([], b"")  # nobody is there: who comes has the new one
+    assert scene.seen == [[]]

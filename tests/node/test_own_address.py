@@ -62,7 +62,8 @@ def test_what_the_operator_has_said_is_all(tmp_path: Path) -> None:
     assert addresses(config(tmp_path), None, [f"{VPN}:1"]) == []
 
 
-def test_peers_are_told_when_it_is_called_elsewhere_and_only_then(tmp_path: Path) -> None:
+def placed(tmp_path: Path) -> tuple[OwnPlace, Any, list[list[str]]]:
+    """A node's place, what it has of a relay, and what was published."""
     said: list[list[str]] = []
     transport = SimpleNamespace(listening=EVERY, relays=SimpleNamespace(), peer_id="12D3KooWx")
     outbound = SimpleNamespace(needed=False, relay=None, address="")
@@ -70,6 +71,11 @@ def test_peers_are_told_when_it_is_called_elsewhere_and_only_then(tmp_path: Path
     parts: list[Any] = [transport, outbound, whereabouts]
     place = OwnPlace(config(tmp_path), *parts)
     place.publish()
+    return place, outbound, said
+
+
+def test_peers_are_told_when_it_is_called_elsewhere_and_only_then(tmp_path: Path) -> None:
+    place, outbound, said = placed(tmp_path)
     assert not place.seen([f"{OUTSIDE}:1"])
     assert place.seen([f"{VPN}:1"])
     assert not place.seen([f"{VPN}:2"])
@@ -77,3 +83,32 @@ def test_peers_are_told_when_it_is_called_elsewhere_and_only_then(tmp_path: Path
     assert place.join_address() == f"{VPN}:4390/12D3KooWx"
     outbound.needed = True  # from now on it is called at its relay, whatever it has
     assert not place.seen([f"{INTERNET}:1"])
+
+
+def test_a_machine_that_has_another_address_is_called_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose lease has ended, or that was carried to another network."""
+    has = [LAN, VPN]
+
+    def towards(place: str) -> str:
+        return place if place in (*has, "127.0.0.1") else has[0]
+
+    monkeypatch.setattr("node.entry.own_address.address_towards", towards)
+    place, outbound, said = placed(tmp_path)
+    place.seen([f"{VPN}:1"])
+    assert not place.moved
+    has[:] = ["127.0.0.1"]  # the cable is out
+    assert not place.moved
+    has[:] = ["10.0.0.9"]
+    assert place.moved
+    assert place.seen([])
+    assert said[-1] == ["10.0.0.9:4390"]
+    assert not place.moved
+    place.mapped = lambda: "9.9.9.9:4391"
+    assert place.moved
+    assert place.seen(["10.0.0.9:1"])
+    assert said[-1] == ["9.9.9.9:4391", "10.0.0.9:4390"]
+    outbound.needed = True
+    has[:] = [LAN]
+    assert not place.moved, "its relay keeps its place"

@@ -152,17 +152,44 @@ async def test_it_is_asked_for_again_and_a_refusal_is_told_once(
     before = router.asked
     await wait_for(lambda: router.asked > before + 3)
     assert [problem.code for problem in place.problems()] == ["E302"]
-    router.failure, router.taken = "", {4390}
-    before = router.asked
-    await wait_for(lambda: router.asked > before + 2)
-    router.taken = set()
+    router.failure = ""
     router.ports.clear()
     await wait_for(lambda: bool(router.ports))
-    router.taken = {4390}
+    router.taken = set(range(65536))
     await wait_for(lambda: len(place.problems()) == 2)
-    assert "another machine" in place.problems()[1].why
+    assert "forwarded to others" in place.problems()[1].why
+    assert place.mapping.outer == "9.9.9.9:4390"
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_what_is_forwarded_by_then_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that was restarted may have another address outside, and the port be another's."""
+    monkeypatch.setattr(port_mapping, "AGAIN_S", 0.01)
+    router = Forwarder()
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    keeping = asyncio.create_task(place.mapping.keep())
+    router.taken = {4390}
+    await wait_for(lambda: place.mapping.outer == "9.9.9.9:4391")
+    router.taken = set()
+    router.outside = "8.8.8.8"
+    await wait_for(lambda: place.mapping.outer != "9.9.9.9:4391")
+    assert place.mapping.outer == "8.8.8.8:4391", "the port that it has been called at stays"
+    assert place.texts()[1:] == [
+        "the router forwards 9.9.9.9:4391 to this node now",
+        "the router forwards 8.8.8.8:4391 to this node now",
+    ]
+    router.outside = ""  # its own link is down
+    await wait_for(lambda: bool(place.problems()))
+    assert "no address of the internet" in place.problems()[0].why
+    assert place.mapping.outer == "8.8.8.8:4391"
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await place.mapping.aclose()
+    assert router.forgotten == [4391]
 
 
 async def test_where_no_router_answers_the_library_says_success(

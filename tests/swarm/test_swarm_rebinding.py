@@ -1,4 +1,4 @@
-"""An island whose address changes under its connections: its translator forgets, or moves.
+"""An island whose address changes under its connections: its translator forgets, or it moves.
 
 Home routers drop their tables when they restart, and get another address from the provider. From
 then on what comes from the island has another source, and what belongs to its old connections goes
@@ -7,6 +7,7 @@ nowhere, in the middle of a round. Real nodes behind netfilter.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -41,10 +42,10 @@ def on(network: Network, name: str, *words: str) -> None:
     subprocess.run(network.command(name, words), check=True, capture_output=True)
 
 
-def move(network: Network) -> None:
-    """The router gets another address; what it has translated so far is forgotten with the old."""
-    on(network, "router", "ip", "addr", "del", f"{network.address('router')}/16", "dev", "eth0")
-    on(network, "router", "ip", "addr", "add", f"{MOVED}/16", "dev", "eth0")
+def move(network: Network, name: str = "router") -> None:
+    """A machine gets another address; what a router has translated is forgotten with the old."""
+    on(network, name, "ip", "addr", "del", f"{network.address(name)}/16", "dev", "eth0")
+    on(network, name, "ip", "addr", "add", f"{MOVED}/16", "dev", "eth0")
 
 
 @pytest.mark.parametrize("kind", ["restricted", "symmetric"])
@@ -70,4 +71,31 @@ def test_the_outer_address_changes_in_the_middle_of_rounds(
     assert inside.process.poll() is None
     assert_same_bits(one, two, inside)
     for machine in (inside, two, one):
+        machine.stop(signal.SIGTERM)
+
+
+def test_a_machine_that_has_another_address_is_called_there(
+    network: Network, tmp_path: Path
+) -> None:
+    """As after a lease that was not renewed: the node goes on, and a newcomer finds it there."""
+    one, two, third = (Machine(network, name, tmp_path) for name in ("one", "two", "router"))
+    one.start("start", *SETTINGS)
+    await_up(one)
+    two.start("start", "--peers", one.where)
+    await_merged(one, two)
+
+    move(network, "one")
+    told = f"this node's address is {MOVED}:4390 now (dial-back ok (direct))"
+    one.awaits(lambda: told in one.text, "others are told")
+    node = json.loads(one.api("/api/v1/state"))["node"]
+    assert node["join_address"] == f"{MOVED}:4390/{one.peer}"
+    third.start("start", "--peers", two.where)  # which knows where the first one is now
+    await_merged(two, third)
+    await_merged(one, third)
+    # the two may have gone on apart while they did not reach each other: whole since the newcomer
+    theirs, ours = ({r["round"]: r["state"] for r in each.rounds()} for each in (third, one))
+    shared = theirs.keys() & ours.keys()
+    assert shared
+    assert [theirs[r] for r in shared] == [ours[r] for r in shared]
+    for machine in (third, two, one):
         machine.stop(signal.SIGTERM)
