@@ -178,6 +178,7 @@ def test_a_node_that_leaves_is_waited_for_while_it_writes(
         (draft / "outer").write_bytes(bytes(int(script.waited)))
         if script.waited > 5 * STILL_S:
             script.commands.append(Stop())
+            process.terminate()  # its last word: it ends
         return receive(timeout)
 
     monkeypatch.setattr(script, "receive", writing)
