@@ -8,11 +8,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 WAIT_S = 120.0
+IMPORTED = ["pytest", "torch.distributed.fsdp", "node.script.joining", "node.trainer.loop"]
 
 
 @contextmanager
@@ -23,6 +26,16 @@ def fake_ranks(size: int, rank: int = 0) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def started(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> None:
+    """Run ``work(rank, *given)`` in a process for each rank, as torch's ``spawn`` does.
+
+    They are forked off one that has imported torch once, and done nothing else. Raises what torch
+    does where one of them fails.
+    """
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    start_processes(work, given, ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
 
 
 def forked(work: Callable[[int, Path], None], ranks: int, directory: Path) -> None:

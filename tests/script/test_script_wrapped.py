@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_kit import started
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
 from node.entry.own_address import outward_address
@@ -159,7 +159,7 @@ def test_parameters_on_the_cpu_are_set_though_the_scripts_group_is_of_gpus(
     tmp_path: Path,
 ) -> None:
     """As FSDP2's CPU offload has them beside ``init_process_group("nccl")``."""
-    spawn(_takes, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+    started(_takes, (f"file://{tmp_path}/store",), 2)
 
 
 def _finds_its_way(rank: int, store: str, master: str, leads_to: str) -> None:
@@ -182,7 +182,7 @@ def _finds_its_way(rank: int, store: str, master: str, leads_to: str) -> None:
 def test_how_nccl_goes_stays_the_scripts_affair(tmp_path: Path) -> None:
     """It may use several interfaces, where gloo beside it needs one."""
     store = f"file://{tmp_path}/store"
-    spawn(_finds_its_way, (store, "127.0.0.1", "lo"), nprocs=2)  # type: ignore[no-untyped-call]
+    started(_finds_its_way, (store, "127.0.0.1", "lo"), 2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
@@ -191,7 +191,7 @@ def test_a_host_whose_own_name_leads_to_loopback_is_reached_from_others(tmp_path
     if outward == "lo":
         pytest.skip("this machine has no interface but loopback")
     store = f"file://{tmp_path}/store"
-    spawn(_finds_its_way, (store, "node0", outward), nprocs=2)  # type: ignore[no-untyped-call]
+    started(_finds_its_way, (store, "node0", outward), 2)
 
 
 def _defaults(rank: int, store: str) -> None:
@@ -213,7 +213,7 @@ def _defaults(rank: int, store: str) -> None:
 def test_ranks_agree_whatever_type_and_device_the_script_has_made_its_default(
     tmp_path: Path,
 ) -> None:
-    spawn(_defaults, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+    started(_defaults, (f"file://{tmp_path}/store",), 2)
 
 
 def test_counts_of_steps_do_not_take_the_scripts_default_type() -> None:
@@ -249,7 +249,7 @@ def test_each_parameter_gets_its_part_on_its_own_device() -> None:
 
 
 def test_ranks_with_other_parameters_are_refused_on_all_of_them(tmp_path: Path) -> None:
-    spawn(_joins, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+    started(_joins, (f"file://{tmp_path}/store",), 2)
 
 
 def _fails_alone(rank: int, store: str, place: str) -> None:
@@ -279,7 +279,7 @@ def _no_memory(size: int) -> SharedVectors:
 
 def test_what_rank_0_fails_at_before_it_has_a_node_is_told_to_the_others(tmp_path: Path) -> None:
     arguments = (f"file://{tmp_path}/store", f"{tmp_path}/state")
-    spawn(_fails_alone, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+    started(_fails_alone, arguments, 2)
 
 
 def _agrees(rank: int, store: str, done: str) -> None:
@@ -306,7 +306,7 @@ def _agrees(rank: int, store: str, done: str) -> None:
 
 def test_who_is_not_well_tells_the_others_and_does_not_wait_for_ever(tmp_path: Path) -> None:
     arguments = (f"file://{tmp_path}/store", f"{tmp_path}/done")
-    spawn(_agrees, arguments, nprocs=3)  # type: ignore[no-untyped-call]
+    started(_agrees, arguments, 3)
 
 
 ENDS = """
