@@ -22,7 +22,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diloco import merge
@@ -38,6 +40,8 @@ TRIM = 0.25  # of the weight at each end
 MAX_INPUTS = 256
 PIECE = 8192  # columns sorted at a time, to stay in cache
 _TIE = 1e-9
+
+Doubles = NDArray[np.float64]  # numpy's calls cost a fraction of torch's, and inputs are few
 
 
 def votes(weights: Sequence[float]) -> list[float]:
@@ -69,11 +73,13 @@ def geometric_median(gram: Tensor, weights: Sequence[float]) -> list[float]:
     is float64 [K, K]. Not negative, and they sum to 1, unless no weight is positive.
     """
 
-    def steps(inner: Tensor, share: Tensor, start: Tensor, spread: float) -> Tensor:
+    def steps(inner: Doubles, share: Doubles, start: Doubles, spread: float) -> Doubles:
         w = start
         for _ in range(MEDIAN_STEPS):
-            pull = share / _distances(inner, w).clamp_min(spread)
-            w = pull / _fold(pull)
+            pull = share / np.maximum(_distances(inner, w), spread)
+            before, w = w, pull / _fold(pull)
+            if np.array_equal(before, w):  # and so in all further steps
+                break
         return w
 
     return _iterated(gram, weights, steps)
@@ -88,12 +94,12 @@ def centered_clip(gram: Tensor, weights: Sequence[float]) -> list[float]:
     unless no weight is positive.
     """
 
-    def steps(inner: Tensor, share: Tensor, start: Tensor, spread: float) -> Tensor:
+    def steps(inner: Doubles, share: Doubles, start: Doubles, spread: float) -> Doubles:
         w = start
         for _ in range(CLIP_STEPS):
-            away = _distances(inner, w).clamp_min(spread)
-            radius = away.sort().values[len(away) // 2]
-            moves = share * (radius / away).clamp_max(1.0)
+            away = np.maximum(_distances(inner, w), spread)
+            radius = np.sort(away)[len(away) // 2]
+            moves = share * np.minimum(radius / away, 1.0)
             w = w * (1.0 - _fold(moves)) + moves
         return w
 
@@ -114,7 +120,7 @@ def open_rule(gram: Tensor, weights: Sequence[float]) -> list[float]:
     if len(counted) < 5:
         return (norm_clip if len(counted) < 3 else centered_clip)(gram, weights)
     found = geometric_median(gram, weights)
-    away = _distances(gram[counted][:, counted], _column(found, counted)).tolist()
+    away = _distances(_among(gram, counted), _column(found, counted)).tolist()
     bound = FAR * sorted(away)[len(away) // 2]
     far = {index for index, distance in zip(counted, away, strict=True) if distance > bound}
     if not far:
@@ -165,19 +171,20 @@ def trimmed_mean(values: Tensor, weights: Sequence[float], trim: float = TRIM) -
     return (ordered * kept).sum(0)
 
 
-Steps = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Steps = Callable[[Doubles, Doubles, Doubles, float], Doubles]
 
 
+@np.errstate(all="ignore")  # what is not finite any more is what all others come to, too
 def _iterated(gram: Tensor, weights: Sequence[float], steps: Steps) -> list[float]:
     """Run ``steps`` on the inputs with a vote, from a point that no minority can choose."""
     share = votes(_checked(gram, weights))
     counted = [index for index, one in enumerate(share) if one > 0]
     if not counted:
         return share
-    inner = gram[counted][:, counted]
+    inner = _among(gram, counted)
     start, reach = _amid_the_majority(inner)
-    norms = inner.diagonal().sort().values
-    spread = max(SMOOTHING * reach, RESOLUTION * math.sqrt(norms[len(norms) // 2].item()))
+    norms = np.sort(inner.diagonal())
+    spread = max(SMOOTHING * reach, RESOLUTION * math.sqrt(norms[len(norms) // 2]))
     # without any spread most are the same point, which is where the start is
     found = steps(inner, _column(share, counted), start, spread) if spread > 0 else start
     result = [0.0] * len(share)
@@ -186,41 +193,47 @@ def _iterated(gram: Tensor, weights: Sequence[float], steps: Steps) -> list[floa
     return result
 
 
-def _amid_the_majority(gram: Tensor) -> tuple[Tensor, float]:
+def _amid_the_majority(gram: Doubles) -> tuple[Doubles, float]:
     """Coefficients of the densest majority's mean, and how far that majority reaches.
 
     It is the smallest ball around one of the inputs in which more than half of them lie.
     """
     diagonal = gram.diagonal()
-    squares = (diagonal[:, None] + diagonal[None, :] - gram * 2.0).clamp_min(0.0)
+    squares = np.maximum(diagonal[:, None] + diagonal[None, :] - gram * 2.0, 0.0)
     half = len(gram) // 2
-    reach = squares.sort(dim=1).values[:, half].tolist()
+    reach = np.sort(squares, axis=1)[:, half].tolist()
     amid = reach.index(min(reach))
-    nearest = squares[amid].sort(stable=True).indices[: half + 1]
-    start = torch.zeros(len(gram), dtype=torch.float64)
+    nearest = np.argsort(squares[amid], kind="stable")[: half + 1]
+    start = np.zeros(len(gram))
     start[nearest] = 1.0 / (half + 1)
     return start, math.sqrt(reach[amid])
 
 
-def _distances(gram: Tensor, w: Tensor) -> Tensor:
+@np.errstate(all="ignore")
+def _distances(gram: Doubles, w: Doubles) -> Doubles:
     """‖x_k − Σ w·x‖ for each k: [K]."""
     projections = _fold(gram * w)
     squares = gram.diagonal() - projections * 2.0 + _fold(projections * w)
-    return root_(squares.clamp_min(0.0))
+    return np.sqrt(np.maximum(squares, 0.0))
 
 
-def _fold(values: Tensor) -> Tensor:
+def _fold(values: Doubles) -> Doubles:
     """The sum over the last dim in an order that nothing but its length decides."""
     while (count := values.shape[-1]) > 1:
         half = (count + 1) // 2
-        folded = values[..., :half].clone()
+        folded = values[..., :half].copy()
         folded[..., : count - half] += values[..., half:]
         values = folded
     return values[..., 0]
 
 
-def _column(values: Sequence[float], indices: Sequence[int]) -> Tensor:
-    return torch.tensor([values[index] for index in indices], dtype=torch.float64)
+def _among(gram: Tensor, indices: Sequence[int]) -> Doubles:
+    """Inner products of these inputs alone."""
+    return gram.numpy()[np.ix_(indices, indices)]
+
+
+def _column(values: Sequence[float], indices: Sequence[int]) -> Doubles:
+    return np.array([values[index] for index in indices], dtype=np.float64)
 
 
 def _checked(gram: Tensor, weights: Sequence[float]) -> Sequence[float]:
@@ -243,7 +256,7 @@ def _sorted_with_votes(
     if not counted:
         return None, torch.empty(0), torch.empty(0)
     ordered, order = _sorted_columns(values[counted])
-    each = _column(share, counted).index_select(0, order.flatten()).view(order.shape)
+    each = torch.from_numpy(_column(share, counted))[order]
     return ordered, each.cumsum(0), each
 
 
