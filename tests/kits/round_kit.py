@@ -38,6 +38,7 @@ class Peer:
     identity: Identity
     membership: Membership
     chain: list[Certificate] = field(default_factory=list)
+    placed: tuple[Certificate | None, Place] | None = None  # after the newest of these
     round: Round | None = None
     alive: bool = True
     frozen: bool = False
@@ -163,12 +164,17 @@ class World:
     # --- a member's life
 
     def place(self, peer: Peer) -> Place:
-        if not peer.chain:
+        last = peer.chain[-1] if peer.chain else None
+        if peer.placed is None or peer.placed[0] is not last:  # it is asked for all the time
+            peer.placed = (last, self._after(last))
+        return peer.placed[1]
+
+    def _after(self, last: Certificate | None) -> Place:
+        if last is None:
             return Place(RUN, 0, 0, genesis(RUN), b"s" * 32, 0)
-        last = peer.chain[-1].outcome
-        head = outcome_hash(last)
+        head = outcome_hash(last.outcome)
         state = blake3(b"state" + head).digest()
-        return Place(RUN, 0, len(peer.chain), head, state, last.work)
+        return Place(RUN, 0, last.outcome.round + 1, head, state, last.outcome.work)
 
     def announce(self, peer: Peer) -> Announce:
         return announce_of(
