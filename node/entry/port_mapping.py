@@ -137,8 +137,6 @@ class PortMapping:
             await asyncio.sleep(AGAIN_S)
             try:
                 router, ports = await asyncio.to_thread(self._open, self._ports[1])
-                if self._router is None:
-                    return  # closed meanwhile
                 reason = self._renewed(router, ports)
             except OSError as error:
                 reason = str(error)
@@ -157,6 +155,8 @@ class PortMapping:
 
     def _renewed(self, router: Router, ports: tuple[int, int]) -> str:
         """Take what is forwarded now; why it is of no use, if it is not as it was."""
+        if self._router is None:  # closed meanwhile
+            return ""
         outer = hostport(router.outside, ports[0])
         if _is_outside(self.outer) and not _is_outside(outer):
             return "it has no address of the internet at the moment"
