@@ -195,6 +195,7 @@ class Participation:
             self.replicas,
             Hooks(
                 applied=self._on_committed,
+                moved=self._on_moved,
                 peer=self._on_peer,
                 rejected=self._on_rejected,
                 notice=self._notice,
@@ -300,7 +301,8 @@ class Participation:
                 JoinProgress(step=6, name=name, text=f"{verb} at round {self.reporter.round + 1}")
             )
             if self._newcomer and isinstance(self.swarm, Swarm):  # in pairs nobody lets it in
-                spawn(Waiting(self.swarm.chains[0], self.events, self.at_end).run())
+                chain, leave = self.swarm.chains[0], self.node.leave
+                spawn(Waiting(chain, self.events, self.at_end, leave).run())
         if self.gathering.on(self.replicas[0].place) and isinstance(self.swarm, Swarm):
             self.node.state.status = "starting"
             spawn(Gatherer(self.swarm.chains[0], self.events).run())
@@ -354,6 +356,10 @@ class Participation:
         self.swarm.presence.note(**speeds)
         self.reporter.on_committed(ended, exchange)
         self.lookout.after_servers()
+        self._on_moved()
+
+    def _on_moved(self) -> None:
+        """A round or a download has moved a replica; a trainer that is there tells when it has."""
         if self.conductor is None or self.conductor.follows:
             self._check_end()
 

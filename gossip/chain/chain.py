@@ -206,6 +206,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
             self._open_round()
             if not same:
                 self._take_office()
+        self.hooks.moved()
         await self._announce_move()
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a node waits for, in words, before it takes part.
+"""What a node waits for, in words, before it takes part; it leaves where that cannot come.
 
 A newcomer for the next round, which lets it in, and for who is to make that; a run's creator for as
 many islands as ``--wait-for`` says.
@@ -36,6 +36,7 @@ class Waiting:
     chain: Chain  # of fragment 0
     events: EventLog
     at_end: Callable[[Announce], bool]  # whether a peer has come to the end of the run
+    leave: Callable[[str], None]  # for this reason: nothing is left to wait for
     _most_s: float = 0.0  # the most that a member has said it needs, since the last round
 
     async def run(self) -> None:
@@ -47,11 +48,29 @@ class Waiting:
             if self.chain.replica.place.round != round_:
                 began, round_, self._most_s = now, self.chain.replica.place.round, 0.0
             text = self._look(now - began)
+            if now >= due and self._ended(now):
+                self.leave(
+                    "the run is over, and who has its last rounds left before they were here"
+                )
+                return
             if text and now >= due:
                 self.events.emit(JoinProgress(step=6, name="wait", text=text))
                 pause = min(LONGEST_S, pause * _GROWS)
                 due = now + pause
             await asyncio.sleep(LOOK_S)
+
+    def _ended(self, now: float) -> bool:
+        """Whether most who decide on rounds came to the run's end and left, and nobody else is
+        further than this node.
+        """
+        membership, office = self.chain.membership, self.chain.replica.roster
+        if any(membership.liveness(peer, now) is not Liveness.LEFT for peer in office):
+            return False
+        last = [one for peer in office if (one := membership.announcement(peer)) is not None]
+        there = (membership.announcement(peer) for peer in membership.alive(now))
+        here = self.chain.replica.place.round
+        ahead = any(one is not None and one.round > here for one in there)
+        return 2 * sum(map(self.at_end, last)) > len(office) and not ahead
 
     def _look(self, waited: float) -> str:
         """What it waits for; empty while it has yet to come to where the others are."""
@@ -61,12 +80,6 @@ class Waiting:
         if not there:
             names = ", ".join(short(peer) for peer in office[:NAMED])
             left = all(membership.liveness(peer, now) is Liveness.LEFT for peer in office)
-            said = [one for peer in office if (one := membership.announcement(peer)) is not None]
-            if left and any(map(self.at_end, said)):
-                return (
-                    "the run is over, and they have left before this node had its last rounds: "
-                    f"{names}; with one of them (node start --resume) it gets them"
-                )
             seen = "they have left" if left else "none of them is there"
             return (
                 f"waits for those who decide on rounds, and {seen}: {names}; with one of them "

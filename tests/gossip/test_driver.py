@@ -127,14 +127,23 @@ def test_nothing_reads_a_replica_while_it_is_put_elsewhere() -> None:
             before = member.swarm.chains[0].exchange
             assert not before.closed
             chain, here = member.swarm.chains[0], member.replica.place
+            moves = 0
+
+            def moved() -> None:
+                nonlocal moves
+                moves += 1
+
+            chain.hooks.moved = moved
             await chain.move(jump, here, None, chain.lineage)
             assert not before.closed, "it is there already"
+            assert moves == 0
             further = replace(
                 here, round=here.round + 1, previous=bytes(32), work=2 * here.work + 1
             )
             await chain.move(jump, further, None, chain.lineage)
             assert before.closed
             assert chain.exchange is not before
+            assert moves == 1, "who waits for the run's end looks whether it has come"
 
     virtual_time.run(main())
 

@@ -105,6 +105,7 @@ def test_the_last_round_ends_a_node_without_a_trainer_that_would_apply_it(traine
     part.reporter.round = Manifest().rounds.total_rounds
     part.conductor = None if trainer == "none" else SimpleNamespace(follows=trainer == "follows")
     part._check_end = partial(Participation._check_end, part)
+    part._on_moved = partial(Participation._on_moved, part)
     Participation._on_committed(part, MagicMock(), None)
     assert part.finishing is part.node.leave.called is (trainer != "applies")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.messages import UNKNOWN_ETA_S, Announce
 
-ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+ME, OTHER, THIRD = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
 ROUND_S, ROUNDS = 40.0, 6
 
 
@@ -33,6 +34,7 @@ class Scene:
         self.place = SimpleNamespace(round=5)
         self.status = SimpleNamespace(status="joining")
         self.roster: tuple[PeerId, ...] = (OTHER,)
+        self.left: list[str] = []  # why it leaves
         self.eta = 0.0  # what the island says; 0: the rest of its round
 
     async def play(self, seconds: float, *, rounds: bool = False, silent: bool = False) -> None:
@@ -43,7 +45,7 @@ class Scene:
         )
         log: Any = SimpleNamespace(emit=self._told)
         waiting = asyncio.ensure_future(
-            Waiting(chain, log, lambda said: said.round >= ROUNDS).run()
+            Waiting(chain, log, lambda said: said.round >= ROUNDS, self.left.append).run()
         )
         for second in range(int(seconds)):
             if not silent:
@@ -102,21 +104,76 @@ def test_it_is_told_that_a_run_has_no_room_for_more() -> None:
     assert all("until one of the 256 members leaves" in text for _, text in scene.told)
 
 
+def farewell(round_: int, peer: PeerId = OTHER, status: str = "leaving") -> Announce:
+    return Announce(
+        peer, "island", status, 1, (), "", "", round_, b"", b"", 0, eta=0.0, name="first"
+    )
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_where_who_decides_has_said_farewell_that_is_told(over: bool) -> None:
+    """At the end of the run nothing is left to wait for."""
     scene = Scene()
 
     async def main() -> None:
-        farewell = Announce(
-            OTHER, "island", "leaving", 1, (), "", "", 5 + over, b"", b"", 0, eta=0.0, name="first"
-        )
-        scene.membership.on_announce(farewell, b"", 1, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        scene.membership.on_announce(farewell(5 + over), b"", 1, now)
         await scene.play(20.0, silent=True)
 
     virtual_time.run(main())
-    who = f": …{PeerId(OTHER)[-8:]}; with one of them (node start --resume) it "
-    assert f"and they have left{who}goes on" in scene.told[0][1] or over
-    assert (f"left before this node had its last rounds{who}gets them" in scene.told[0][1]) is over
+    assert (
+        scene.left
+        == ["the run is over, and who has its last rounds left before they were here"] * over
+    )
+    told = [text for _, text in scene.told]
+    assert told == [
+        f"waits for those who decide on rounds, and they have left: …{PeerId(OTHER)[-8:]}; "
+        "with one of them (node start --resume) it goes on"
+    ] * (not over)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (farewell(6), farewell(5, THIRD)),  # one of two may lie
+        (farewell(6), farewell(6, THIRD, "active")),
+        (farewell(5), farewell(5, THIRD)),
+    ],
+)
+def test_it_stays_while_the_last_rounds_may_come(first: Announce, second: Announce) -> None:
+    scene = Scene()
+    scene.roster = (OTHER, THIRD)
+
+    async def main() -> None:
+        for announce in (first, second):
+            now = asyncio.get_running_loop().time()
+            scene.membership.on_announce(announce, b"", 1, now)
+        await scene.play(20.0, silent=True)
+
+    virtual_time.run(main())
+    assert scene.left == []
+
+
+def test_it_stays_where_somebody_else_is_further() -> None:
+    """A seed, which has the last rounds and serves them."""
+    scene = Scene()
+
+    async def main() -> None:
+        now = asyncio.get_running_loop().time()
+        scene.membership.on_announce(farewell(6), b"", 1, now)
+        seed = replace(farewell(6, THIRD, "active"), role="seed")
+
+        async def announce() -> None:
+            for second in range(20):
+                scene.membership.on_announce(seed, b"", second, asyncio.get_running_loop().time())
+                await asyncio.sleep(1.0)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(announce())
+            group.create_task(scene.play(19.0, silent=True))
+
+    virtual_time.run(main())
+    assert scene.left == []
 
 
 def test_before_the_first_round_it_is_told_who_lets_in_who_is_there() -> None:
