@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from protocols.errors import RemoteRefused
 from protocols.http.transport import HttpTransport
+from protocols.limits import Limits
 from protocols.messages import PROTOCOL_VERSION
 from protocols.whereabouts import Whereabouts
 
@@ -68,7 +70,8 @@ def test_something_else_answers(refused, answer):
     assert "not Atoll" in text
 
 
-def test_somebody_listens_and_says_nothing(refused):
+def test_somebody_listens_and_says_nothing(refused, monkeypatch):
+    monkeypatch.setattr("node.daemon.Limits", partial(Limits, connect=0.5))
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the system takes connections for it
         text, _ = refused("E101", *START, "--peers", f"127.0.0.1:{mute.getsockname()[1]}")
     assert "no answer in time" in text
@@ -171,6 +174,13 @@ def test_a_wrong_clock(refused):
     assert "timedatectl" in text
 
 
+@pytest.fixture
+def quick_no(monkeypatch):
+    """A peer that is asked to dial back says sooner that it cannot."""
+    monkeypatch.setattr("bootstrap.dial_back.TIMEOUT_S", 0.5)
+
+
+@pytest.mark.usefixtures("quick_no")
 def test_nobody_can_dial_back(refused):
     _, prepare = island(RUN)
     closed = f"127.0.0.1:{free_port()}"
@@ -183,6 +193,7 @@ def test_nobody_can_dial_back(refused):
     assert [e["name"] for e in events if e["kind"] == "join"] == ["dial", "checks"]
 
 
+@pytest.mark.usefixtures("quick_no")
 def test_nobody_can_dial_back_is_said_before_there_is_a_run(refused):
     def seed(transport: HttpTransport, whereabouts: Whereabouts) -> None:
         Gate(transport, whereabouts, software="0.1.0", run=lambda: b"", observed=transport.observed)
