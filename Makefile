@@ -8,7 +8,7 @@
 #   make test-faults  every fault at every stage of a round, as root on Linux, 12 minutes
 #   make test-layouts every layout of an island against one process, 5 minutes
 #   make test-gpu     an island on a CUDA device, and on several with NCCL; passed over without
-#   make test-slow    256 members on a virtual clock
+#   make test-slow    256 members on a virtual clock, and more seeds and modes of what the fast tests hold
 #   make lint         style, types, and which package may import which
 #   make clean        remove .venv and caches
 

@@ -185,13 +185,13 @@ def test_whatever_some_say_in_groups_they_are_one_swarm_many_times(
     anything_happens(seed, tmp_path, Grouping("region"), 2)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6, 10, 11, 42, 53])
+@pytest.mark.parametrize("seed", [0, 1, 3, 6, 10, 11, 42, 53])
 def test_what_is_wrong_in_one_thing_alone_is_not_taken(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, tmp_path, draw=scheming)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [23, *range(100, 200)])
+@pytest.mark.parametrize("seed", [2, 5, 23, *range(100, 200)])
 def test_what_is_wrong_in_one_thing_alone_is_not_taken_many_times(
     seed: int, tmp_path: Path
 ) -> None:

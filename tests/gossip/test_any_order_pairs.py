@@ -257,12 +257,12 @@ async def anything_happens(seed: int) -> None:
                 assert all_weights(books) == pytest.approx(brought, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", [*FOUND, *range(3)])
+@pytest.mark.parametrize("seed", [*FOUND, 1, 2])
 def test_whatever_happens_islands_meet_and_agree(seed: int) -> None:
     run(anything_happens(seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 400))
+@pytest.mark.parametrize("seed", [0, *range(100, 400)])
 def test_whatever_happens_islands_meet_and_agree_many_times(seed: int) -> None:
     run(anything_happens(seed))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from exchange_kit import until
 from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
+from suites import slow
 
 from gossip.plans.rules import NO_BOUND
 from node.replicas.sparse_state import SparseReplica
@@ -39,7 +40,7 @@ async def in_an_exchange(swarm: ModeSwarm, number: int) -> Any:
     return member
 
 
-@pytest.mark.parametrize("name", EVERY_STEP)
+@pytest.mark.parametrize("name", ["eager", "adamw", "onebit-adam", "sparta", *slow("powersgd")])
 def test_one_is_killed_in_a_round_and_comes_back_and_one_joins(name: str) -> None:
     """Whatever happens, a round leaves all who have it with the same bits (:class:`Walker`)."""
     given, far = EVERY_STEP[name]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from simulate_kit import SMALL, run
+from suites import slow
 from typer.testing import CliRunner
 
 from bootstrap.manifest_gossip import PAIRED
@@ -129,8 +130,10 @@ def test_fragments_send_a_part_at_a_time_and_go_with_other_modes_too() -> None:
     assert validation_loss(common, initial(common)) == validation_loss(cut, initial(cut))
 
 
-@pytest.mark.parametrize("fragments", [1, 3])
-@pytest.mark.parametrize("mode", PAIRED)
+@pytest.mark.parametrize(
+    ("mode", "fragments"),
+    [("gossip", 1), ("push-sum", 3), *slow(("gossip", 3), ("push-sum", 1))],
+)
 def test_inner_steps_and_codecs_of_pairs_follow_from_the_links(mode: str, fragments: int) -> None:
     given: dict[str, Any] = {"codec": "auto", "codecs": ("fp32", "bf16", "int8"), "latency": 0.005}
     wide, narrow = (
@@ -154,7 +157,7 @@ def test_disagreement_is_told_of_all_rounds_however_little_the_last_ones_moved()
     assert notes["disagreement_by_progress"] == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("mode", PAIRED)
+@pytest.mark.parametrize("mode", ["gossip", *slow("push-sum")])
 def test_pairs_that_exchange_in_fragments_keep_together_as_those_that_exchange_all(
     mode: str,
 ) -> None:

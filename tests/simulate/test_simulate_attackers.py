@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from suites import slow
 
 from node.simulate.scenario import Scenario
 from node.simulate.world import Result, simulate
@@ -31,12 +32,14 @@ def run(mode: str, **changes: Any) -> Result:
         ("streaming", {}),
         ("eager", {}),
         ("server", {}),
-        ("server", {"fragments": 3}),
         ("fedavg", {"sample": 1.0}),
         ("btm", {}),
         ("allreduce", {"codec": "fp32"}),
-        ("powersgd", {}),
-        ("onebit-adam", {"seed": 1}),  # else the mean of lies is no number any more
+        *slow(
+            ("server", {"fragments": 3}),
+            ("powersgd", {}),
+            ("onebit-adam", {"seed": 1}),  # else the mean of lies is no number any more
+        ),
     ],
 )
 def test_a_liar_ruins_the_mean_of_every_group_and_not_its_open_merge(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any, cast
 
 import pytest
+from suites import slow
 
 from node.entry.arrival import Arrival
 from node.replicas.own_state import OwnReplica
@@ -34,9 +35,8 @@ REPLACED: dict[str, Any] = {
         ("diloco", {}),
         ("streaming", {"rounds": 15}),
         ("async", {}),
-        ("server", {"bound": 2}),
-        ("fedavg", {}),
         ("sparta", {"codec": "bf16", "share": 0.25, "rounds": 8, "churn": 0.6}),
+        *slow(("server", {"bound": 2}), ("fedavg", {})),
     ],
 )
 def test_a_newcomers_work_counts_for_a_quarter_then_a_half_then_three_quarters(

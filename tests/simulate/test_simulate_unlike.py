@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 from simulate_kit import SMALL, run
+from suites import slow
 
+from bootstrap.manifest_gossip import PAIRED
 from node.simulate.scenario import IN_FRAGMENTS, MODES, Scenario
 from node.simulate.world import Node, World
 from node.trainer.fragment_progress import OVERDUE
+
+LIKE_ALLREDUCE = ("onebit-adam", "powersgd")  # a round for each step, of all islands
 
 
 def test_a_slow_island_holds_nobody_up_and_its_steps_count() -> None:
@@ -93,7 +97,12 @@ def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "changes"),
-    [(mode, {}) for mode in MODES] + [(mode, {"fragments": 3}) for mode in IN_FRAGMENTS],
+    [
+        *[(mode, {}) for mode in MODES if mode not in LIKE_ALLREDUCE],
+        *[(mode, {"fragments": 3}) for mode in PAIRED],
+        *slow(*[(mode, {}) for mode in LIKE_ALLREDUCE]),
+        *slow(*[(mode, {"fragments": 3}) for mode in IN_FRAGMENTS if mode not in PAIRED]),
+    ],
 )
 def test_islands_that_are_replaced_do_not_stop_it(mode: str, changes: dict[str, Any]) -> None:
     result = run(mode, islands=4, rounds=8, churn=1.5, **changes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from places import KITS
+from suites import slow
 from trainer_kit import begin, tiny_settings, tiny_vectors
 
 from node.island.island import Island
@@ -25,11 +26,10 @@ PROGRAM = KITS / "failing_rank.py"
 @pytest.mark.parametrize(
     ("failing", "failure", "code", "status"),
     [
-        (0, "any", "E405", EXIT_CRASHED),
         (1, "any", "E405", EXIT_CRASHED),
         (1, "memory", "E401", EXIT_OUT_OF_MEMORY),
         (0, "data", "E601", EXIT_REFUSED),
-        (1, "data", "E601", EXIT_REFUSED),
+        *slow((0, "any", "E405", EXIT_CRASHED), (1, "data", "E601", EXIT_REFUSED)),
     ],
 )
 async def test_it_ends_all_ranks(
