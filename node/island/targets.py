@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median_high
+from statistics import median_low
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
@@ -47,18 +47,25 @@ class Targets:
             self._readers = 0
 
     def position(self, swarm: AnySwarm | None) -> int:
-        """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.
+        """Where the swarm is in the learning rate's schedule, in inner steps; 0: nobody says.
 
-        The median, but no further than the rounds so far can have brought anybody: islands that
-        come late or are slow are to end with the others, with the same learning rate.
+        The median of what the others say, of this island's own place and of what so many rounds
+        are in steps, so that one of two others who lies moves nobody. And no further than the
+        rounds so far can have brought anybody: islands that come late or are slow are to end with
+        the others, with the same learning rate.
         """
         if swarm is None:
             return 0
         alive = swarm.membership.islands_alive(swarm.now())
-        said = [a.position for a in alive if a.role == "island" and a.position > 0]
-        rounds = self.chooser.manifest.rounds
-        most = max(rounds.inner_steps, rounds.most_steps) * BEYOND
-        return min(median_high(said), most * (self.replica.place.round + 1)) if said else 0
+        places = [a.position for a in alive if a.role == "island" and a.position > 0]
+        if not places:
+            return 0
+        rounds, begun = self.chooser.manifest.rounds, self.replica.place.round + 1
+        most = max(rounds.inner_steps, rounds.most_steps)
+        places.append((most + rounds.overlap_steps) * begun)
+        if mine := self.chooser.pace.position:
+            places.append(mine)
+        return min(median_low(places), BEYOND * most * begun)
 
     def slot(self, swarm: AnySwarm | None) -> tuple[int, int]:
         """This island's place among those that read this round's windows, and how many they are."""

@@ -245,19 +245,30 @@ def test_in_pairs_the_slower_take_fewer_of_the_steps_that_links_ask_for() -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "position"),
+    ("mine", "said", "position"),
     [
-        ((), 0),
-        ((0, 0), 0),  # newcomers too
-        ((900,), 900),
-        ((900, 950, 880), 900),
-        ((0, 900, 0), 900),
-        ((10, 900), 900),  # half of them are slow
-        ((10**9, 900, 910), 910),
-        ((10**9,), 2 * 40 * 31),  # no further than so many rounds can bring anybody
+        (0, (), 0),
+        (0, (0, 0), 0),  # newcomers too
+        (0, (900,), 900),
+        (0, (900, 950, 880), 900),
+        (0, (0, 900, 0), 900),
+        (0, (10, 900), 900),  # half of them are slow
+        (0, (10**9, 900, 910), 910),
+        (0, (10**9, 10**9), 2 * 40 * 31),  # no further than so many rounds can bring anybody
+        (880, (), 0),
+        (0, (10**9,), 44 * 31),  # so many rounds' steps, and those that overlap their exchange
+        (0, (10**9, 900), 44 * 31),
+        (880, (10**9, 900), 900),  # one of two others lies
+        (880, (1, 900), 880),
+        (880, (10**9, 900, 910), 910),
+        (880, (10**9,), 44 * 31),
+        (100, (900,), 900),  # a slow one ends with the other
+        (100, (100, 900, 900), 900),
     ],
 )
-def test_the_schedule_stands_where_most_others_do(said: tuple[int, ...], position: int) -> None:
+def test_the_schedule_stands_where_most_others_do(
+    mine: int, said: tuple[int, ...], position: int
+) -> None:
     alive = [other(n, position=one, role="island") for n, one in enumerate(said, 1)]
     alive.append(other(4, position=77, role="server"))
     swarm: Any = SimpleNamespace(
@@ -265,7 +276,9 @@ def test_the_schedule_stands_where_most_others_do(said: tuple[int, ...], positio
     )
     replica: Any = SimpleNamespace(place=SimpleNamespace(round=30))
     me = EVERYBODY[0].peer_id
-    targets = Targets(chooser().manifest, me, replica, chooser(inner_steps=40))
+    choosing = chooser(inner_steps=40, overlap_steps=4)
+    choosing.pace.position = mine
+    targets = Targets(choosing.manifest, me, replica, choosing)
     assert targets.position(swarm) == position
     assert targets.position(None) == 0
 
