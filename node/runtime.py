@@ -201,6 +201,7 @@ class Node:
             self.clocks,
             self.events,
             self.outbound,
+            self.transport.own_end,
             self.place.seen,
         )
         participation = Participation(self, entrance)

@@ -113,8 +113,8 @@ async def _tell_where(
     whereabouts: Whereabouts,
     greetings: Sequence[Greeting],
 ) -> None:
-    """As a node does, tell those who dial back by which address of its own they see it."""
-    listening, seen = transport.listening, [one.welcome.observed for one in greetings]
+    """As a node does, tell those who dial back by which address of its own it gets to them."""
+    listening, seen = transport.listening, [transport.own_end(one.peer) for one in greetings]
     where = addresses(config, listening, seen)
     if where == addresses(config, listening):
         return

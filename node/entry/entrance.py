@@ -103,8 +103,10 @@ class Entrance:
     clocks: Clocks
     events: EventLog
     outbound: Outbound
-    seen: Callable[[Iterable[str]], bool]  # told where peers see this node come from
+    own_end: Callable[[PeerId], str]  # ``HOST:PORT`` of this machine on the way to a peer
+    seen: Callable[[Iterable[str]], bool]  # told these
     _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
+    _ends: dict[PeerId, str] = field(default_factory=dict)  # as peers were greeted
     _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -177,8 +179,8 @@ class Entrance:
                 greetings.append(await self._greet(place.hostport, place.peer or PeerId(""), run))
         if places and not greetings:
             return  # this machine has no network at the moment
-        observed = [greeting.welcome.observed for greeting in greetings]
-        if self.seen(one for one in observed if not is_loopback(host_of(one))):
+        ends = [self._ends[greeting.peer] for greeting in greetings]
+        if self.seen(one for one in ends if not is_loopback(host_of(one))):
             await self._tell_where(greetings, run)
             where = self._where
             found = await self._be_reached(greetings, places, run)
@@ -188,7 +190,7 @@ class Entrance:
         self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
     ) -> None:
         """Be called where peers can. Raises E302 (:meth:`_be_reached`)."""
-        if self.seen([greeting.welcome.observed for greeting in greetings]):
+        if self.seen([self._ends[greeting.peer] for greeting in greetings]):
             await self._tell_where(greetings, run)
         self._progress(3, "reach", await self._be_reached(greetings, places, run))
 
@@ -335,6 +337,7 @@ class Entrance:
         except TransportError as error:
             raise explain(where, error) from error
         self.clocks.add(peer, greeting.offset, greeting.round_trip)
+        self._ends[peer] = self.own_end(peer)
         return greeting
 
     async def take(self, greetings: list[Greeting], own: Manifest | None) -> Run:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from protocols.http.transport import HttpTransport
     from protocols.whereabouts import Whereabouts
 
-MAX_SEEN = 3  # addresses of its own by which peers see this machine
+MAX_SEEN = 3  # addresses of its own by which this machine gets to peers
 INTERNET = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody's, and routed as all that is far away
 
 
@@ -49,7 +49,7 @@ class OwnPlace:
         self._transport = transport
         self._outbound = outbound
         self._whereabouts = whereabouts
-        self._seen: tuple[str, ...] = ()  # ``HOST:PORT`` from which peers see this node come
+        self._seen: tuple[str, ...] = ()  # ``HOST:PORT`` by which it gets to peers
         self._said: list[str] = []  # where it is called, as others were told last
         self.mapped: Callable[[], str] = str  # where a router forwards to this node
         self.told: Callable[[], None] = lambda: None
@@ -92,13 +92,13 @@ class OwnPlace:
         found = self.addresses()
         return found != self._said and not all(is_loopback(host_of(one)) for one in found)
 
-    def seen(self, observed: Iterable[str]) -> bool:
-        """Hear from which ``HOST:PORT`` peers see this node come.
+    def seen(self, ends: Iterable[str]) -> bool:
+        """Hear from which ``HOST:PORT`` of its own this node gets to peers.
 
         Returns whether it is called elsewhere, for that or by now, which they are to be told.
         """
         known: dict[str, str] = {}
-        for one in (*self._seen, *observed):  # which peers are asked does not change the order
+        for one in (*self._seen, *ends):  # which peers are asked does not change the order
             if host := _own(one):
                 known.setdefault(host, one)
         self._seen = tuple(known.values())
@@ -119,8 +119,9 @@ def addresses(
 ) -> list[str]:
     """Where others may dial a node that listens at ``bound``, best first.
 
-    ``seen``: the ``HOST:PORT`` from which peers see it come. Over a VPN that is not the address
-    that leads to the internet; what a translator has made of it leads nowhere and is left out.
+    ``seen``: the ``HOST:PORT`` of its own by which it gets to peers. Over a VPN that is not the
+    address that leads to the internet. What peers say that they see is not asked: a translator may
+    have made something else of it, and it could be anything.
     """
     if config.public_addr:
         return [config.public_addr]
@@ -134,10 +135,10 @@ def addresses(
     return list(dict.fromkeys(hostport(one, port) for one in hosts))
 
 
-def _own(observed: str) -> str:
-    """The IP address of ``HOST:PORT`` if it is one of this machine's; else empty."""
+def _own(end: str) -> str:
+    """The IP address of ``HOST:PORT`` if it is one of this machine's (still); else empty."""
     try:
-        host = str(ip_of(host_of(observed)))
-    except ValueError:  # a peer may say anything
+        host = str(ip_of(host_of(end)))
+    except ValueError:  # there is none: the connection has ended
         return ""
     return host if outward_address(host) == host else ""  # the way to itself is by itself

@@ -181,6 +181,10 @@ class HttpClient:
             raise IdentityMismatch(address, expected, peer)
         return peer
 
+    def own_end(self, peer: PeerId) -> str:
+        """See :meth:`PeerConnector.own_end`."""
+        return self._connector.own_end(peer)
+
     async def aclose(self) -> None:
         """Cut everything."""
         links = self._connector.links()

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from protocols.address_book import AddressBook
-from protocols.addresses import is_relayed
+from protocols.addresses import hostport, is_relayed
 from protocols.connections import tls
 from protocols.connections.names import Names
 from protocols.connections.sockets import prefer_small_queue
@@ -60,11 +60,17 @@ class PeerConnector(aiohttp.BaseConnector):
         self._context = context
         self._limits = limits
         self._relays = relays
-        self._links: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._links: weakref.WeakKeyDictionary[asyncio.Transport, PeerId]
+        self._links = weakref.WeakKeyDictionary()
 
     def links(self) -> list[asyncio.Transport]:
         """The open connections to peers."""
         return [link for link in self._links if not link.is_closing()]
+
+    def own_end(self, peer: PeerId) -> str:
+        """``HOST:PORT`` of this machine on the newest connection to ``peer``; empty without one."""
+        ends = [link for link in self.links() if self._links[link] == peer]
+        return hostport(*ends[-1].get_extra_info("sockname")[:2]) if ends else ""
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
@@ -77,7 +83,7 @@ class PeerConnector(aiohttp.BaseConnector):
         peer = tls.peer_of_name(host)
         protocol, _ = await reach(self._book, peer, lambda address: self._open(address, peer))
         assert protocol.transport is not None
-        self._links.add(protocol.transport)
+        self._links[protocol.transport] = peer
         return protocol
 
     async def _open(

@@ -206,6 +206,13 @@ class HttpTransport:
         """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty where it is not."""
         return self._server.observed(peer)
 
+    def own_end(self, peer: PeerId) -> str:
+        """``HOST:PORT`` from which this machine is connected to ``peer``; empty where it is not.
+
+        By its own word, not the peer's: what ``peer`` observes, unless addresses are translated.
+        """
+        return self._client.own_end(peer) if self._client is not None else ""
+
     def _place_of(self, peer: PeerId) -> str:
         host = host_of(self.observed(peer))
         return source_of(host) if host else ""

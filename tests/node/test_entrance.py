@@ -27,7 +27,7 @@ SCRIPT = {"layout": "ab" * 32, "parameters": 8}
 def entrance(config: Any) -> Entrance:
     """One that knows nobody, of a node that has these settings."""
     nothing: Any = None
-    return Entrance(config, *[nothing] * 4, EventLog(), nothing, nothing)
+    return Entrance(config, *[nothing] * 4, EventLog(), nothing, lambda peer: "", nothing)
 
 
 @pytest.fixture
@@ -137,6 +137,7 @@ class Elsewhere:
         node: Any = self.entrance
         node.whereabouts = SimpleNamespace(own=own)
         node.clocks = SimpleNamespace(add=lambda *given: None)
+        node.own_end = lambda peer: f"{'127.0.0.1' if peer == PLACES[1].peer else '10.0.0.9'}:7"
         node.seen = lambda where: not self.seen.append(list(where))  # type: ignore[func-returns-value]
         node.outbound = SimpleNamespace(needed=False, address="", enter=self._enter)
         monkeypatch.setattr("node.entry.entrance.greet", self._greet)
@@ -152,8 +153,7 @@ class Elsewhere:
         if peer in self.silent:
             raise Unreachable("", Why.TIMEOUT)
         self.greeted.append(peer)
-        observed = "127.0.0.1:7" if peer == identity(3).peer_id else "10.0.0.9:7"
-        welcome = SimpleNamespace(observed=observed)
+        welcome = SimpleNamespace(observed="172.17.0.1:7")  # what it says, whatever is so
         return SimpleNamespace(peer=peer, welcome=welcome, offset=0.0, round_trip=0.1)
 
     async def _reach(self, transport: Any, peers: Any) -> Reach:

@@ -143,6 +143,7 @@ async def test_a_lost_checkpoint_is_in_the_process_s_status(
     api = SimpleNamespace(start=nothing, aclose=nothing, address="")
     node: Any = SimpleNamespace(
         offload=nothing,
+        transport=SimpleNamespace(own_end=None),
         place=SimpleNamespace(publish=lambda: None, seen=None),
         api=api,
         home=SimpleNamespace(publish_api=lambda *_: None, withdraw_api=lambda: None),
@@ -152,7 +153,7 @@ async def test_a_lost_checkpoint_is_in_the_process_s_status(
         daemon=SimpleNamespace(until_stopped=nothing),
         _say_ended=lambda part: did.append("says last words"),
     )
-    for name in ("transport", "whereabouts", "cache", "clocks", "events", "outbound"):
+    for name in ("whereabouts", "cache", "clocks", "events", "outbound"):
         setattr(node, name, None)
 
     async def live() -> None:

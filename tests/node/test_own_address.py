@@ -1,4 +1,4 @@
-"""Where others can reach a node, as far as it can tell: its own addresses, and what peers see."""
+"""Where others can reach a node, as far as it can tell by its own addresses."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def config(tmp_path: Path, **flags: Any) -> NodeConfig:
         ([f"{VPN}:50000", f"{VPN}:50001", f"{LAN}:50002"], [VPN, LAN]),
         ([f"::ffff:{VPN}:50000"], [VPN, LAN]),
         (["127.0.0.1:50000"], ["127.0.0.1", LAN]),
-        ([f"{OUTSIDE}:50000"], [LAN]),  # a translator's: nobody listens there
+        ([f"{OUTSIDE}:50000"], [LAN]),  # not this machine's
         (["", "nonsense", "[::1", "a.b:c"], [LAN]),
         (["[fd7a::2]:50000"], [LAN]),  # it listens on IPv4 alone
     ],
 )
-def test_a_node_is_dialled_where_peers_see_it_come_from(
+def test_a_node_is_dialled_at_its_own_end_of_the_way_to_peers(
     tmp_path: Path, seen: list[str], where: list[str]
 ) -> None:
     assert addresses(config(tmp_path), EVERY, seen) == [f"{host}:4390" for host in where]
