@@ -87,7 +87,9 @@ def _learnt(part: Participation) -> bool:
 
 async def _hand_over(part: Participation) -> None:
     """Wait for those who are on their way in, where nobody but this node could let them in."""
-    if part.node.daemon.script is not None or not _on_the_way(part):  # scripts train no more
+    # scripts train no more, which only a round that calls the roll does without
+    lame = part.node.daemon.script is not None and not part.gathering.on(part.replicas[0].place)
+    if lame or not _on_the_way(part):
         return
     text = "a newcomer is on its way, and only this node could let it in: it leaves after that"
     part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once)"))

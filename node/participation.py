@@ -112,6 +112,7 @@ class Participation:
         stack.callback(vectors.close)
         await self.node.offload(kernels.load)  # else the data thread waits for it, and all lanes do
         self._assemble(store, restored, run, vectors, tokens)
+        await self._keep_start(run)
         self._serve(stack, run)
         await self._start(stack, run)
 
@@ -250,6 +251,16 @@ class Participation:
             self.node, self.entrance, self.swarm, self.replicas[0], self._on_rejected
         )
         self.node.state.parameters = self._layout.size
+
+    async def _keep_start(self, run: Run) -> None:
+        """Save what a script's run starts from, before others come and wait with it.
+
+        It does not follow from the manifest: who is killed, and creates the run again, would have
+        another start under the same run id, and none of those who wait could begin with it.
+        """
+        waits = run.created and self.gathering.on(self.replicas[0].place)
+        if waits and self.node.daemon.script is not None and self.config.checkpoint_every:
+            await self._save()
 
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
         self._layout = await preflight(self.node, store, manifest)

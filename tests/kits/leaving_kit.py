@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, MagicMock
 
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Liveness
+from gossip.rounds.gathering import Gathering
 from protocols.errors import OperatorError
 from protocols.memory import virtual_time
 
@@ -27,6 +28,8 @@ class Leaver:
             daemon=SimpleNamespace(script=script), offload=virtual_time.inline
         )
         self.states = SimpleNamespace(readers=set())  # who downloads from it
+        self.gathering = Gathering()
+        self.replicas = (SimpleNamespace(place=SimpleNamespace(round=0)),)
         self.events = SimpleNamespace(emit=lambda event: self.did.append("says so"))
         self.config = SimpleNamespace(checkpoint_every=10)
         self.island = SimpleNamespace(stop=self._stop)

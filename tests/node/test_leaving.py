@@ -125,8 +125,11 @@ def test_at_the_end_of_the_run_it_stays_for_who_reads_the_state(known: bool) -> 
     assert virtual_time.run(main()) == ["save", "stop", *["says so"] * (not known), "farewell"]
 
 
-async def test_the_only_one_in_office_stays_until_a_newcomer_is_in_it() -> None:
-    leaver: Any = Leaver()
+@pytest.mark.parametrize("script", [False, True])
+async def test_the_only_one_in_office_stays_until_a_newcomer_is_in_it(script: bool) -> None:
+    """A script, which trains no more, before the first round alone: that calls the roll."""
+    leaver: Any = Leaver(script=object() if script else None)
+    leaver.gathering.least = 3 * script
     leaver.states.readers = {7}
     leaving = asyncio.ensure_future(leave(leaver, AsyncExitStack()))
     for _ in range(10):

@@ -194,12 +194,47 @@ async def test_compiled_loops_are_there_before_slices_come(
     monkeypatch.setattr("node.participation.CheckpointStore", MagicMock())
     part: Any = MagicMock()
     part.config.role = "server"
-    part._restored = part._start = AsyncMock()
+    part._restored = part._keep_start = part._start = AsyncMock()
     part._find = AsyncMock(return_value=(MagicMock(), MagicMock(), ""))
     part.node.offload = AsyncMock()
     part._assemble.side_effect = lambda *given: part.node.offload.assert_awaited_with(kernels.load)
     await Participation.enter(part, MagicMock())
     part._assemble.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("created", "waits", "script", "every", "kept"),
+    [
+        (True, True, True, 10, True),
+        (False, True, True, 10, False),  # it is resumed: that is where it is from
+        (True, False, True, 10, False),
+        (True, True, False, 10, False),  # its start follows from the manifest
+        (True, True, True, 0, False),
+    ],
+)
+async def test_the_start_of_a_script_that_waits_for_others_is_kept_before_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+    created: bool,
+    waits: bool,
+    script: bool,
+    every: int,
+    kept: bool,
+) -> None:
+    monkeypatch.setattr("node.participation.CheckpointStore", MagicMock())
+    part: Any = MagicMock()
+    part.config = SimpleNamespace(role="server", keep_checkpoints=2, checkpoint_every=every)
+    part.config.resume = not created
+    part.node.daemon.script = object() if script else None
+    part.node.offload = AsyncMock()
+    part.replicas = (SimpleNamespace(place=PLACE),)
+    part.gathering.on = lambda place: waits
+    part._restored = part._start = AsyncMock()
+    part._keep_start = partial(Participation._keep_start, part)
+    part._find = AsyncMock(return_value=(MagicMock(created=created), MagicMock(), ""))
+    part._save, saved = AsyncMock(), list[bool]()
+    part._serve.side_effect = lambda *given: saved.append(part._save.called)
+    await Participation.enter(part, MagicMock())
+    assert saved == [kept]
 
 
 async def test_a_checkpoint_learns_the_validation_loss_of_its_round() -> None:
