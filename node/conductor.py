@@ -377,6 +377,7 @@ class Conductor:
 
     def _lose(self) -> None:
         """There are no ranks any more that could answer."""
+        self.gathering.able = False
         may_change = self.beginning.lost()
         self.files.lost()
         if self._guesses is not None:

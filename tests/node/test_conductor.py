@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -258,6 +259,22 @@ async def test_the_trainer_of_a_creator_that_waits_begins_after_the_first_round(
     (begin,) = sent
     assert isinstance(begin, Begin)
     assert not begin.rewarm, "nobody's optimizer is warmer"
+
+
+async def test_a_creator_that_waits_does_not_count_while_its_ranks_start_again(
+    vectors: SharedVectors,
+) -> None:
+    made, chain = conductor(vectors, at_once)
+    made.gathering = Gathering(3)
+    chain.kick = lambda: None  # type: ignore[attr-defined]
+    made.beginning.stage = Stage.COMING
+    made.layout = cast(Any, SimpleNamespace(size=SIZE, digest="00", cuts=made.layout.cuts))
+    cast(Any, made.island).restart = AsyncMock()
+    await made._on_ready(Ready(SIZE, b"\0"))
+    await made._start_again()
+    assert not made.gathering.able
+    await made._on_ready(Ready(SIZE, b"\0"))
+    assert made.gathering.able
 
 
 async def test_who_waits_to_be_let_in_says_that_it_can_begin(vectors: SharedVectors) -> None:
