@@ -19,10 +19,11 @@ KEPT_S = 86_400.0  # time to see the warning; peers have merged past its work by
 
 
 def spare(path: Path) -> None:
-    """Keep the checkpoint at ``path``, unless one is kept already.
+    """Keep the checkpoint at ``path``, unless one is kept already that is not old.
 
     The first is of a longer time than those of a node that is started again and again.
     """
+    forget(path.parent, needed=0)
     target = path.with_name(PREFIX + path.name)
     with suppress(OSError):  # it is gone, or goes as others do
         if path.is_dir() and not spared(path.parent):

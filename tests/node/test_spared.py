@@ -125,6 +125,18 @@ def test_it_goes_after_a_day(anew: CheckpointStore, days: int) -> None:
     assert os.listdir(anew.directory) == ["ckpt-00000278"]
 
 
+def test_an_old_one_does_not_stand_in_the_way_of_the_next(anew: CheckpointStore) -> None:
+    """As where a node was off for days, or made no checkpoint."""
+    make(anew, 272)
+    old = time.time() - spared.KEPT_S - 1
+    os.utime(anew.directory / AT, (old, old))
+    again = started(anew.directory)
+    for round_ in (278, 284):
+        make(again, round_)
+        kept = ["before-ckpt-00000272", f"ckpt-{round_:08d}"]
+        assert sorted(os.listdir(again.directory)) == kept
+
+
 def test_it_takes_no_room_that_the_next_one_needs(
     anew: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
