@@ -225,6 +225,7 @@ class Participation:
             self._copying(store),
             self.node.daemon.stop_reason.done,
             restored.path if restored is not None else None,
+            restored.facts.evaluated if restored is not None else None,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -377,7 +378,7 @@ class Participation:
     async def _on_applied(self, applied: Applied) -> None:
         """The trainer stands on the new base: report, checkpoint, perhaps end."""
         if applied.validation_loss is not None:
-            self.keeper.validated = applied.round, applied.validation_loss
+            self.keeper.note_loss(applied.round, applied.validation_loss)
         news = self.reporter.on_applied(applied)
         self._check_end()
         if self.node.daemon.stop_reason.done():

@@ -30,6 +30,11 @@ class Facts(BaseModel):
     # of the outer parameters that are in it; None: they were not evaluated, or it was not said yet
     validation: float | None = Field(None, allow_inf_nan=False)
 
+    @property
+    def evaluated(self) -> tuple[str, float] | None:
+        """The outer state and its validation loss; None: the loss is not known."""
+        return (self.state, self.validation) if self.validation is not None else None
+
 
 class Index(Facts):
     """``checkpoint.json``."""

@@ -93,10 +93,10 @@ class Keeper:
     copying: Copying | None = None  # to a second place for them
     leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     newest: Path | None = None  # of this island since it joined
-    # the newest round after which the outer parameters were evaluated, and their loss. That is what
-    # a checkpoint has of them, in each mode: what all share, or in pairs this island's own. Of a
+    # the newest outer state that was evaluated (its digest, of fragment 0), and its loss. Such a
+    # state is in a checkpoint, in each mode: what all share, or in pairs this island's own. Of a
     # model in fragments the others may have moved since: each of them by a round, as a rule
-    validated: tuple[int, float] | None = None
+    validated: tuple[str, float] | None = None
     failed: Exception | None = None  # why there is none of the last try; None once there is one
     took: float = 0.0  # seconds, for the newest
     available: Callable[[], int | None] = _available  # bytes of memory; None: not known
@@ -137,6 +137,12 @@ class Keeper:
         if wait and self.copying is not None:
             await self.copying.done()
         return saved
+
+    def note_loss(self, round_: int, loss: float) -> None:
+        """The trainer stands on the base of this round, and has evaluated it."""
+        place = self.replicas[0].place
+        if place.round == round_ and math.isfinite(loss):
+            self.validated = place.state.hex(), loss
 
     def fits(self) -> bool:
         """Whether the disk has room for one like the newest, as far as that is known. Blocks."""
@@ -380,7 +386,7 @@ class Keeper:
 
     def _facts(self, place: Place) -> Facts:
         pace = self.conductor.pace if self.conductor is not None else None
-        round_, loss = self.validated or (-1, math.nan)
+        state, loss = self.validated or ("", None)
         return Facts(
             run=self.signed.run_id.hex(),
             round=place.round,
@@ -389,7 +395,7 @@ class Keeper:
             head=place.previous.hex(),
             state=place.state.hex(),
             peer=self.replicas[0].me,
-            validation=loss if round_ == place.round and math.isfinite(loss) else None,
+            validation=loss if state == place.state.hex() else None,
         )
 
 

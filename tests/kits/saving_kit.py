@@ -56,7 +56,7 @@ async def inline(work: Callable[[], Any]) -> Any:
 
 
 def keeper_at(directory: Path, events: list[Any]) -> Keeper:
-    place = SimpleNamespace(round=3, previous=b"", state=b"")
+    place = SimpleNamespace(round=3, previous=b"", state=b"state")
     replica = SimpleNamespace(
         me="me",
         place=place,

@@ -16,6 +16,7 @@ from identity_kit import identity
 from bootstrap.handshake import Greeting
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
+from node.checkpoints.index import Facts
 from node.entry.entrance import Run
 from node.entry.preflight import preflight
 from node.multiples import Multiples
@@ -239,8 +240,20 @@ async def test_the_start_of_a_script_that_waits_for_others_is_kept_before_they_c
 
 async def test_a_checkpoint_learns_the_validation_loss_of_its_round() -> None:
     part: Any = MagicMock()
-    part.keeper.validated = None
     part.node.daemon.stop_reason.done.return_value = True
     await Participation._on_applied(part, Applied(7, 0, 0, 1.5))
     await Participation._on_applied(part, Applied(8, 0, 0, None))
-    assert part.keeper.validated == (7, 1.5)
+    part.keeper.note_loss.assert_called_once_with(7, 1.5)
+
+
+@pytest.mark.parametrize(("loss", "known"), [(1.5, ("0a", 1.5)), (None, None)])
+def test_who_resumes_knows_the_loss_of_what_it_begins_with(
+    monkeypatch: pytest.MonkeyPatch, loss: float | None, known: tuple[str, float] | None
+) -> None:
+    """Nobody evaluates that again."""
+    for name in ("gathering_of", "make_swarm", "make_reports", "Lookout", "Multiples"):
+        monkeypatch.setattr(f"node.participation.{name}", MagicMock())
+    part, restored = MagicMock(), MagicMock()
+    restored.facts = Facts(run="r", round=7, step=0, tokens=0, state="0a", validation=loss)
+    Participation._assemble(part, MagicMock(), restored, MagicMock(), MagicMock(), "")
+    assert part.keeper.validated == known

@@ -382,19 +382,21 @@ def _now() -> float:
 
 
 @pytest.mark.parametrize(
-    ("validated", "said"),
-    [(None, None), ((2, 1.5), None), ((3, 1.5), 1.5), ((3, float("nan")), None)],
+    ("evaluated", "loss", "said"),
+    [(None, 1.5, None), (2, 1.5, None), (3, 1.5, 1.5), (3, float("nan"), None)],
 )
 async def test_a_checkpoint_has_the_loss_of_the_parameters_that_are_in_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    validated: tuple[int, float] | None,
+    evaluated: int | None,
+    loss: float,
     said: float | None,
 ) -> None:
     """Not that of an earlier round."""
     events: list[Any] = []
     keeper = keeper_at(tmp_path, events)
-    keeper.validated = validated
+    if evaluated is not None:
+        keeper.note_loss(evaluated, loss)
     monkeypatch.setattr(saving.Keeper, "_write", lambda self, draft, outer: None)
     assert await keeper.save()
     (found,) = keeper.store.paths()
@@ -402,3 +404,21 @@ async def test_a_checkpoint_has_the_loss_of_the_parameters_that_are_in_it(
     assert index is not None
     assert index.validation == said
     assert [event.best for event in events] == ["" if said is None else found.name]
+
+
+async def test_a_checkpoint_has_no_loss_of_other_parameters_of_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the side of a split that has lost: its place was taken by the other side's state."""
+    events: list[Any] = []
+    keeper = keeper_at(tmp_path, events)
+    keeper.note_loss(3, 1.5)
+    place: Any = keeper.replicas[0].place
+    monkeypatch.setattr(saving.Keeper, "_write", lambda self, draft, outer: None)
+    losses = []
+    for place.state in (b"lost", b"state"):
+        assert await keeper.save()
+        index = said_by(keeper.store.paths()[0])
+        assert index is not None
+        losses.append(index.validation)
+    assert losses == [None, 1.5]

@@ -75,3 +75,26 @@ def test_ranks_come_and_go_between_lives(tmp_path: Path):
         assert set(island.rounds()) >= set(range(6))
         losses = island.losses()
         assert losses[max(losses)][-1] < losses[1][0]
+
+
+def test_the_loss_of_the_newest_stays_known_where_no_round_follows(tmp_path: Path):
+    """Resumed and ended within the next round: the same parameters are in it, evaluated before."""
+
+    def newest(island: Island) -> tuple[int, int, float | None]:
+        found = CheckpointStore(island.dir / "checkpoints", owns=False).latest().checkpoint
+        assert found is not None
+        return found.facts.round, found.facts.step, found.facts.validation
+
+    with islands(tmp_path) as made:
+        island = made.new("--rounds", "2", *settings(inner_steps=6, eval_every=1))
+        assert island.await_end(120) == 0, island.tail()
+        round_, step, loss = newest(island)
+        assert loss is not None
+        island.start("--resume", "--inner-steps", "20000")
+        until(lambda: island.since_start("step"), 90, "an inner step", island.tail)
+        island.signal(signal.SIGINT)
+        island.await_end(90)
+        again = newest(island)
+        assert again[0] == round_
+        assert again[1] > step
+        assert again[2] == loss
