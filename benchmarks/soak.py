@@ -7,11 +7,15 @@
 ``node start`` processes on this machine train the tiny preset in short rounds. The first island is
 left alone, and watched: its memory, files, threads and disk. One of the others after the other
 gets into trouble, of a kind that is drawn by lot (seeded), and has to merge again before the next
-one's turn. Keys of the result:
+one's turn. What ends though nobody had ended it is started again, as by a service manager, which
+is a trouble of its own kind. What there is of the result is written where something breaks it off,
+too. Its keys:
 
 ``rounds``, ``rounds_a_minute``  that the first island has applied
+``broke_off``  what ended it before its time; empty: nothing did
 ``troubles``  by kind: how often, and seconds from the end of the trouble (its command to start
-    again, SIGCONT) until a round merged the island's work again: median and most
+    again, SIGCONT; from the kill of a trainer, which its node starts again) until a round that was
+    not under way before merged the island's work: median and most
 ``not_back``  troubles after which that took longer than two minutes
 ``different_states``  rounds after which two islands told of different outer states
 ``uncalled_ends``  of processes that nobody had ended: name, exit status, last words
@@ -49,14 +53,13 @@ from node.status import fetch
 from protocols.errors import OperatorError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits"))
-from swarm_kit import Island, Islands, settings
+from swarm_kit import Island, Islands, islands, settings
 
 RUN = {"inner_steps": 20, "eval_every": 10, "total_rounds": 1_000_000}
 KINDS = frozenset({"started", "round", "problem", "stopped"})  # events that are kept
 SAMPLE_S, POLL_S = 10.0, 0.25
 DOWN_S = 3.0  # that a killed island stays away
 FROZEN_S = 12.0
-TRAINER_S = 30.0  # in which a node whose trainer was killed may end
 QUIET_S = (3.0, 10.0)  # between two troubles
 BACK_S = 120.0
 PESTERS = 20  # connections of one who says nothing, or nonsense
@@ -97,27 +100,35 @@ class Watched(Island):
         return False
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """What happens to an island, or to two; the round ``under_way`` may merge work from before."""
+
+    kind: str
+    began: float  # seconds from the start
+    under_way: int
+
+
 @dataclass
 class Soak:
     """The course of events."""
 
-    root: Path
+    swarm: Islands
     minutes: float
     islands: int
     lots: random.Random
-    swarm: Islands = field(init=False)
     first: Island = field(init=False)
+    broke_off: str = ""
     samples: list[dict[str, Any]] = field(default_factory=list)
     course: list[dict[str, Any]] = field(default_factory=list)
     not_back: list[str] = field(default_factory=list)
     uncalled: list[dict[str, Any]] = field(default_factory=list)
-    ends: set[tuple[str, int]] = field(default_factory=set)  # lives whose end was told of or meant
+    ends: set[tuple[str, int]] = field(default_factory=set)  # lives whose end was called for
+    # started again where nobody had called for an end, and when
+    again: list[tuple[Trouble, Island, float]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.swarm = Islands(self.root)
-
-    def run(self) -> dict[str, Any]:
-        """Play it; the result."""
+    def run(self) -> None:
+        """Play it."""
         self.began = time.monotonic()
         try:
             self.first = self._new(*settings(**RUN))
@@ -126,12 +137,12 @@ class Soak:
                 self._new("--peers", address)
             self.swarm.await_office(self.first, self.islands)
             self._trouble()
-            return self.result()
-        finally:
-            self.swarm.end()
+        except BaseException as error:  # Ctrl-C as well: what there is tells why it is no more
+            self.broke_off = repr(error)
+            raise
 
     def _new(self, *arguments: str) -> Island:
-        island = Watched(f"island-{len(self.swarm.all) + 1}", self.root)
+        island = Watched(f"island-{len(self.swarm.all) + 1}", self.swarm.root)
         self.swarm.all.append(island)
         island.start(*arguments)
         return island
@@ -148,38 +159,35 @@ class Soak:
             "pestered": self._pestered,
         }
         end = self.began + 60 * self.minutes
-        due: list[str] = []
+        lot: list[str] = []
         while time.monotonic() < end:
-            due = due or self.lots.sample(sorted(kinds), len(kinds))
-            kind = due.pop()
-            self._say(kind)
-            began = self._gone
-            for island, since in kinds[kind]():
-                back = self._await_back(kind, island, since)
-                self.course.append(
-                    {"began": began, "ended": self._gone, "kind": kind, "island": island.name}
-                    | {"back_s": back}
-                )
+            if self.again:
+                self._await_back(*self.again.pop())
+                continue
+            lot = lot or self.lots.sample(sorted(kinds), len(kinds))
+            trouble = self._begin(lot.pop())
+            for island, since in kinds[trouble.kind]():
+                self._await_back(trouble, island, since)
             self._pass(self.lots.uniform(*QUIET_S))
 
     # --- troubles: each gives who has to come back, and since when -------------------------------
 
     def _killed(self) -> list[tuple[Island, float]]:
-        return [self._kill_and_return(self._victim())]
+        victim = self._victim()
+        self._kill(victim)
+        self._pass(DOWN_S)
+        return [self._come_back(victim)]
 
     def _two_killed(self) -> list[tuple[Island, float]]:
         pair = self.lots.sample(self._others(), 2)
         for island in pair:
-            island.kill()
+            self._kill(island)
         self._pass(DOWN_S)
         return [self._come_back(island) for island in pair]
 
     def _trainer_killed(self) -> list[tuple[Island, float]]:
         victim = self._victim()
         os.kill(_ranks(victim)[0], signal.SIGKILL)
-        self.ends.add((victim.name, victim.starts))
-        if victim.wait(TRAINER_S):  # with E405; a service manager starts it again
-            return [self._come_back(victim)]
         return [(victim, time.time())]
 
     def _frozen(self) -> list[tuple[Island, float]]:
@@ -223,15 +231,14 @@ class Soak:
     # --- what they have in common ----------------------------------------------------------------
 
     def _others(self) -> list[Island]:
-        return [i for i in self.swarm.all if i is not self.first and i.running]
+        return [i for i in self.swarm.all if i is not self.first and _ranks(i)]
 
     def _victim(self) -> Island:
         return self.lots.choice(self._others())
 
-    def _kill_and_return(self, island: Island) -> tuple[Island, float]:
+    def _kill(self, island: Island) -> None:
+        self.ends.add(_life(island))
         island.kill()
-        self._pass(DOWN_S)
-        return self._come_back(island)
 
     def _come_back(self, island: Island) -> tuple[Island, float]:
         self.swarm.come_back(island)
@@ -239,25 +246,35 @@ class Soak:
 
     def _stop(self, island: Island) -> None:
         island.signal(signal.SIGINT)
-        if not island.wait(60.0):
+        if not island.wait(60.0) or island.failed:
             self._uncalled(island)
-            island.kill()
+        self._kill(island)
 
-    def _await_back(self, kind: str, island: Island, since: float) -> float | None:
-        """Until the first island has merged work of this one in a round after ``since``."""
+    def _begin(self, kind: str) -> Trouble:
+        self._say(kind)
+        return Trouble(kind, self._gone, self.first.last_round() + 1)
+
+    def _await_back(self, trouble: Trouble, island: Island, since: float) -> None:
+        """Until the first island has merged work of this one again."""
         end = time.monotonic() + BACK_S
-        while time.monotonic() < end:
-            for event in reversed(self.first.events("round")):
-                if event["time"] <= since:
-                    break
-                told = event["islands"].get(_peer(island), {})
-                if told.get("tokens"):
-                    return round(float(event["time"] - since), 2)
+        while (merged := self._merged(trouble, island, since)) is None and time.monotonic() < end:
             self._pass(POLL_S)
-        self.not_back.append(f"{kind}: {island.name}")
-        if island.running:
-            island.kill()
-        self._come_back(island)
+        self.course.append(
+            {"began": trouble.began, "ended": self._gone, "kind": trouble.kind}
+            | {"island": island.name, "back_s": merged}
+        )
+        if merged is None:
+            self.not_back.append(f"{trouble.kind}: {island.name}")
+            self._kill(island)
+            self._come_back(island)
+
+    def _merged(self, trouble: Trouble, island: Island, since: float) -> float | None:
+        """Seconds to the first round with work of it again; None: there was none yet."""
+        peer = _peer(island)
+        for event in self.first.events("round"):
+            later = event["time"] > since and event["round"] > trouble.under_way
+            if later and event["islands"].get(peer, {}).get("tokens"):
+                return round(float(event["time"] - since), 2)
         return None
 
     @property
@@ -277,14 +294,15 @@ class Soak:
     def _look(self) -> None:
         for island in self.swarm.all:
             island.events()  # before its log is rotated twice
-            if island.failed and (island.name, island.starts) not in self.ends:
+            if not island.running and _life(island) not in self.ends:
                 self._uncalled(island)
+                trouble = self._begin("ended uncalled")
+                self.again.append((trouble, *self._come_back(island)))
         gone = self._gone
         if not self.samples or gone - self.samples[-1]["s"] >= SAMPLE_S:
             self.samples.append(self._sample(gone))
 
     def _uncalled(self, island: Island) -> None:
-        self.ends.add((island.name, island.starts))
         status = island.process.returncode if island.process else None
         self.uncalled.append({"name": island.name, "status": status, "tail": island.tail()})
 
@@ -326,6 +344,7 @@ class Soak:
         return {
             "machine": machine(),
             "minutes": self.minutes,
+            "broke_off": self.broke_off,
             "islands": self.islands,
             "rounds": len(rounds),
             "rounds_a_minute": round(60 * len(rounds) / (times[-1] - times[0]), 1),
@@ -350,12 +369,18 @@ class Soak:
     def _growth(self, kind: str) -> dict[str, Any]:
         begin = self.samples[-1]["s"] / 10
         later = [s for s in self.samples if s["s"] >= begin and s[kind]]
+        if len({s["rounds"] for s in later}) < 2:
+            return {}
         mib = [s[kind]["mib"] for s in later]
         slope = statistics.linear_regression([s["rounds"] for s in later], mib).slope
         return {
             "mib_in_1000_rounds": round(1000 * slope, 2),
             **{key: [later[0][kind][key], later[-1][kind][key]] for key in later[0][kind]},
         }
+
+
+def _life(island: Island) -> tuple[str, int]:
+    return island.name, island.starts
 
 
 def _peer(island: Island) -> str:
@@ -388,10 +413,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the order of troubles")
     parser.add_argument("--dir", type=Path, help="where the islands' directories stay")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="atoll-soak-") as folder:
-        root = given.dir or Path(folder)
-        soak = Soak(root, given.minutes, given.islands, random.Random(given.seed))
-        write(soak.run(), given.json)
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-soak-") as folder,
+        islands(given.dir or Path(folder)) as swarm,
+    ):
+        soak = Soak(swarm, given.minutes, given.islands, random.Random(given.seed))
+        try:
+            soak.run()
+        finally:
+            if soak.course:
+                write(soak.result(), given.json)
 
 
 if __name__ == "__main__":
