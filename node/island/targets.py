@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from statistics import median_low
+from statistics import median_high, median_low
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from node.island.choosing import Chooser
-from node.modes import clients_of
+from node.modes import at_will, clients_of
 from node.monitor.events import Notice
 from node.replicas.replica import OuterReplica
 from protocols.identity import PeerId
 
-BEYOND = 2  # H, at most, between two rounds: steps go on while an outcome is awaited
 LOOK_EVERY = 10  # inner steps between two looks at how far the others are
 
 
@@ -47,25 +46,25 @@ class Targets:
             self._readers = 0
 
     def position(self, swarm: AnySwarm | None) -> int:
-        """Where the swarm is in the learning rate's schedule, in inner steps; 0: nobody says.
+        """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.
 
-        The median of what the others say, of this island's own place and of what so many rounds
-        are in steps, so that one of two others who lies moves nobody. And no further than the
-        rounds so far can have brought anybody: islands that come late or are slow are to end with
-        the others, with the same learning rate.
+        The median, but no further than so many rounds can have brought anybody: islands that come
+        late or are slow are to end with the others, with the same learning rate. Where each
+        arrival is a round that bound is far off; so there the median is of this island's place and
+        the bound as well, and one of two others who lies moves nobody.
         """
         if swarm is None:
             return 0
         alive = swarm.membership.islands_alive(swarm.now())
-        places = [a.position for a in alive if a.role == "island" and a.position > 0]
-        if not places:
+        said = [a.position for a in alive if a.role == "island" and a.position > 0]
+        if not said:
             return 0
         rounds, begun = self.chooser.manifest.rounds, self.replica.place.round + 1
-        most = max(rounds.inner_steps, rounds.most_steps)
-        places.append((most + rounds.overlap_steps) * begun)
-        if mine := self.chooser.pace.position:
-            places.append(mine)
-        return min(median_low(places), BEYOND * most * begun)
+        bound = (max(rounds.inner_steps, rounds.most_steps) + rounds.overlap_steps) * begun
+        if not at_will(self.chooser.manifest):
+            return min(median_high(said), bound)
+        mine = self.chooser.pace.position
+        return min(median_low([*said, bound, *([mine] if mine else [])]), bound)
 
     def slot(self, swarm: AnySwarm | None) -> tuple[int, int]:
         """This island's place among those that read this round's windows, and how many they are."""

@@ -24,8 +24,9 @@ from node.monitor.views import NodeView
 from protocols.messages import Announce
 
 
-def chooser(steps_per_second: float = 10.0, own: int = 0, **rounds: Any) -> Chooser:
-    manifest = Manifest.model_validate({"model": {"n_layers": 4}, "rounds": rounds})
+def chooser(steps_per_second: float = 10.0, own: int = 0, mode: str = "", **rounds: Any) -> Chooser:
+    tables = {"model": {"n_layers": 4}, "rounds": rounds, **({"mode": mode} if mode else {})}
+    manifest = Manifest.model_validate(tables)
     return Chooser(manifest, Pace(steps_per_second=steps_per_second), EventLog(), own)
 
 
@@ -244,31 +245,36 @@ def test_in_pairs_the_slower_take_fewer_of_the_steps_that_links_ask_for() -> Non
     assert fixed.steps([]) == 7
 
 
+MOST = 44 * 31  # steps in so many rounds, and those that overlap their exchange
+LIE = 10**9
+
+
 @pytest.mark.parametrize(
-    ("mine", "said", "position"),
+    ("mine", "said", "position", "at_will"),
     [
-        (0, (), 0),
-        (0, (0, 0), 0),  # newcomers too
-        (0, (900,), 900),
-        (0, (900, 950, 880), 900),
-        (0, (0, 900, 0), 900),
-        (0, (10, 900), 900),  # half of them are slow
-        (0, (10**9, 900, 910), 910),
-        (0, (10**9, 10**9), 2 * 40 * 31),  # no further than so many rounds can bring anybody
-        (880, (), 0),
-        (0, (10**9,), 44 * 31),  # so many rounds' steps, and those that overlap their exchange
-        (0, (10**9, 900), 44 * 31),
-        (880, (10**9, 900), 900),  # one of two others lies
-        (880, (1, 900), 880),
-        (880, (10**9, 900, 910), 910),
-        (880, (10**9,), 44 * 31),
-        (100, (900,), 900),  # a slow one ends with the other
-        (100, (100, 900, 900), 900),
+        (0, (), 0, 0),
+        (880, (), 0, 0),
+        (0, (0, 0), 0, 0),  # newcomers too
+        (0, (900,), 900, 900),
+        (0, (900, 950, 880), 900, 900),
+        (0, (0, 900, 0), 900, 900),
+        (0, (10, 900), 900, 900),  # half of them are slow
+        (0, (LIE, 900, 910), 910, 910),
+        (880, (LIE, 900, 910), 910, 910),
+        (0, (LIE, LIE), MOST, MOST),
+        (0, (LIE, 900), MOST, MOST),  # one of two others lies
+        (880, (LIE, 900), MOST, 900),
+        (880, (1, 900), 900, 880),
+        (880, (LIE,), MOST, MOST),
+        (100, (900,), 900, 900),  # a slow one ends with the other
+        (100, (100, 900), 900, 100),
+        (100, (100, 900, 900), 900, 900),
     ],
 )
 def test_the_schedule_stands_where_most_others_do(
-    mine: int, said: tuple[int, ...], position: int
+    mine: int, said: tuple[int, ...], position: int, at_will: int
 ) -> None:
+    """Where each arrival is a round their count bounds nothing, and more have to agree."""
     alive = [other(n, position=one, role="island") for n, one in enumerate(said, 1)]
     alive.append(other(4, position=77, role="server"))
     swarm: Any = SimpleNamespace(
@@ -276,11 +282,12 @@ def test_the_schedule_stands_where_most_others_do(
     )
     replica: Any = SimpleNamespace(place=SimpleNamespace(round=30))
     me = EVERYBODY[0].peer_id
-    choosing = chooser(inner_steps=40, overlap_steps=4)
-    choosing.pace.position = mine
-    targets = Targets(choosing.manifest, me, replica, choosing)
-    assert targets.position(swarm) == position
-    assert targets.position(None) == 0
+    for mode, expected in (("", position), ("async", at_will)):
+        choosing = chooser(mode=mode, inner_steps=40, overlap_steps=4)
+        choosing.pace.position = mine
+        targets = Targets(choosing.manifest, me, replica, choosing)
+        assert targets.position(swarm) == expected
+        assert targets.position(None) == 0
 
 
 @pytest.mark.parametrize(
