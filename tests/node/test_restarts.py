@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from bootstrap.manifest import Data, Manifest
+from gossip.rounds.gathering import Gathering
 from node.conductor import Conductor
 from node.island.beginning import Beginning, Stage
 from node.island.rank_ends import TrainerDied
@@ -38,6 +39,7 @@ class Ranks:
 
 def conductor(ranks: Ranks) -> Any:
     made: Any = object.__new__(Conductor)
+    made.gathering = Gathering()
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
     made.island, made.events, made.files, made._ownership = ranks, nothing, nothing, nothing
     made.swarm, made._guesses, made.replicas = None, None, ()
