@@ -50,8 +50,9 @@ class Targets:
 
         The median, but no further than so many rounds can have brought anybody: islands that come
         late or are slow are to end with the others, with the same learning rate. Where each
-        arrival is a round that bound is far off; so there the median is of this island's place and
-        the bound as well, and one of two others who lies moves nobody.
+        arrival is a round, or rounds may be longer than usual, that bound is far off; so there the
+        median is of this island's place and the bound as well, and one of two others who lies
+        moves nobody: neither this island nor, through a newcomer, the others.
         """
         if swarm is None:
             return 0
@@ -61,10 +62,9 @@ class Targets:
             return 0
         rounds, begun = self.chooser.manifest.rounds, self.replica.place.round + 1
         bound = (max(rounds.inner_steps, rounds.most_steps) + rounds.overlap_steps) * begun
-        if not at_will(self.chooser.manifest):
-            return min(median_high(said), bound)
-        mine = self.chooser.pace.position
-        return min(median_low([*said, bound, *([mine] if mine else [])]), bound)
+        if at_will(self.chooser.manifest) or rounds.most_steps > rounds.inner_steps:
+            return min(median_low([*said, self.chooser.pace.position, bound]), bound)
+        return min(median_high(said), bound)
 
     def slot(self, swarm: AnySwarm | None) -> tuple[int, int]:
         """This island's place among those that read this round's windows, and how many they are."""
