@@ -72,14 +72,15 @@ class CheckpointCopy:
         another run, this raises E407 first. ``moved`` is called when a file is there, or has grown,
         if the file system tells.
         """
-        try:
+        with self._errors_of("write"):
             from fsspec.callbacks import Callback
 
             files, root = self._open()
             told = Callback(hooks={"moved": lambda size, value: moved()})
             found = self._there(files, root)
             if (mine := said_by(checkpoint)) is not None:
-                if any(mine == index for _, index in found):
+                it = [name for name, index in found if index == mine]
+                if any(self._has_all(files, f"{root}/{name}", mine) for name in it):
                     return
                 self._check_whose(found, mine)
             names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
@@ -96,10 +97,18 @@ class CheckpointCopy:
                 files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
                 moved()
             self._remove_all_but(chosen, files, root)
-        except OperatorError:
-            raise
-        except Exception as error:  # each file system has errors of its own
-            raise self._failed("write", error) from error
+
+    def put_best(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
+        """Copy the best one here, as :meth:`put` does, unless one there is as good.
+
+        Such a one holds the place of the best there, so that the next copy would remove this one.
+        """
+        with self._errors_of("write"):
+            files, root = self._open()
+            loss = said.validation if (said := said_by(checkpoint)) is not None else None
+            rival = self._best(files, root, self._there(files, root))
+            if loss is None or rival is None or loss < rival[1]:
+                self.put(checkpoint, moved)
 
     def _remove_all_but(self, chosen: str, files: Any, root: str) -> None:
         """Remove what is not to be kept beside the one that was ``chosen`` just now."""
@@ -108,7 +117,9 @@ class CheckpointCopy:
             for name, index in self._there(files, root)
             if name == chosen or round_of(name) != round_of(chosen)
         ]
-        kept = {chosen, *(name for name, _ in others[: self.keep]), *by_loss(others)[:1]}
+        kept = {chosen, *(name for name, _ in others[: self.keep])}
+        if (best := self._best(files, root, others)) is not None:
+            kept.add(best[0])
         for old in self._named(files, root):
             if old not in kept:
                 files.rm(f"{root}/{old}", recursive=True)
@@ -122,7 +133,7 @@ class CheckpointCopy:
         wrong with the newest is raised. One that cannot be read now may be whole: that raises E407,
         no older one takes its place, and what has come of it is not fetched again the next time.
         """
-        with self._reading():
+        with self._errors_of("read"):
             files, root = self._open()
             names = [name for name, _ in self._there(files, root)]
             path, damaged = self._bring(files, root, names, store, tell)
@@ -141,23 +152,23 @@ class CheckpointCopy:
         Nothing is raised, but told: who goes on does not need it.
         """
         try:
-            with self._reading():
+            with self._errors_of("read"):
                 files, root = self._open()
                 found = dict(self._there(files, root))
                 names, here = by_loss(found.items()), said_by(newest)
                 better = takewhile(lambda name: found[name] != here, names)
-                self._bring(files, root, list(better), store, tell)
+                self._bring(files, root, list(better), store, tell, best=True)
         except OperatorError as error:
             tell(error)
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _errors_of(self, what: str) -> Iterator[None]:
         try:
             yield
         except OperatorError:
             raise
         except Exception as error:  # each file system has errors of its own
-            raise self._failed("read", error) from error
+            raise self._failed(what, error) from error
 
     def _bring(
         self,
@@ -166,6 +177,8 @@ class CheckpointCopy:
         names: list[str],
         store: CheckpointStore,
         tell: Callable[[OperatorError], None],
+        *,
+        best: bool = False,
     ) -> tuple[Path | None, ValueError | None]:
         """The first of these that is whole, in ``store``, and what is wrong with the first one."""
         damaged: ValueError | None = None
@@ -182,13 +195,16 @@ class CheckpointCopy:
             except ValueError as error:
                 store.forget_fetched()
                 damaged = damaged or error
-                fix = f"nothing to do: {names[later]} is tried" if later < len(names) else ""
+                then = f"{names[later]} is tried" if later < len(names) else "none is left"
+                fix = f"nothing to do: {then}" if later < len(names) else then
+                if best:  # it may be kept for ever
+                    fix = f"remove it there, so that a whole one is kept as the best; {then}"
                 tell(
                     operator_error(
                         "E404",
                         f"the copy {name} at {self.url} cannot be used",
                         why=str(error)[:500],
-                        fix=fix or "none is left",
+                        fix=fix,
                     )
                 )
         return None, damaged
@@ -262,6 +278,27 @@ class CheckpointCopy:
                 whole.append((index.created if index else 0.0, round_of(name) or 0, name, index))
         whole.sort(key=lambda one: one[:3], reverse=True)
         return [(name, index) for *_, name, index in whole]
+
+    def _best(
+        self, files: Any, root: str, found: list[tuple[str, Index | None]]
+    ) -> tuple[str, float] | None:
+        """The best there, and its loss; as here, one that lacks files does not hold that place."""
+        for name, index in by_loss((one, one[1]) for one in found):
+            if index is None or index.validation is None:
+                continue
+            if self._has_all(files, f"{root}/{name}", index):
+                return name, index.validation
+        return None
+
+    def _has_all(self, files: Any, place: str, index: Index) -> bool:
+        """Whether all files that it names are there with their lengths, where these are told."""
+        try:
+            return all(
+                files.info(f"{place}/{name}").get("size") in (file.bytes, None)
+                for name, file in index.files.items()
+            )
+        except FileNotFoundError:
+            return False
 
     def _index(self, files: Any, place: str) -> Index | None:
         """What one says of itself; None where that is damaged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ LOOK_S = 1.0
 STILL_S = 30.0  # without progress, and a node that leaves waits no longer; added to that are
 TIMES = 3.0  # times the longest pause in progress so far; before there was one, what the files
 SLOWEST = 4e6  # take at this many bytes a second, as not all file systems report parts
+
+Put = Callable[[Path, Callable[[], None]], None]
 
 
 class Copying:
@@ -88,24 +91,25 @@ class Copying:
     async def _run(self) -> None:
         while (aside := self._next) is not None:
             self._next = None
-            copied = await self._copied(aside)
+            copied = await self._copied(aside, self._copy.put)
             if copied and self._next is None:  # nobody waits for the best, which may be there
                 best: Path | None = await self._offload(self._store.best)
                 if best is not None and best.name != aside.name:
-                    await self._copied(await self._offload(partial(self._store.aside, best)))
+                    aside = await self._offload(partial(self._store.aside, best))
+                    await self._copied(aside, self._copy.put_best)
 
-    async def _copied(self, aside: Path) -> bool:
+    async def _copied(self, aside: Path, put: Put) -> bool:
         """Copy it, and give it up. A failure is an event."""
-        if error := await self._put(aside):
+        if error := await self._put(aside, put):
             self._events.emit(Problem.of(error))
         await self._offload(partial(self._store.drop, aside))
         return error is None
 
-    async def _put(self, aside: Path) -> OperatorError | None:
+    async def _put(self, aside: Path, put: Put) -> OperatorError | None:
         """Copy in a thread of its own: neither one of the few that rounds need, nor one that
         asyncio waits for at its end, since a node that fails must not stay for a link that hangs.
         """
-        loop, put = asyncio.get_running_loop(), self._copy.put
+        loop = asyncio.get_running_loop()
         with suppress(OSError):  # it has been pruned meanwhile, which the copy will find
             self._begin(await self._offload(partial(bytes_in, aside)))
         done: asyncio.Future[OperatorError | None] = loop.create_future()

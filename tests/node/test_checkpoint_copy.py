@@ -387,6 +387,7 @@ def test_a_best_one_that_cannot_come_back_is_told_and_holds_nothing_up(
     monkeypatch.setattr(LocalFileSystem, "ls", refuses)
     copy.get_best(other, newest, told.append)
     assert [error.code for error in told] == ["E404", "E407"]
+    assert "remove it there" in told[0].fix
     assert there(other.directory) == [newest.name]
 
 
@@ -403,3 +404,21 @@ def test_one_that_was_passed_over_and_is_the_best_is_copied_later(
     moved: list[bool] = []
     copy.put(best, lambda: moved.append(True))
     assert not moved, "it is there already"
+
+
+def test_the_best_is_copied_again_where_the_one_there_lacks_files(
+    store: CheckpointStore, tmp_path: Path
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    best = make(store, 1, loss=1.5).path
+    copy.put(best)
+    copy.put(make(store, 2, loss=1.7).path)
+    moved: list[bool] = []
+    for name in ("outer.safetensors", "trainer.json"):
+        (found,) = (tmp_path / "copy").glob("ckpt-*1")
+        (found / name).write_bytes(b"short")
+        copy.put_best(best)
+        (found,) = (tmp_path / "copy").glob("ckpt-*1")
+        assert verify(found) == verify(best)
+        copy.put_best(best, lambda: moved.append(True))
+        assert not moved, "it is there already"

@@ -97,6 +97,8 @@ async def test_the_best_one_is_copied_though_a_newer_one_came_before_its_turn(
         def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
             copied.append(checkpoint.name)
 
+        put_best = put
+
     keeper, store = keeper_at(tmp_path, []), CheckpointStore(tmp_path, keep=1)
     copying = Copying(cast(CheckpointCopy, Place()), store, keeper.events, inline)
     for round, loss in enumerate((2.0, 1.5, 1.7), start=1):
@@ -176,3 +178,37 @@ def test_a_second_place_that_hangs_keeps_no_node_from_ending(
     took = time.monotonic() - since
     goes_on.set()
     assert took < 5
+
+
+async def test_the_best_here_is_not_copied_where_a_better_one_is_there(tmp_path: Path) -> None:
+    """As after a disk was lost: the next copy would remove it, and it would be sent again."""
+    place, copied = str(tmp_path / "copy"), list[tuple[str, bool]]()
+    events = keeper_at(tmp_path, []).events
+
+    class Watched(CheckpointCopy):
+        def put(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
+            sent: list[bool] = []
+            super().put(checkpoint, lambda: sent.append(True))
+            copied.append((checkpoint.name, bool(sent)))
+
+    async def copies(island: str, losses: dict[int, float]) -> None:
+        store = CheckpointStore(tmp_path / island, keep=1)
+        copying = Copying(Watched(place, keep=1), store, events, inline)
+        for round_, loss in losses.items():
+            await copying.soon(make(store, round_, loss=loss).path)
+            await finished(store)
+
+    async def finished(store: CheckpointStore) -> None:
+        async with asyncio.timeout(10):
+            while under_way(store.directory):  # noqa: ASYNC110 - what is aside is files
+                await asyncio.sleep(0.01)
+
+    await copies("before", {1: 2.0, 2: 2.5})
+    await copies("after", {3: 2.2, 4: 2.3, 5: 2.4})
+    assert copied == [(f"ckpt-0000000{round_}", True) for round_ in (1, 2, 3, 4, 5)]
+    assert sorted(os.listdir(place)) == ["ckpt-00000001", "ckpt-00000005"]
+    (tmp_path / "copy" / "ckpt-00000001" / "outer.safetensors").unlink()
+    del copied[:]
+    await copies("after", {6: 2.6})
+    assert copied == [("ckpt-00000006", True), ("ckpt-00000003", True)]
+    assert sorted(os.listdir(place)) == ["ckpt-00000003", "ckpt-00000006"]
