@@ -45,23 +45,29 @@ class Copying:
         self._next: Path | None = None  # the newest, while an older one is on its way
         self._running: asyncio.Task[None] | None = None
         self._background = Background()
+        self._tried = asyncio.Event()  # the newest is copied, or could not be
+        self._tried.set()
+        self._leaves = False
         self._moved, self._longest, self._until = 0.0, 0.0, 0.0  # monotonic, seconds, monotonic
 
     async def done(self) -> None:
-        """Wait until what was given is copied, or could not be, or nothing moves any more.
+        """Wait until the newest is copied, or could not be, or nothing moves any more.
 
-        For a node that leaves. A copy that failed or stopped moving is an event.
+        For a node that leaves: it does not wait for the best, nor is that begun any more. A copy
+        that failed or stopped moving is an event.
         """
-        if (running := self._running) is None or running.done():
+        self._leaves = True
+        if self._tried.is_set():
             return
         url = without_credentials(self._copy.url)
         text = (
             f"waits until the newest checkpoint is copied to {url} (Ctrl-C again ends it at once)"
         )
         self._events.emit(Notice(text=text))
-        while not running.done() and time.monotonic() < self._until:
-            await asyncio.wait([running], timeout=LOOK_S)
-        if not running.done():
+        while not self._tried.is_set() and time.monotonic() < self._until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._tried.wait(), LOOK_S)
+        if not self._tried.is_set():
             still = duration(time.monotonic() - self._moved)
             self._events.emit(
                 Problem.of(
@@ -82,6 +88,7 @@ class Copying:
         """
         aside, passed_over = await self._offload(lambda: self._store.aside(path)), self._next
         self._next = aside
+        self._tried.clear()
         if passed_over is not None:
             await self._offload(partial(self._store.drop, passed_over))
         if self._running is None or self._running.done():
@@ -89,14 +96,23 @@ class Copying:
             self._running = self._background.spawn(self._run())
 
     async def _run(self) -> None:
-        while (aside := self._next) is not None:
-            self._next = None
-            copied = await self._copied(aside, self._copy.put)
-            if copied and self._next is None:  # nobody waits for the best, which may be there
-                best: Path | None = await self._offload(self._store.best)
-                if best is not None and best.name != aside.name:
-                    aside = await self._offload(partial(self._store.aside, best))
-                    await self._copied(aside, self._copy.put_best)
+        try:
+            while (aside := self._next) is not None:
+                self._next = None
+                copied = await self._copied(aside, self._copy.put)
+                if self._next is None:
+                    self._tried.set()
+                    if copied and not self._leaves:
+                        await self._copy_best(but=aside.name)
+        finally:
+            self._tried.set()
+
+    async def _copy_best(self, but: str) -> None:
+        """It may be there already; one that was passed over is not."""
+        best: Path | None = await self._offload(self._store.best)
+        if best is not None and best.name != but:
+            aside = await self._offload(partial(self._store.aside, best))
+            await self._copied(aside, self._copy.put_best)
 
     async def _copied(self, aside: Path, put: Put) -> bool:
         """Copy it, and give it up. A failure is an event."""

@@ -103,9 +103,55 @@ async def test_the_best_one_is_copied_though_a_newer_one_came_before_its_turn(
     copying = Copying(cast(CheckpointCopy, Place()), store, keeper.events, inline)
     for round, loss in enumerate((2.0, 1.5, 1.7), start=1):
         await copying.soon(make(store, round, loss=loss).path)
-    await copying.done()
+    await nothing_aside(store)
     assert copied == ["ckpt-00000003", "ckpt-00000002"]
     assert sorted(os.listdir(tmp_path)) == ["ckpt-00000002", "ckpt-00000003"]
+
+
+async def nothing_aside(store: CheckpointStore) -> None:
+    """Wait until all is copied, the best too."""
+    async with asyncio.timeout(10):
+        while under_way(store.directory):  # noqa: ASYNC110 - what is aside is files
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_who_leaves_does_not_wait_for_the_copy_of_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """It would be a second upload as long as that of the newest, which is there."""
+    now = [0.0]
+    monkeypatch.setattr("node.checkpoints.copying.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("node.checkpoints.copying.LOOK_S", 0.01)
+    goes_on, began, copied, events = threading.Event(), threading.Event(), list[str](), list[Any]()
+
+    class Hanging:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            copied.append(checkpoint.name)
+
+        def put_best(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            began.set()
+            now[0] += 1000.0
+            goes_on.wait(10)
+
+    keeper, store = keeper_at(tmp_path, events), CheckpointStore(tmp_path)
+    copying = Copying(cast(CheckpointCopy, Hanging()), store, keeper.events, inline)
+    make(store, 1, loss=1.5)
+    await copying.soon(make(store, 2, loss=1.7).path)
+    try:
+        async with asyncio.timeout(8):
+            if begun:
+                assert await asyncio.to_thread(began.wait, 5)
+            await copying.done()
+            assert copied == ["ckpt-00000002"]
+            if not begun:
+                await nothing_aside(store)
+    finally:
+        goes_on.set()
+    assert began.is_set() == begun
+    assert not [one for one in events if isinstance(one, Problem)]
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -196,12 +242,7 @@ async def test_the_best_here_is_not_copied_where_a_better_one_is_there(tmp_path:
         copying = Copying(Watched(place, keep=1), store, events, inline)
         for round_, loss in losses.items():
             await copying.soon(make(store, round_, loss=loss).path)
-            await finished(store)
-
-    async def finished(store: CheckpointStore) -> None:
-        async with asyncio.timeout(10):
-            while under_way(store.directory):  # noqa: ASYNC110 - what is aside is files
-                await asyncio.sleep(0.01)
+            await nothing_aside(store)
 
     await copies("before", {1: 2.0, 2: 2.5})
     await copies("after", {3: 2.2, 4: 2.3, 5: 2.4})
