@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_SEEN = 3  # addresses of its own by which this machine gets to peers
 INTERNET = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody's, and routed as all that is far away
+INTERNET_6 = "2001:db8::1"  # likewise (RFC 3849)
 
 
 def outward_address(towards: str = INTERNET) -> str:
@@ -131,8 +132,17 @@ def addresses(
     if host not in ("0.0.0.0", "::"):
         return [hostport(host, port)]
     own = [one for one in map(_own, seen) if one and (":" not in one or host == "::")]
-    hosts = [*own[:MAX_SEEN], outward_address()]
+    hosts = [*own[:MAX_SEEN], *_far_ends(host == "::")]
     return list(dict.fromkeys(hostport(one, port) for one in hosts))
+
+
+def _far_ends(ipv6: bool) -> list[str]:
+    """The addresses that lead to the internet; loopback only where there is no other."""
+    found = [outward_address()]
+    if ipv6:
+        with contextlib.suppress(OSError):
+            found.append(address_towards(INTERNET_6))
+    return [one for one in found if not is_loopback(one)] or found[:1]
 
 
 def _own(end: str) -> str:

@@ -62,10 +62,35 @@ def test_what_the_operator_has_said_is_all(tmp_path: Path) -> None:
     assert addresses(config(tmp_path), None, [f"{VPN}:1"]) == []
 
 
-def placed(tmp_path: Path) -> tuple[OwnPlace, Any, list[list[str]]]:
+def test_a_machine_with_ipv6_alone_notices_its_new_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peers have seen it at the old one only."""
+    has = ["2001:db8:1::5"]
+
+    def towards(place: str) -> str:
+        if ":" not in place or not has:
+            raise OSError("Network is unreachable")
+        return has[0]
+
+    monkeypatch.setattr("node.entry.own_address.address_towards", towards)
+    monkeypatch.setattr("node.entry.own_address.ipv4_interfaces", list)
+    place, _, said = placed(tmp_path, ("::", 4390))
+    assert said == [["[2001:db8:1::5]:4390"]], "and not loopback beside it"
+    place.seen(["[2001:db8:1::5]:50000"])
+    has.clear()  # the cable is out
+    assert place.addresses() == ["127.0.0.1:4390"]
+    assert not place.moved
+    has[:] = ["2001:db8:2::5"]
+    assert place.moved
+    assert place.seen([])
+    assert said[-1] == ["[2001:db8:2::5]:4390"]
+
+
+def placed(tmp_path: Path, bound: tuple[str, int] = EVERY) -> tuple[OwnPlace, Any, list[list[str]]]:
     """A node's place, what it has of a relay, and what was published."""
     said: list[list[str]] = []
-    transport = SimpleNamespace(listening=EVERY, relays=SimpleNamespace(), peer_id="12D3KooWx")
+    transport = SimpleNamespace(listening=bound, relays=SimpleNamespace(), peer_id="12D3KooWx")
     outbound = SimpleNamespace(needed=False, relay=None, address="")
     whereabouts = SimpleNamespace(publish=lambda where, relay: said.append(list(where)))
     parts: list[Any] = [transport, outbound, whereabouts]
