@@ -42,6 +42,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce
+from protocols.tasks import every
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -51,7 +52,8 @@ logger = logging.getLogger(__name__)
 
 MAX_SHARD_BYTES = 256 * 1024 * 1024
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
-ASKED_AGAIN = 3  # live peers, where they see this node come from
+ASKED_AGAIN = 3  # live peers, for this node's address, side by side
+TRIED_AGAIN = 8  # live peers, until so many have answered
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
 
@@ -173,10 +175,7 @@ class Entrance:
 
         ``places``: of live peers, who may see where it comes from, dial back, and relay.
         """
-        greetings = []
-        for place in places[:ASKED_AGAIN]:
-            with suppress(OperatorError):  # others are asked
-                greetings.append(await self._greet(place.hostport, place.peer or PeerId(""), run))
+        greetings = await self._greet_some(places, run)
         if places and not greetings:
             return  # this machine has no network at the moment
         ends = [self._ends[greeting.peer] for greeting in greetings]
@@ -185,6 +184,21 @@ class Entrance:
             where = self._where
             found = await self._be_reached(greetings, places, run)
             self.events.emit(Notice(text=f"this node's address is {where} now ({found})"))
+
+    async def _greet_some(self, places: Sequence[PeerAddress], run: bytes) -> list[Greeting]:
+        """Greet a few of these, whichever answer: the next time it is others."""
+        left = iter(random.sample(places, min(len(places), TRIED_AGAIN)))
+        greetings: list[Greeting] = []
+
+        async def greet_one() -> None:
+            for place in left:
+                with suppress(OperatorError):  # the next one is asked
+                    peer = place.peer or PeerId("")
+                    greetings.append(await self._greet(place.hostport, peer, run))
+                    return
+
+        await every(greet_one() for _ in range(ASKED_AGAIN))
+        return greetings
 
     async def _check_reach(
         self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes

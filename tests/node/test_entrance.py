@@ -14,7 +14,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.seeds import Dialled, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
-from node.entry.entrance import Entrance
+from node.entry.entrance import ASKED_AGAIN, TRIED_AGAIN, Entrance
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
@@ -127,6 +127,7 @@ class Elsewhere:
     """A node whose machine has another address by now, and what its peers say."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Reach) -> None:
+        self.tried: list[Any] = []
         self.greeted: list[Any] = []
         self.seen: list[list[str]] = []
         self.silent: set[Any] = set()
@@ -150,6 +151,7 @@ class Elsewhere:
         return self.relay
 
     async def _greet(self, transport: Any, whereabouts: Any, peer: Any, **_: Any) -> Any:
+        self.tried.append(peer)
         if peer in self.silent:
             raise Unreachable("", Why.TIMEOUT)
         self.greeted.append(peer)
@@ -172,11 +174,29 @@ async def test_a_node_that_has_moved_has_peers_call_it_where_it_is(
 ) -> None:
     scene = Elsewhere(tmp_path, monkeypatch, Reach.YES)
     scene.silent.add(PLACES[0].peer)
-    await scene.entrance.look_again(PLACES, b"")
+    await scene.entrance.look_again(PLACES[:3], b"")
     # each again once the new address is known, and before it is to dial back
-    assert scene.greeted == [one.peer for one in (PLACES[1], PLACES[2]) * 2]
+    assert set(scene.greeted[:2]) == {PLACES[1].peer, PLACES[2].peer}
+    assert scene.greeted[2:] == scene.greeted[:2]
     assert scene.seen == [["10.0.0.9:7"]], "who is on this machine says nothing of the network"
     assert scene.told() == ["this node's address is 10.0.0.9:4390 now (dial-back ok (direct))"]
+
+
+async def test_whoever_of_its_peers_answers_is_asked_where_a_node_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first three it knows may have gone, and it would never be told elsewhere."""
+    scene = Elsewhere(tmp_path, monkeypatch, Reach.YES)
+    many = [PeerAddress("192.0.2.7", n, identity(n).peer_id) for n in range(10, 30)]
+    scene.silent.update(one.peer for one in many[:5])
+    await scene.entrance.look_again(many, b"")
+    assert len(scene.greeted) == 2 * ASKED_AGAIN
+    scene.silent.update(one.peer for one in many)
+    scene.tried.clear()
+    for _ in range(10):  # which are tried is drawn anew
+        await scene.entrance.look_again(many, b"")
+    assert len(scene.tried) == 10 * TRIED_AGAIN
+    assert len(set(scene.tried)) > TRIED_AGAIN
 
 
 async def test_a_node_that_has_moved_behind_a_router_takes_a_relay(
