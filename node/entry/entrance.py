@@ -109,6 +109,7 @@ class Entrance:
     seen: Callable[[Iterable[str]], bool]  # told these
     _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
     _ends: dict[PeerId, str] = field(default_factory=dict)  # as peers were greeted
+    _moved: str = ""  # where to, as was told
     _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -170,20 +171,37 @@ class Entrance:
         self._progress(2, "checks", f"{', '.join(passed)} ok")
         await check_reach()
 
-    async def look_again(self, places: Sequence[PeerAddress], run: bytes) -> None:
-        """Have others call this node where it is by now. Raises E302 (:meth:`_be_reached`).
+    async def look_again(self, places: Sequence[PeerAddress], run: bytes) -> bool:
+        """Have others call this node where it is by now; returns whether they can dial it there.
 
-        ``places``: of live peers, who may see where it comes from, dial back, and relay.
+        Else it is worth another look later: links and routers may not be up yet. ``places``: of
+        live peers, who may see where it comes from, dial back, and relay. Raises E302
+        (:meth:`_be_reached`), and this node then is called where it is, as before.
         """
         greetings = await self._greet_some(places, run)
         if places and not greetings:
-            return  # this machine has no network at the moment
+            return False  # this machine has no network at the moment
         ends = [self._ends[greeting.peer] for greeting in greetings]
         if self.seen(one for one in ends if not is_loopback(host_of(one))):
             await self._tell_where(greetings, run)
-            where = self._where
-            found = await self._be_reached(greetings, places, run)
-            self.events.emit(Notice(text=f"this node's address is {where} now ({found})"))
+        is_dialled = partial(self._is_dialled, greetings, run)
+        if self.outbound.needed and not await self.outbound.try_without(is_dialled):
+            await self._tell_where(greetings, run)  # its relay, as before
+            return False
+        try:
+            how, dialled = await self._be_reached(greetings, places, run)
+        except OperatorError:
+            self.outbound.leave()
+            raise
+        text = f"this node's address is {self._where} now ({how})"
+        if text != self._moved:
+            self._moved = text
+            self.events.emit(Notice(text=text))
+        return dialled
+
+    async def _is_dialled(self, greetings: list[Greeting], run: bytes) -> bool:
+        await self._tell_where(greetings, run)
+        return await self._reach(greetings) is Reach.YES
 
     async def _greet_some(self, places: Sequence[PeerAddress], run: bytes) -> list[Greeting]:
         """Greet a few of these, whichever answer: the next time it is others."""
@@ -206,22 +224,23 @@ class Entrance:
         """Be called where peers can. Raises E302 (:meth:`_be_reached`)."""
         if self.seen([self._ends[greeting.peer] for greeting in greetings]):
             await self._tell_where(greetings, run)
-        self._progress(3, "reach", await self._be_reached(greetings, places, run))
+        how, _ = await self._be_reached(greetings, places, run)
+        self._progress(3, "reach", how)
 
     async def _be_reached(
         self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
-    ) -> str:
+    ) -> tuple[str, bool]:
         """Have peers dial back; where none can, take a relay, since others bring work here.
 
-        Returns what has come of it. Raises E302 where there is none, or where the operator has
-        said that this must not be.
+        Returns what has come of it, and whether this node itself was dialled. Raises E302 where
+        there is no relay, or where the operator has said that this must not be.
         """
         found = await self._reach(greetings)
         if found is Reach.YES:
             how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
-            return f"dial-back ok {how}"
+            return f"dial-back ok {how}", not self.outbound.needed
         if found is Reach.UNKNOWN or self._believed(found):
-            return f"not tested at {self._where}: {found}"
+            return f"not tested at {self._where}: {found}", self._believed(found)
         if self._insists:
             raise self._unreachable(found)
         self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
@@ -233,7 +252,7 @@ class Entrance:
         if found is Reach.NO:
             raise none_found(self.outbound.address, found)
         tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
-        return f"outbound only -> relay {relay}, {tested}"
+        return f"outbound only -> relay {relay}, {tested}", False
 
     async def _tell_where(self, greetings: list[Greeting], run: bytes) -> None:
         """Tell those who dial back where this node is called now."""

@@ -8,11 +8,14 @@ where it is now, since a machine's address may change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
+from bootstrap.seeds import backoff
 from gossip.common import AnySwarm
 from gossip.membership.members import Liveness
 from node.entry.entrance import Entrance
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 DISCOVERY_S = 30.0  # between look-ups in the DHT
 MOVED_S = 3.0  # between looks whether this machine has another address: nobody is asked for it
+AGAIN_S, LAST_AGAIN_S = 10.0, 300.0  # until a node that has moved is dialled: the pauses
 ASKED_AT_ONCE = 16  # of the peers that the DHT knows
 SILENT_S = 300.0  # before a peer that did not answer is asked again
 
@@ -48,6 +52,9 @@ class Lookout:
         self.rejected = rejected
         self._served: bool | None = None  # whether a server is there, as told
         self._silent: dict[PeerId, float] = {}  # when they were asked, and not known afterwards
+        self._again_at = inf  # when to try again whether this node is dialled where it is
+        self._pauses: Iterator[float] = iter(())
+        self._complained = False  # that it is not
 
     def after_servers(self) -> None:
         """Tell when the last server is gone, and when one is there again."""
@@ -112,13 +119,23 @@ class Lookout:
         self.node.cache.remember(self.relays())
 
     async def _look_after_own_place(self) -> None:
-        """Have others call this node where it is now, if that is elsewhere."""
-        if not self.node.place.moved:
+        """Have others call this node where it is now, if that is elsewhere.
+
+        Until they can dial it there it is tried again, after pauses that grow.
+        """
+        if self.node.place.moved:
+            self._pauses = backoff(random.Random(), first=AGAIN_S, last=LAST_AGAIN_S)
+            self._complained = False
+        elif self.swarm.now() < self._again_at:
             return
+        dialled = False
         try:
-            await self.entrance.look_again(self.relays(), self.replica.place.run)
+            dialled = await self.entrance.look_again(self.relays(), self.replica.place.run)
         except OperatorError as error:
-            self.node.events.emit(Problem.of(error))
+            if not self._complained:
+                self.node.events.emit(Problem.of(error))
+            self._complained = True
+        self._again_at = inf if dialled else self.swarm.now() + next(self._pauses)
         self.node.outbound.candidates = self.relays  # it may have taken one just now
 
     def relays(self) -> list[PeerAddress]:

@@ -40,6 +40,7 @@ class Outbound:
         self._kept = False
         self.relay: PeerAddress | None = None
         self.needed = False
+        self.trying = False  # whether it can be dialled after all, of which few are to hear
         self.candidates: Callable[[], Sequence[PeerAddress]] = tuple
         self.greet: Callable[[PeerAddress], Awaitable[object]]
         self.moved: Callable[[], None] = lambda: None
@@ -64,15 +65,36 @@ class Outbound:
 
     async def enter(self, candidates: Iterable[PeerAddress]) -> PeerAddress | None:
         """From now on this node is called through a relay; None if no candidate would be it."""
-        self.needed = True
+        before, self.needed = self.needed, True
         if self._kept:
+            if not before:
+                self.moved()
             return self.relay
         given = list(candidates)
         self.candidates = lambda: given
-        if await self._find(given):
+        self.relay = await self._find(given)
+        if self.relay is not None:
+            self.moved()
             self._kept = True
             self._spawn(self._keep())
         return self.relay
+
+    def leave(self) -> None:
+        """From now on this node is called where it is; a relay that it has still tells of calls."""
+        self.needed = False
+        self.moved()
+
+    async def try_without(self, dialled: Callable[[], Awaitable[bool]]) -> bool:
+        """Be called through the relay no more if this node is ``dialled`` where it is by now."""
+        self.needed, self.trying = False, True
+        self.moved()
+        found = False
+        try:
+            found = await dialled()
+        finally:
+            self.needed, self.trying = not found, False
+            self.moved()
+        return found
 
     async def _find(self, candidates: Iterable[PeerAddress]) -> PeerAddress | None:
         """Take the first relay that also carries, else the first that tells; None without any."""
@@ -87,8 +109,6 @@ class Outbound:
                 found = candidate
             if rate:
                 break
-        self.relay = found
-        self.moved()
         return found
 
     async def _reserve(self, candidate: PeerAddress) -> float:
@@ -103,16 +123,22 @@ class Outbound:
             return await self._transport.relays.reserve(candidate.peer)
 
     async def _keep(self) -> None:
-        """Take calls as long as the node lives; another relay where this one goes away."""
-        while True:
+        """Take calls as long as it is needed; another relay where this one goes away."""
+        while self._wanted:
             relay = self.relay
             if relay is not None and relay.peer is not None:
                 try:
                     await self._transport.relays.attend(relay.peer, relay.hostport)
                 except TransportError as error:
                     self.relay = None
-                    self._lost(relay, error)
+                    if self.needed:
+                        self._lost(relay, error)
             await self._another(relay)
+        self._kept = False
+
+    @property
+    def _wanted(self) -> bool:
+        return self.needed or self.trying
 
     def _lost(self, relay: PeerAddress, error: TransportError) -> None:
         self._events.emit(
@@ -130,12 +156,17 @@ class Outbound:
     async def _another(self, gone: PeerAddress | None) -> None:
         """Look for a relay until there is one; the one that went away is asked last."""
         for pause in backoff(random.Random()):
+            if not self._wanted:
+                return
             known: dict[PeerId | None, PeerAddress] = {one.peer: one for one in self.candidates()}
             if gone is not None:
                 known.pop(gone.peer, None)
                 known[gone.peer] = gone
-            if await self._find(known.values()):
-                self._events.emit(Notice(text=f"peers call this node through {self.relay} now"))
+            self.relay = await self._find(known.values())
+            self.moved()
+            if self.relay is not None:
+                if self.needed:
+                    self._events.emit(Notice(text=f"peers call this node through {self.relay} now"))
                 return
             await asyncio.sleep(pause)
 

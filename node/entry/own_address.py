@@ -51,7 +51,8 @@ class OwnPlace:
         self._outbound = outbound
         self._whereabouts = whereabouts
         self._seen: tuple[str, ...] = ()  # ``HOST:PORT`` by which it gets to peers
-        self._said: list[str] = []  # where it is called, as others were told last
+        self._said: list[str] = []  # where it is called, as its record says
+        self._told: list[str] = []  # and as all others were told last
         self.mapped: Callable[[], str] = str  # where a router forwards to this node
         self.told: Callable[[], None] = lambda: None
         outbound.moved = self.publish
@@ -109,10 +110,12 @@ class OwnPlace:
 
     def publish(self) -> None:
         """Say where this node is called from now on."""
-        relay = self._outbound.relay
+        relay = self._outbound.relay if self._outbound.needed else None
         self._said = self.addresses()
         self._whereabouts.publish(self._said, relay.peer or "" if relay else "")
-        self.told()
+        if not self._outbound.trying and self._said != self._told:
+            self._told = self._said
+            self.told()
 
 
 def addresses(

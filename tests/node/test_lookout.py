@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from node.entry.lookout import ASKED_AT_ONCE, DISCOVERY_S, MOVED_S, SILENT_S, Lookout
+from node.entry.lookout import AGAIN_S, ASKED_AT_ONCE, DISCOVERY_S, MOVED_S, SILENT_S, Lookout
 from node.errors import operator_error
 from node.monitor.views import NodeView
 from protocols.identity import Identity, PeerId
@@ -61,9 +61,11 @@ class Scene:
         self.seeds_visited.append(self.now())
         return []
 
-    async def _look_again(self, places: list[Any], run: bytes) -> None:
+    async def _look_again(self, places: list[Any], run: bytes) -> bool:
         self.looked.append(self.now())
         self.node.place.moved = len(self.looked) < 2  # nobody answers at first
+        if len(self.looked) > 3:
+            return True
         raise operator_error("E302")
 
     async def look(self, seconds: float) -> None:
@@ -96,8 +98,10 @@ def test_others_are_told_where_this_node_is_once_its_address_has_changed() -> No
         assert scene.looked == []
         scene.node.place.moved = True
         await scene.look(3.5 * DISCOVERY_S)
-        first, second = scene.looked
+        first, second, third, fourth = scene.looked  # until it is dialled
         assert second - first == MOVED_S
+        assert AGAIN_S <= third - second < AGAIN_S + MOVED_S
+        assert AGAIN_S <= fourth - third < 2 * AGAIN_S + MOVED_S
         assert [event.code for event in scene.told] == ["E302", "E302"]  # and the node goes on
         assert scene.node.outbound.candidates == scene.lookout.relays
         said: Any = SimpleNamespace(note=MagicMock(), tell=MagicMock(), ask=None)

@@ -91,7 +91,7 @@ def placed(tmp_path: Path, bound: tuple[str, int] = EVERY) -> tuple[OwnPlace, An
     """A node's place, what it has of a relay, and what was published."""
     said: list[list[str]] = []
     transport = SimpleNamespace(listening=bound, relays=SimpleNamespace(), peer_id="12D3KooWx")
-    outbound = SimpleNamespace(needed=False, relay=None, address="")
+    outbound = SimpleNamespace(needed=False, trying=False, relay=None, address="")
     whereabouts = SimpleNamespace(publish=lambda where, relay: said.append(list(where)))
     parts: list[Any] = [transport, outbound, whereabouts]
     place = OwnPlace(config(tmp_path), *parts)
