@@ -227,6 +227,7 @@ class Node:
         stack.push_async_callback(mapping.aclose)
         await mapping.open(self.transport.listening[1])
         self.place.mapped = lambda: mapping.outer
+        self.place.map_again = mapping.renew
         self.tasks.spawn(mapping.keep())
 
     def _say_ended(self, took_part: Participation | None) -> None:

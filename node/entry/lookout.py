@@ -129,6 +129,7 @@ class Lookout:
         elif self.swarm.now() < self._again_at:
             return
         dialled = False
+        await self.node.place.map_again()  # the router may still forward to where this machine was
         try:
             dialled = await self.entrance.look_again(self.relays(), self.replica.place.run)
         except OperatorError as error:

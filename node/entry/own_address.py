@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
@@ -54,6 +54,7 @@ class OwnPlace:
         self._said: list[str] = []  # where it is called, as its record says
         self._told: list[str] = []  # and as all others were told last
         self.mapped: Callable[[], str] = str  # where a router forwards to this node
+        self.map_again: Callable[[], Awaitable[object]] = _nothing  # has it forward to here
         self.told: Callable[[], None] = lambda: None
         outbound.moved = self.publish
         transport.relays.mine = self.dialled_at
@@ -116,6 +117,10 @@ class OwnPlace:
         if not self._outbound.trying and self._said != self._told:
             self._told = self._said
             self.told()
+
+
+async def _nothing() -> None:
+    """Where no router forwards."""
 
 
 def addresses(

@@ -135,11 +135,7 @@ class PortMapping:
         failing = False
         while self._router is not None:
             await asyncio.sleep(AGAIN_S)
-            try:
-                router, ports = await asyncio.to_thread(self._open, self._ports[1])
-                reason = self._renewed(router, ports)
-            except OSError as error:
-                reason = str(error)
+            reason = await self.renew()
             if reason and not failing:
                 self._events.emit(
                     Problem.of(
@@ -152,6 +148,17 @@ class PortMapping:
                     )
                 )
             failing = bool(reason)
+
+    async def renew(self) -> str:
+        """Ask for it again now, as where this machine has another address; why it is refused."""
+        if self._router is None:
+            return ""
+        try:
+            async with asyncio.timeout(SILENT_S):
+                router, ports = await asyncio.to_thread(self._open, self._ports[1])
+        except OSError as error:  # TimeoutError among them
+            return str(error) or "it is silent"
+        return self._renewed(router, ports)
 
     def _renewed(self, router: Router, ports: tuple[int, int]) -> str:
         """Take what is forwarded now; why it is of no use, if it is not as it was."""

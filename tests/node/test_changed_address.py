@@ -178,3 +178,24 @@ def test_who_took_a_relay_is_announced_again_once_it_is_dialled(
             assert scene.announced[-1] == [scene.outbound.address]
 
     virtual_time.run(main())
+
+
+def test_the_router_forwards_to_where_a_node_is_before_peers_dial_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, monkeypatch)
+        scene.place.mapped = lambda: "9.9.9.9:4390"
+        scene.place.publish()
+
+        async def map_again() -> None:
+            scene.dialled = True
+
+        scene.place.map_again = map_again
+        async with scene.looking():
+            scene.own, scene.dialled = NEW, False  # the port leads to the old address
+            await scene.until(lambda: bool(scene.told(Notice)), 4 * MOVED_S)
+            assert scene.told(Problem) == []
+            assert scene.record == ("9.9.9.9:4390", f"{NEW}:4390")
+
+    virtual_time.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 from node.entry.lookout import AGAIN_S, ASKED_AT_ONCE, DISCOVERY_S, MOVED_S, SILENT_S, Lookout
 from node.errors import operator_error
@@ -38,6 +38,7 @@ class Scene:
             events=SimpleNamespace(emit=self.told.append),
             state=SimpleNamespace(node=NodeView(peer=ME)),
         )
+        node.place.map_again = AsyncMock()
         node.place.join_address = lambda: f"10.0.0.9:1/{ME}"
         self.node = node
         swarm: Any = SimpleNamespace(

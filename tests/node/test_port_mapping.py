@@ -209,6 +209,24 @@ async def test_where_no_router_answers_the_library_says_success(
     assert place.texts() == [said]
 
 
+async def test_it_is_asked_for_at_once_where_the_machine_has_another_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_mapping, "SILENT_S", 0.5)
+    router = Forwarder()
+    place = Place(tmp_path, router)
+    assert await place.mapping.renew() == "", "nothing is forwarded yet"
+    assert router.asked == 0
+    await place.mapping.open(4390)
+    router.taken = {4390}  # still leads to the old one
+    assert await place.mapping.renew() == ""
+    assert place.mapping.outer == "9.9.9.9:4391"
+    router.answers.clear()
+    assert await place.mapping.renew() == "it is silent"
+    router.answers.set()
+    assert place.mapping.outer == "9.9.9.9:4391"
+
+
 async def test_without_the_library_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
