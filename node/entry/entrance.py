@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TypeVar
 
-from bootstrap.dial_back import Reach, reach
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Manifest, difference
 from bootstrap.seeds import PeerCache, Reached, Unreached, backoff, dial_all, explain, find_peers
@@ -27,11 +26,12 @@ from bootstrap.state import fetch_blob, fetch_manifest
 from node import __version__, clock
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
-from node.entry.outbound import Outbound, none_found
+from node.entry.outbound import Outbound
+from node.entry.reaching import Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
-from node.monitor.events import JoinProgress, Notice, Problem
-from protocols.addresses import PeerAddress, host_of, is_loopback, parse_peers
+from node.monitor.events import JoinProgress, Problem
+from protocols.addresses import PeerAddress, parse_peers
 from protocols.envelope import open_envelope
 from protocols.errors import (
     Disagreement,
@@ -42,7 +42,6 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce
-from protocols.tasks import every
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -52,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 MAX_SHARD_BYTES = 256 * 1024 * 1024
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
-ASKED_AGAIN = 3  # live peers, for this node's address, side by side
-TRIED_AGAIN = 8  # live peers, until so many have answered
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
 
@@ -105,12 +102,19 @@ class Entrance:
     clocks: Clocks
     events: EventLog
     outbound: Outbound
-    own_end: Callable[[PeerId], str]  # ``HOST:PORT`` of this machine on the way to a peer
-    seen: Callable[[Iterable[str]], bool]  # told these
-    _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
-    _ends: dict[PeerId, str] = field(default_factory=dict)  # as peers were greeted
-    _moved: str = ""  # where to, as was told
+    own_end: InitVar[Callable[[PeerId], str]]  # see :class:`Reaching`
+    seen: InitVar[Callable[[Iterable[str]], bool]]
+    reaching: Reaching = field(init=False)
+    _greeted: Callable[[], Awaitable[str]] | None = None  # what is still to be checked with them
     _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
+
+    def __post_init__(
+        self, own_end: Callable[[PeerId], str], seen: Callable[[Iterable[str]], bool]
+    ) -> None:
+        self.reaching = Reaching(
+            self.config, self.transport, self.whereabouts, self.events, self.outbound,
+            own_end, seen, self._greet,
+        )  # fmt: skip
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt for ``config.wait_s`` seconds while it may go otherwise next time."""
@@ -154,144 +158,22 @@ class Entrance:
         self.clocks.check()
         places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in dialled.reached]
         self.cache.remember(places)
-        self._greeted = partial(self._check_reach, greetings, places, run)
+        self._greeted = partial(self.reaching.check, greetings, places, run)
         return greetings
 
     async def pass_checks(self) -> None:
         """Tell that all was compared and this machine has what the run needs; be reachable.
 
-        Only after peers were greeted. Raises E302 (:meth:`_check_reach`).
+        Only after peers were greeted. Raises E302 (:meth:`Reaching.check`).
         """
         if self._greeted is None:
             return
-        check_reach, self._greeted = self._greeted, None
+        check, self._greeted = self._greeted, None
         passed = ["protocol", "config", f"clock {self.clocks.offset:+.2f} s"]
         passed += ["invitation"] * bool(self.config.invitation)
         passed += ["disk"] * (self.config.role == "island" and self.config.checkpoint_every > 0)
         self._progress(2, "checks", f"{', '.join(passed)} ok")
-        await check_reach()
-
-    async def look_again(self, places: Sequence[PeerAddress], run: bytes) -> bool:
-        """Have others call this node where it is by now; returns whether they can dial it there.
-
-        Else it is worth another look later: links and routers may not be up yet. ``places``: of
-        live peers, who may see where it comes from, dial back, and relay. Raises E302
-        (:meth:`_be_reached`), and this node then is called where it is, as before.
-        """
-        greetings = await self._greet_some(places, run)
-        if places and not greetings:
-            return False  # this machine has no network at the moment
-        ends = [self._ends[greeting.peer] for greeting in greetings]
-        if self.seen(one for one in ends if not is_loopback(host_of(one))):
-            await self._tell_where(greetings, run)
-        is_dialled = partial(self._is_dialled, greetings, run)
-        if self.outbound.needed and not await self.outbound.try_without(is_dialled):
-            await self._tell_where(greetings, run)  # its relay, as before
-            return False
-        try:
-            how, dialled = await self._be_reached(greetings, places, run)
-        except OperatorError:
-            self.outbound.leave()
-            raise
-        text = f"this node's address is {self._where} now ({how})"
-        if text != self._moved:
-            self._moved = text
-            self.events.emit(Notice(text=text))
-        return dialled
-
-    async def _is_dialled(self, greetings: list[Greeting], run: bytes) -> bool:
-        await self._tell_where(greetings, run)
-        return await self._reach(greetings) is Reach.YES
-
-    async def _greet_some(self, places: Sequence[PeerAddress], run: bytes) -> list[Greeting]:
-        """Greet a few of these, whichever answer: the next time it is others."""
-        left = iter(random.sample(places, min(len(places), TRIED_AGAIN)))
-        greetings: list[Greeting] = []
-
-        async def greet_one() -> None:
-            for place in left:
-                with suppress(OperatorError):  # the next one is asked
-                    peer = place.peer or PeerId("")
-                    greetings.append(await self._greet(place.hostport, peer, run))
-                    return
-
-        await every(greet_one() for _ in range(ASKED_AGAIN))
-        return greetings
-
-    async def _check_reach(
-        self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
-    ) -> None:
-        """Be called where peers can. Raises E302 (:meth:`_be_reached`)."""
-        if self.seen([self._ends[greeting.peer] for greeting in greetings]):
-            await self._tell_where(greetings, run)
-        how, _ = await self._be_reached(greetings, places, run)
-        self._progress(3, "reach", how)
-
-    async def _be_reached(
-        self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
-    ) -> tuple[str, bool]:
-        """Have peers dial back; where none can, take a relay, since others bring work here.
-
-        Returns what has come of it, and whether this node itself was dialled. Raises E302 where
-        there is no relay, or where the operator has said that this must not be.
-        """
-        found = await self._reach(greetings)
-        if found is Reach.YES:
-            how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
-            return f"dial-back ok {how}", not self.outbound.needed
-        if found is Reach.UNKNOWN or self._believed(found):
-            return f"not tested at {self._where}: {found}", self._believed(found)
-        if self._insists:
-            raise self._unreachable(found)
-        self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
-        relay = await self.outbound.enter(places)
-        if relay is None:
-            raise none_found(self._where, found)
-        await self._tell_where(greetings, run)
-        found = await self._reach(greetings)
-        if found is Reach.NO:
-            raise none_found(self.outbound.address, found)
-        tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
-        return f"outbound only -> relay {relay}, {tested}", False
-
-    async def _tell_where(self, greetings: list[Greeting], run: bytes) -> None:
-        """Tell those who dial back where this node is called now."""
-        for greeting in greetings[:3]:
-            try:
-                await self._greet(greeting.peer, greeting.peer, run)
-            except OperatorError as error:  # it went away: others are asked
-                logger.info("%s is not told: %s", greeting.peer, error)
-
-    def _believed(self, found: Reach) -> bool:
-        """Whether the operator is believed, who has said where this node is dialled."""
-        return found is Reach.ELSEWHERE and bool(self.config.public_addr)
-
-    @property
-    def _insists(self) -> bool:
-        """Whether the operator has said that peers must be able to dial this node."""
-        return bool(self.config.require_reachable or self.config.public_addr)
-
-    @property
-    def _where(self) -> str:
-        """The addresses that peers are given."""
-        own = self.whereabouts.own
-        return ", ".join(own.record.addresses) if own else ""
-
-    def _unreachable(self, why: str) -> OperatorError:
-        given = f"--public-addr {self.config.public_addr}" if self.config.public_addr else ""
-        return operator_error(
-            "E302",
-            f"peers cannot dial this node at {self._where or 'any address'}",
-            why=why,
-            fix=f"correct {given}, or leave it out: a peer then relays for this node"
-            if given
-            else "forward the port and give its public address with --public-addr HOST:PORT, "
-            "or leave --require-reachable out: a peer then relays for this node",
-        )
-
-    async def _reach(self, greetings: list[Greeting]) -> Reach:
-        """Whether those who were greeted can dial this node."""
-        return await reach(self.transport, [greeting.peer for greeting in greetings[:3]])
+        self._progress(3, "reach", await check())
 
     async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
         """Bring a run that was just made to seeds that have none.
@@ -370,18 +252,14 @@ class Entrance:
         except TransportError as error:
             raise explain(where, error) from error
         self.clocks.add(peer, greeting.offset, greeting.round_trip)
-        self._ends[peer] = self.own_end(peer)
+        self.reaching.greeted(peer)
         return greeting
 
     async def take(self, greetings: list[Greeting], own: Manifest | None) -> Run:
         """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""
         runs = [g.welcome.run for g in greetings if g.welcome.run]
         if not runs:
-            # a node that must be dialled learns now that it cannot be, not once there is a run
-            if self._insists:
-                back = await self._reach(greetings)
-                if back in (Reach.NO, Reach.ELSEWHERE) and not self._believed(back):
-                    raise self._unreachable(back)
+            await self.reaching.check_insisted(greetings)
             raise operator_error(
                 "E501",
                 "the peers take part in no run",

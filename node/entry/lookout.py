@@ -131,7 +131,7 @@ class Lookout:
         dialled = False
         await self.node.place.map_again()  # the router may still forward to where this machine was
         try:
-            dialled = await self.entrance.look_again(self.relays(), self.replica.place.run)
+            dialled = await self.entrance.reaching.look_again(self.relays(), self.replica.place.run)
         except OperatorError as error:
             if not self._complained:
                 self.node.events.emit(Problem.of(error))

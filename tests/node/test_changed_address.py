@@ -54,7 +54,7 @@ class Scene:
         self.place = OwnPlace(config, transport, self.outbound, whereabouts)
         monkeypatch.setattr("node.entry.own_address.outward_address", lambda *given: self.own)
         monkeypatch.setattr("node.entry.entrance.greet", self._greet)
-        monkeypatch.setattr("node.entry.entrance.reach", self._reach)
+        monkeypatch.setattr("node.entry.reaching.reach", self._reach)
         self.place.publish()
         self.place.told = lambda: self.announced.append(self.place.addresses())
         clocks: Any = SimpleNamespace(add=lambda *given: None)

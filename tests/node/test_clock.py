@@ -52,7 +52,7 @@ async def test_greetings_measure_it_and_not_the_machines(monkeypatch: pytest.Mon
     me: Any = SimpleNamespace(
         transport=transports[1], whereabouts=books[1], clocks=Clocks(), config=resolve({}, {})
     )
-    me.own_end, me._ends = lambda peer: "", {}
+    me.reaching = SimpleNamespace(greeted=lambda peer: None)
     greeting = await Entrance._greet(me, "192.0.2.1:1", identity(1).peer_id, b"")
     assert abs(greeting.offset) < 5.0
     assert abs(me.clocks.offset) < 1.0

@@ -14,7 +14,8 @@ from bootstrap.manifest import Manifest
 from bootstrap.seeds import Dialled, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
-from node.entry.entrance import ASKED_AGAIN, TRIED_AGAIN, Entrance
+from node.entry.entrance import Entrance
+from node.entry.reaching import ASKED_AGAIN, TRIED_AGAIN, Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
@@ -134,18 +135,19 @@ class Elsewhere:
         self.found = found
         self.relay: Any = None
         own = SimpleNamespace(record=SimpleNamespace(addresses=("10.0.0.9:4390",)))
-        self.entrance = entrance(resolve({"dir": str(tmp_path)}, {}))
-        node: Any = self.entrance
+        one: Any = entrance(resolve({"dir": str(tmp_path)}, {}))
+        one.clocks = SimpleNamespace(add=lambda *given: None)
+        node: Any = one.reaching
+        self.reaching: Reaching = node
         node.whereabouts = SimpleNamespace(own=own)
-        node.clocks = SimpleNamespace(add=lambda *given: None)
         node.own_end = lambda peer: f"{'127.0.0.1' if peer == PLACES[1].peer else '10.0.0.9'}:7"
         node.seen = lambda where: not self.seen.append(list(where))  # type: ignore[func-returns-value]
         node.outbound = SimpleNamespace(needed=False, address="", enter=self._enter)
         monkeypatch.setattr("node.entry.entrance.greet", self._greet)
-        monkeypatch.setattr("node.entry.entrance.reach", self._reach)
+        monkeypatch.setattr("node.entry.reaching.reach", self._reach)
 
     async def _enter(self, places: Any) -> Any:
-        self.entrance.outbound.needed = True
+        self.reaching.outbound.needed = True
         self.relay = places[0]
         self.found = Reach.YES
         return self.relay
@@ -162,7 +164,7 @@ class Elsewhere:
         return self.found
 
     def told(self) -> list[str]:
-        events = [record.event for record in self.entrance.events.since(0)]
+        events = [record.event for record in self.reaching.events.since(0)]
         return [event.text for event in events if isinstance(event, Notice)]
 
 
@@ -174,7 +176,7 @@ async def test_a_node_that_has_moved_has_peers_call_it_where_it_is(
 ) -> None:
     scene = Elsewhere(tmp_path, monkeypatch, Reach.YES)
     scene.silent.add(PLACES[0].peer)
-    await scene.entrance.look_again(PLACES[:3], b"")
+    await scene.reaching.look_again(PLACES[:3], b"")
     # each again once the new address is known, and before it is to dial back
     assert set(scene.greeted[:2]) == {PLACES[1].peer, PLACES[2].peer}
     assert scene.greeted[2:] == scene.greeted[:2]
@@ -189,12 +191,12 @@ async def test_whoever_of_its_peers_answers_is_asked_where_a_node_is(
     scene = Elsewhere(tmp_path, monkeypatch, Reach.YES)
     many = [PeerAddress("192.0.2.7", n, identity(n).peer_id) for n in range(10, 30)]
     scene.silent.update(one.peer for one in many[:5])
-    await scene.entrance.look_again(many, b"")
+    await scene.reaching.look_again(many, b"")
     assert len(scene.greeted) == 2 * ASKED_AGAIN
     scene.silent.update(one.peer for one in many)
     scene.tried.clear()
     for _ in range(10):  # which are tried is drawn anew
-        await scene.entrance.look_again(many, b"")
+        await scene.reaching.look_again(many, b"")
     assert len(scene.tried) == 10 * TRIED_AGAIN
     assert len(set(scene.tried)) > TRIED_AGAIN
 
@@ -203,7 +205,7 @@ async def test_a_node_that_has_moved_behind_a_router_takes_a_relay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Elsewhere(tmp_path, monkeypatch, Reach.NO)
-    await scene.entrance.look_again(PLACES, b"")
+    await scene.reaching.look_again(PLACES, b"")
     assert scene.relay == PLACES[0]
     assert "outbound only -> relay" in scene.told()[0]
 
@@ -213,7 +215,7 @@ async def test_a_node_without_a_network_waits_for_one(
 ) -> None:
     scene = Elsewhere(tmp_path, monkeypatch, Reach.UNKNOWN)
     scene.silent.update(one.peer for one in PLACES)
-    await scene.entrance.look_again(PLACES, b"")
+    await scene.reaching.look_again(PLACES, b"")
     assert scene.seen == []
-    await scene.entrance.look_again([], b"")  # nobody is there: who comes has the new one
+    await scene.reaching.look_again([], b"")  # nobody is there: who comes has the new one
     assert scene.seen == [[]]

@@ -46,7 +46,8 @@ class Scene:
             membership=SimpleNamespace(islands=self.known, alive=lambda now: ()),
             now=now,
         )
-        entrance: Any = SimpleNamespace(visit_seeds=self._visit_seeds, look_again=self._look_again)
+        reaching = SimpleNamespace(look_again=self._look_again)
+        entrance: Any = SimpleNamespace(visit_seeds=self._visit_seeds, reaching=reaching)
         replica: Any = SimpleNamespace(place=SimpleNamespace(run=b""))
         self.lookout = Lookout(node, entrance, swarm, replica, lambda peer, error: None)
         self.now = now
