@@ -15,6 +15,7 @@ import torch
 from conductor_kit import (
     OTHER,
     SIZE,
+    Chain,
     Gate,
     at_once,
     commit,
@@ -25,6 +26,7 @@ from conductor_kit import (
 from replica_kit import normal
 
 from gossip.rounds.gathering import Gathering
+from node.conductor import Conductor
 from node.island.beginning import Stage
 from node.island.silence import Silent
 from node.replicas.eager_state import EagerReplica
@@ -241,14 +243,20 @@ async def test_no_guess_is_made_again_of_a_snapshot_that_was_merged_meanwhile(
     assert sent == ["Shift", "Shift", "Apply", "Save"]
 
 
-async def test_the_trainer_of_a_creator_that_waits_begins_after_the_first_round(
-    vectors: SharedVectors,
-) -> None:
+def creator_that_waits(vectors: SharedVectors) -> tuple[Conductor, Chain]:
+    """For two others, and for its own trainer."""
     made, chain = conductor(vectors, at_once)
     made.gathering = Gathering(3)
     chain.kick = lambda: None  # type: ignore[attr-defined]
     made.beginning.stage = Stage.COMING
     made.layout = cast(Any, SimpleNamespace(size=SIZE, digest="00", cuts=made.layout.cuts))
+    return made, chain
+
+
+async def test_the_trainer_of_a_creator_that_waits_begins_after_the_first_round(
+    vectors: SharedVectors,
+) -> None:
+    made, chain = creator_that_waits(vectors)
     await made._on_ready(Ready(SIZE, b"\0"))
     sent = cast(Any, made.island).sent
     assert sent == []
@@ -264,11 +272,7 @@ async def test_the_trainer_of_a_creator_that_waits_begins_after_the_first_round(
 async def test_a_creator_that_waits_does_not_count_while_its_ranks_start_again(
     vectors: SharedVectors,
 ) -> None:
-    made, chain = conductor(vectors, at_once)
-    made.gathering = Gathering(3)
-    chain.kick = lambda: None  # type: ignore[attr-defined]
-    made.beginning.stage = Stage.COMING
-    made.layout = cast(Any, SimpleNamespace(size=SIZE, digest="00", cuts=made.layout.cuts))
+    made, _ = creator_that_waits(vectors)
     cast(Any, made.island).restart = AsyncMock()
     await made._on_ready(Ready(SIZE, b"\0"))
     await made._start_again()

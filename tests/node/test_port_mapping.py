@@ -5,9 +5,10 @@ With a real router: tests/swarm/test_swarm_nat.py.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from node.entry.port_mapping import LEASE_S, OTHERS, PortMapping
 from node.monitor.event_log import EventLog
 from node.monitor.events import Event, Notice, Problem
 from protocols.errors import OperatorError
+from protocols.tasks import beside
 
 
 class Forwarder:
@@ -137,57 +139,58 @@ async def test_a_router_that_does_not_answer_is_not_waited_for(
     assert router.ports == {}, "it does not stay open for longer than the node lives"
 
 
-async def test_it_is_asked_for_again_and_a_refusal_is_told_once(
+@asynccontextmanager
+async def kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A router that was restarted has forgotten the port, or given it to another."""
+) -> AsyncIterator[tuple[Forwarder, Place]]:
+    """A port that the router is asked for again and again."""
     monkeypatch.setattr(port_mapping, "AGAIN_S", 0.01)
     router = Forwarder()
     place = Place(tmp_path, router)
     await place.mapping.open(4390)
-    keeping = asyncio.create_task(place.mapping.keep())
-    router.ports.clear()
-    await wait_for(lambda: bool(router.ports))
-    router.failure = "Action Failed"
-    before = router.asked
-    await wait_for(lambda: router.asked > before + 3)
-    assert [problem.code for problem in place.problems()] == ["E302"]
-    router.failure = ""
-    router.ports.clear()
-    await wait_for(lambda: bool(router.ports))
-    router.taken = set(range(65536))
-    await wait_for(lambda: len(place.problems()) == 2)
-    assert "forwarded to others" in place.problems()[1].why
-    assert place.mapping.outer == "9.9.9.9:4390"
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
+    async with beside(place.mapping.keep()):
+        yield router, place
+
+
+async def test_it_is_asked_for_again_and_a_refusal_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that was restarted has forgotten the port, or given it to another."""
+    async with kept(tmp_path, monkeypatch) as (router, place):
+        router.ports.clear()
+        await wait_for(lambda: bool(router.ports))
+        router.failure = "Action Failed"
+        before = router.asked
+        await wait_for(lambda: router.asked > before + 3)
+        assert [problem.code for problem in place.problems()] == ["E302"]
+        router.failure = ""
+        router.ports.clear()
+        await wait_for(lambda: bool(router.ports))
+        router.taken = set(range(65536))
+        await wait_for(lambda: len(place.problems()) == 2)
+        assert "forwarded to others" in place.problems()[1].why
+        assert place.mapping.outer == "9.9.9.9:4390"
 
 
 async def test_what_is_forwarded_by_then_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router that was restarted may have another address outside, and the port be another's."""
-    monkeypatch.setattr(port_mapping, "AGAIN_S", 0.01)
-    router = Forwarder()
-    place = Place(tmp_path, router)
-    await place.mapping.open(4390)
-    keeping = asyncio.create_task(place.mapping.keep())
-    router.taken = {4390}
-    await wait_for(lambda: place.mapping.outer == "9.9.9.9:4391")
-    router.taken = set()
-    router.outside = "8.8.8.8"
-    await wait_for(lambda: place.mapping.outer != "9.9.9.9:4391")
-    assert place.mapping.outer == "8.8.8.8:4391", "the port that it has been called at stays"
-    assert place.texts()[1:] == [
-        "the router forwards 9.9.9.9:4391 to this node now",
-        "the router forwards 8.8.8.8:4391 to this node now",
-    ]
-    router.outside = ""  # its own link is down
-    await wait_for(lambda: bool(place.problems()))
-    assert "no address of the internet" in place.problems()[0].why
-    assert place.mapping.outer == "8.8.8.8:4391"
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
+    async with kept(tmp_path, monkeypatch) as (router, place):
+        router.taken = {4390}
+        await wait_for(lambda: place.mapping.outer == "9.9.9.9:4391")
+        router.taken = set()
+        router.outside = "8.8.8.8"
+        await wait_for(lambda: place.mapping.outer != "9.9.9.9:4391")
+        assert place.mapping.outer == "8.8.8.8:4391", "the port that it has been called at stays"
+        assert place.texts()[1:] == [
+            "the router forwards 9.9.9.9:4391 to this node now",
+            "the router forwards 8.8.8.8:4391 to this node now",
+        ]
+        router.outside = ""  # its own link is down
+        await wait_for(lambda: bool(place.problems()))
+        assert "no address of the internet" in place.problems()[0].why
+        assert place.mapping.outer == "8.8.8.8:4391"
     await place.mapping.aclose()
     assert router.forgotten == [4391]
 
