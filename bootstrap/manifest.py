@@ -53,25 +53,42 @@ class Model(Section):
     """
 
     kind: Literal["llama", "hf"] = "llama"
+    """The built-in family, or a causal language model of `transformers` (--hf-config)."""
     config: str = Field(default="", max_length=MAX_CONFIG_BYTES)
-    # BLAKE3 of the parameters a run starts from, where they are not made from the seed
+    """The config.json of such a model; filled in by --hf-config and --init-from."""
     initial: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """BLAKE3 of the parameters that the run starts from, where they are not made from the seed;
+    filled in by --init-from."""
     vocab_size: int = Field(default=256, ge=2, le=1_000_000)
+    """Tokens that there are."""
     d_model: int = Field(default=64, ge=8, le=65_536)
+    """Width of the residual stream."""
     n_layers: int = Field(default=2, ge=1, le=1024)
+    """Layers."""
     n_heads: int = Field(default=4, ge=1, le=1024)
+    """Attention heads a layer; d_model over it must be even."""
     n_kv_heads: int = Field(default=2, ge=1, le=1024)
+    """Heads of keys and values that they share; n_heads is a multiple of it."""
     d_ff: int = Field(default=176, ge=8, le=1_000_000)
+    """Width of the feed-forward network, or of each expert."""
     max_seq_len: int = Field(default=128, ge=8, le=1_048_576)
+    """The longest sequence, in tokens."""
     rope_theta: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary embedding's frequencies."""
     norm_eps: float = Field(default=1e-5, gt=0)
+    """ε of RMSNorm."""
     tied_embeddings: bool = True
-    experts: int = Field(default=0, ge=0, le=4096)  # feed-forward networks a layer; 0: one, dense
-    top_k: int = Field(default=2, ge=1, le=256)  # of the experts, for each token
-    expert_balance: float = Field(default=0.01, ge=0, le=1)  # weight of the loss that spreads load
-    document_end: int = Field(default=0, ge=0, le=2**32 - 1)  # the token that ends a document
-    # "document": a token sees its own document only, and a document's first one is no target
+    """Whether the output layer shares the embedding's weights."""
+    experts: int = Field(default=0, ge=0, le=4096)
+    """Feed-forward networks a layer; 0: one, dense."""
+    top_k: int = Field(default=2, ge=1, le=256)
+    """Of the experts, for each token."""
+    expert_balance: float = Field(default=0.01, ge=0, le=1)
+    """Weight of the loss that spreads tokens over the experts."""
+    document_end: int = Field(default=0, ge=0, le=2**32 - 1)
+    """The token that ends a document."""
     attention: Literal["causal", "document"] = "causal"
+    """document: a token sees its own document only, and a document's first one is no target."""
 
     @model_validator(mode="after")
     def _config(self) -> Model:
@@ -100,17 +117,21 @@ class Data(Section):
     """Where tokens come from, in words every island can act on by itself."""
 
     recipe: Literal["docstrings", "text"] = "docstrings"
-    # for "text": each island's own files; contents may differ between islands
+    """What islands without --data read: docstrings of Python's library, or the files at `path`."""
     path: str = Field(default="", max_length=1024)
-    # "bytes", or the BLAKE3 hash of a tokenizer.json, filled in where one is given
+    """For text: files or a folder on each island's own disk; contents may differ."""
     tokenizer: str = Field(default="bytes", pattern=r"^(bytes|[0-9a-f]{64})$")
+    """bytes, or the BLAKE3 of a tokenizer.json; filled in by --tokenizer."""
     seq_len: int = Field(default=128, ge=8, le=1_048_576)
-    batch_size: int = Field(default=8, ge=1, le=65_536)  # sequences per inner step and island
+    """Tokens of a sequence, at most model.max_seq_len."""
+    batch_size: int = Field(default=8, ge=1, le=65_536)
+    """Sequences of an inner step, on each island."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    # up to this many islands read windows in a round that no other reads (node/trainer/sampler.py)
+    """Of the order in which windows are read."""
     islands: int = Field(default=8, ge=1, le=100_000)
-    # windows that are read at one time lie in one stretch of this many; 0: anywhere
+    """Up to so many islands read windows in a round that no other reads."""
     pool_windows: int = Field(default=0, ge=0, le=2**40)
+    """Windows that are read at one time lie in one stretch of so many; 0: anywhere."""
 
 
 class Inner(Section):
@@ -120,28 +141,41 @@ class Inner(Section):
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon is for the matrices inside the layers, with AdamW for everything else."""
     lr: float = Field(default=5e-3, gt=0, le=10)
+    """Inner learning rate, once warmed up."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,
         0.95,
     )
+    """β₁ and β₂ of AdamW."""
     eps: float = Field(default=1e-8, gt=0)
+    """ε of AdamW."""
     weight_decay: float = Field(default=0.1, ge=0, le=1)
+    """Decoupled weight decay, of matrices alone."""
     clip_norm: float = Field(default=1.0, gt=0)
+    """The norm that a step's gradient is clipped to."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """How the rate falls after its warm-up; wsd: it stays, and falls at the end."""
     warmup_steps: int = Field(default=20, ge=0, le=MOST_COUNT)
+    """Inner steps until the rate is reached."""
     total_steps: int = Field(default=3000, ge=1, le=MOST_COUNT)
+    """Inner steps until it has fallen."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
-    decay_fraction: float = Field(default=0.2, gt=0, le=1)  # of total_steps, for "wsd"
-    # whether an island's moments outlast a round (clients of federated averaging may forget them)
+    """What it falls to, as a share of lr."""
+    decay_fraction: float = Field(default=0.2, gt=0, le=1)
+    """Share of total_steps in which it falls, for wsd."""
     keep_moments: bool = True
+    """Whether an island's moments outlast a round (clients of fedavg may forget them)."""
 
 
 class Evaluation(Section):
     """The shared validation shard, served and checked by content hash."""
 
-    digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of the shard's bytes
+    digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """BLAKE3 of the shard's bytes; filled in by the run's creator."""
     sequences: int = Field(default=64, ge=1, le=65_536)
+    """Sequences of it."""
 
 
 class Script(Section):
@@ -151,13 +185,17 @@ class Script(Section):
     optimizer are the scripts' business. Only names and shapes of the parameters must be the same.
     """
 
-    layout: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of names and shapes
+    layout: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """BLAKE3 of the names and shapes of the parameters; all of this table is filled in by
+    `node.join`."""
     parameters: int = Field(default=0, ge=0, le=2**40)
-    dense: int = Field(default=0, ge=0, le=2**40)  # of them, in tensors of two or more dims
-    # BLAKE3 of what is frozen beside them (node/script/frozen.py), and a mark of each tensor of it;
-    # where empty, it is not compared
+    """How many there are."""
+    dense: int = Field(default=0, ge=0, le=2**40)
+    """Of them, in tensors of two or more dims."""
     frozen: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """BLAKE3 of what is frozen beside them; where empty, it is not compared."""
     frozen_marks: str = Field(default="", pattern=r"^([0-9a-f]{4})*$", max_length=MARK * MOST_MARKS)
+    """A mark of each frozen tensor."""
 
     @model_validator(mode="after")
     def _whole(self) -> Script:
@@ -172,9 +210,14 @@ class Manifest(Section):
     """The whole run, named by :attr:`run_id`."""
 
     format: Literal[1] = 1
+    """Of the manifest itself."""
     name: str = Field(default="tiny-docs", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    """What people call the run: small letters, digits and hyphens. Its label has four digits of the
+    run id behind it."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    mode: Mode = "diloco"  # sets the defaults of outer, rounds and merge: docs/modes.md
+    """Of the first parameters, and of what islands draw in common."""
+    mode: Mode = "diloco"
+    """How the swarm meets: sets defaults of outer, rounds, merge and gossip (modes.md)."""
     model: Model = Model()
     data: Data = Data()
     inner: Inner = Inner()

@@ -15,14 +15,17 @@ PRECISE = ("fp32", "bf16", "fp16", "int8")  # good enough for parameters themsel
 class Gossip(Section):
     """Modes ``gossip`` and ``push-sum`` (docs/gossip.md)."""
 
-    # what an island does with its partner's parameters: NoLoCo (2506.10911, with one tensor), the
-    # average of both, or push-sum, whose mean survives links that lose or go one way
     rule: Literal["noloco", "average", "push-sum"] = "noloco"
-    neighbours: int = Field(default=1, ge=1, le=16)  # exchanges a round; of push-sum: receivers
-    # consensus control: while islands' disagreement (mean square distance to their mean) exceeds
-    # ``bound`` times what their inner steps moved them, up to ``extra`` exchanges more in a round
+    """What an island does with its partner's parameters: NoLoCo (2506.10911, with one tensor), the
+    average of both, or push-sum, whose mean survives links that lose or go one way."""
+    neighbours: int = Field(default=1, ge=1, le=16)
+    """Exchanges a round; of push-sum: receivers."""
     extra: int = Field(default=2, ge=0, le=8)
+    """Consensus control: up to so many exchanges more in a round while islands disagree too much
+    (see bound)."""
     bound: float = Field(default=3.0, gt=0)
+    """They do while their mean square distance to their mean exceeds this many times what their
+    inner steps moved them."""
 
 
 def check_gossip(mode: str, gossip: Gossip, outer: Outer, rounds: Rounds, merge: Merge) -> None:

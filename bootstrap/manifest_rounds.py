@@ -61,9 +61,14 @@ OF_GRADIENTS = ("adamw", "onebit-adam", "powersgd")
 
 
 class Section(BaseModel):
-    """A frozen table of the manifest; unknown keys are refused."""
+    """A frozen table of the manifest; unknown keys are refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    The line below a field is what users read of it (``node config explain``, docs/settings.md).
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Outer(Section):
@@ -76,14 +81,24 @@ class Outer(Section):
     """
 
     optimizer: OuterRule = "nesterov"
+    """How the merged pseudo-gradient is applied; each rule has default rates of its own."""
     lr: float = Field(default=0.7, gt=0, le=10)
+    """Outer learning rate η, once warmed up."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Outer momentum μ, once warmed up; β₁ of adam and yogi."""
     lr_start: float = Field(default=1.0, gt=0, le=10)
+    """η in the first round; where a rule has no warm-up of its own, it is lr by default."""
     momentum_start: float = Field(default=0.5, ge=0, lt=1)
+    """μ in the first round; likewise momentum by default."""
     warmup_rounds: int = Field(default=10, ge=0, le=MOST_COUNT)
-    beta2: float = Field(default=0.99, ge=0, lt=1)  # of adam and yogi
-    epsilon: float = Field(default=1e-3, gt=0, le=1)  # likewise; τ of their paper (2003.00295)
-    rank: int = Field(default=4, ge=1, le=256)  # columns of the factors of powersgd
+    """Rounds from the first rates to the last; of onebit-adam those before its second moments
+    are frozen."""
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    """β₂ of adam and yogi."""
+    epsilon: float = Field(default=1e-3, gt=0, le=1)
+    """Of adam and yogi, added to the root of the second moment: τ of their paper."""
+    rank: int = Field(default=4, ge=1, le=256)
+    """Columns of the factors of powersgd."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,49 +137,61 @@ class Outer(Section):
 class Rounds(Section):
     """When and how the swarm meets."""
 
-    inner_steps: int = Field(default=50, ge=1, le=10_000_000)  # H of the fastest island
-    # 0: always inner_steps. Else H lies between inner_steps and this, such that waiting for bytes
-    # takes at most `exposed` of a round
+    inner_steps: int = Field(default=50, ge=1, le=10_000_000)
+    """H: inner steps of the fastest island from one round to the next."""
     most_steps: int = Field(default=0, ge=0, le=10_000_000)
-    # inner steps taken between snapshot and merge
+    """0: always inner_steps. Else H lies between inner_steps and this, such that waiting for bytes
+    takes at most the share `exposed` of a round."""
     overlap_steps: int = Field(default=0, ge=0, le=MOST_COUNT)
-    # 1: the model is merged whole. Else in this many fragments that take turns (streaming): results
-    # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
-    # inner_steps), and islands keep `alpha` of their difference from the merged fragment
+    """Inner steps taken between an island's snapshot and the merge, while bytes are on their way;
+    for models that are merged whole."""
     fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    """1: the model is merged whole. Else in so many fragments that take turns (streaming)."""
     tau: int = Field(default=0, ge=0, le=MOST_COUNT)
+    """Inner steps that a fragment's result may take, at most a quarter of inner_steps; 0: as many
+    as the measured links ask for."""
     alpha: float = Field(default=0.5, ge=0, lt=1)
+    """What an island keeps of its difference from a merged fragment."""
     total_rounds: int = Field(default=60, ge=1, le=MOST_COUNT)
+    """Rounds until the run is over."""
     codec: CodecChoice = "int4"
-    # for "auto": which of them, the finest first; chosen for each round by the measured links
+    """How pseudo-gradients are compressed; auto: one of `codecs`, chosen for each round."""
     codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=len(FINEST_FIRST))
-    exposed: float = Field(default=0.05, gt=0, lt=1)  # share of a round that may be waiting
-    # how much of what a coarse codec lost is added to what is sent next
+    """For codec auto: those to choose from by the measured links, the finest first."""
+    exposed: float = Field(default=0.05, gt=0, lt=1)
+    """Share of a round that may be waiting for bytes, where codec or H are chosen by it."""
     feedback: float = Field(default=0.95, ge=0, le=1)
-    # whether parts pass through one member of each site (``region``), or of each row of a grid
+    """How much of what a coarse codec lost is added to what is sent next."""
     groups: Literal["none", "region", "grid"] = "none"
-    max_group: int = Field(default=64, ge=4, le=512)  # more members than that stand in a grid
-    quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
-    grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late
+    """Whether parts pass through one member of each site (region), or of each row of a grid."""
+    max_group: int = Field(default=64, ge=4, le=512)
+    """More members than that stand in a grid."""
+    quorum: float = Field(default=0.5, gt=0, le=1)
+    """Share of the live islands that must be ready before a round begins."""
+    grace_fraction: float = Field(default=0.1, ge=0, le=10)
+    """How long a round with a quorum waits for the others, as a share of a round's time."""
     min_grace_s: float = Field(default=1.0, ge=0)
-    # rounds that a live island may miss before the others wait for it: 0 is bulk-synchronous,
-    # s > 0 stale-synchronous, -1 no bound, where quorum and grace alone decide (asynchronous)
+    """The least seconds that it waits."""
     staleness: int = Field(default=NO_BOUND, ge=NO_BOUND, le=MOST_COUNT)
-    # slower islands take fewer inner steps, so that all are done at about the same time
+    """Rounds that a live island may miss before the others wait for it: 0 is bulk-synchronous,
+    more stale-synchronous; -1: no bound, quorum and grace alone decide (asynchronous)."""
     dynamic_steps: bool = True
-    # share of the islands that train and contribute in a round, drawn anew for each
+    """Whether slower islands take fewer inner steps, so that all are done at about one time."""
     clients: float = Field(default=1.0, gt=0, le=1)
-    # share of the coordinates that a round merges, the same on all islands (mode sparta)
+    """Share of the islands that train and contribute in a round, drawn anew for each."""
     share: float = Field(default=1.0, gt=0, le=1)
-    # who merges the parts: all members, or those started with --role server while one is there
+    """Share of the coordinates that a round merges, the same on all islands (mode sparta)."""
     owners: Literal["members", "servers"] = "members"
-    # whether work that comes whole rounds late is turned towards the outer momentum
+    """Who merges the parts: all members, or nodes of --role server while one is there."""
     align: bool = False
-    # local progress is dropped after missing more rounds than this that nobody keeps; in pairs an
-    # answer to a letter may be this many own rounds late
+    """Whether work that comes whole rounds late is turned towards the outer momentum."""
     max_staleness: int = Field(default=2, ge=0, le=MOST_COUNT)
-    replay_rounds: int = Field(default=5, ge=1, le=64)  # rounds kept for members that missed some
-    eval_every: int = Field(default=1, ge=0, le=MOST_COUNT)  # rounds; 0: never
+    """Local progress is dropped after missing more rounds than this that nobody keeps; in pairs an
+    answer to a letter may be this many own rounds late."""
+    replay_rounds: int = Field(default=5, ge=1, le=64)
+    """Rounds that members keep for those that missed some."""
+    eval_every: int = Field(default=1, ge=0, le=MOST_COUNT)
+    """Rounds from one evaluation on the shared validation shard to the next; 0: never."""
 
     @property
     def allowed_codecs(self) -> tuple[str, ...]:
@@ -232,12 +259,14 @@ class Merge(Section):
     """
 
     trust: Literal["friendly", "open"] = "friendly"
-    # a rule to use instead of the one that ``trust`` stands for
+    """friendly: all mean well, and one whose training blew up is clipped; open: strangers are let
+    in, and rules that bear liars are used."""
     rule: Literal[
         "auto", "mean", "clip", "median", "trimmed", "geometric-median", "centered-clip"
     ] = "auto"
-    # what a contribution counts for: its tokens, or tokens² / steps (Decoupled DiLoCo, 2604.21428)
+    """A rule to use in the place of the one that `trust` stands for."""
     weights: Literal["tokens", "rate"] = "tokens"
+    """What a contribution counts for: its tokens, or tokens² / steps (2604.21428)."""
 
 
 def is_table(value: Any) -> bool:

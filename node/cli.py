@@ -18,6 +18,7 @@ from node.commands.shared import Command
 
 config_app = typer.Typer(help="Look at settings.", no_args_is_help=True, rich_markup_mode=None)
 config_app.command("show", cls=Command)(looking.config_show)
+config_app.command("explain", cls=Command)(looking.config_explain)
 
 COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
     "start": running.start,

@@ -56,7 +56,7 @@ def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Comman
 def _parameter(key: str) -> inspect.Parameter:
     field = NodeConfig.model_fields[key]
     name = "--" + key.replace("_", "-")
-    shown = _default(key, field)
+    shown = shown_default(key, field)
     text = (field.description or "") + (f" [default: {shown}]" if shown else "")
     kind, metavar = _kind(key, field)
     declared = f"{name}/--no-{name[2:]}" if metavar is None else name
@@ -90,7 +90,8 @@ def _is_path(hint: Any) -> bool:
     return any(get_args(arg)[:1] == (Path,) for arg in get_args(hint))
 
 
-def _default(key: str, field: FieldInfo) -> str:
+def shown_default(key: str, field: FieldInfo) -> str:
+    """A setting's default for people; empty where its description says what happens without."""
     if field.default in (None, "", (), False, 0):  # the description says what that means
         return ""
     if key in RATES:

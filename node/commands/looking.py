@@ -189,6 +189,21 @@ def config_show(
     typer.echo(_as_json(config, manifest) if as_json else _as_text(config, manifest))
 
 
+def config_explain(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Settings or tables, as in rounds.quorum, rounds, quorum, listen; all by default.",
+        ),
+    ] = None,
+) -> None:
+    """What settings mean, what they take, and their defaults: of a run and of a node."""
+    from node.setting_reference import explain
+
+    typer.echo(explain(names or ()))
+
+
 def _shown(config: NodeConfig, key: str) -> Any:
     value = getattr(config, key)
     if isinstance(value, str):
