@@ -175,6 +175,9 @@ async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
         assert (await page.evaluate(ROUNDS))[:4] == ["19 · 3/3", "20 · 2/3", "21 · 1/3", "18 · 3/3"]
         await page.evaluate("document.querySelectorAll('#rounds tbody button')[2].click()")
         assert "round 21 · 1/3" in await page.evaluate(text("#waits-title"))
+        swarm.log.emit(replace(done, round=22, members=0, dropped={}))
+        await page.until(f"{ROUNDS}[0] === '22'")
+        assert f"lets in {done.live}" in await page.evaluate(text("#rounds tbody tr"))
         picked = "document.querySelectorAll('#rounds tr.picked').length"
         assert await page.evaluate(picked) == 1
     assert [error for error in page.errors if "ERR_" not in error] == []

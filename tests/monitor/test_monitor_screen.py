@@ -226,6 +226,17 @@ def test_the_terminal_tells_who_was_waited_for():
     assert drawing.waited_for({"round": 4, "islands": row}, {}) == ""
 
 
+def test_an_empty_round_is_not_said_to_have_merged_nobody():
+    common = {"round": 1, "fragments": 1, "utilisation": None, "consensus": None, "islands": {}}
+    empty = common | {"members": 0, "live": 2, "dropped": {}, "phases": {"ready": 1.0}}
+    failed = empty | {"dropped": {PEERS[1]: "silent"}}
+    shown = [str(drawing.rounds([row], 80, {})).splitlines()[-1] for row in (empty, failed)]
+    assert shown[0].endswith("s lets in 2")
+    assert shown[1].endswith("s 0/2 without 1")
+    seen = str(drawing.rounds([empty | {"phases": {}}], 80, {}))  # by an observer
+    assert seen.endswith("lets in 2 islands")
+
+
 def test_peers_of_one_name_are_told_apart_in_the_terminal():
     named = zip(PEERS, ("alps", "alps", "\u200b"), strict=True)
     state = {"peers": [{"peer": peer, "name": name} for peer, name in named]}

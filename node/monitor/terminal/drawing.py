@@ -146,7 +146,7 @@ def rounds(rows: Sequence[Mapping[str, Any]], width: int, names: Mapping[str, st
         place = f".{row['fragment'] + 1}" if row["fragments"] > 1 else ""
         text.append(f"\n{str(row['round']) + place:>6} ")
         if not row["phases"]:  # an observer sees none
-            told = f"{row['members']}/{row['live']} islands"
+            told = f"{_merged(row)} islands"
             if row["consensus"] is not None:
                 told += f", {row['consensus']:.4f} apart before"
             text.append(told)
@@ -155,7 +155,7 @@ def rounds(rows: Sequence[Mapping[str, Any]], width: int, names: Mapping[str, st
         for name, mark, style in PHASES:
             text.append(mark * round(row["phases"].get(name, 0.0) / longest * room), style)
         use = "" if row["utilisation"] is None else f" util {row['utilisation']:.0%}"
-        text.append(f" {merging_s(row):.1f} s {row['members']}/{row['live']}{use}", "dim")
+        text.append(f" {merging_s(row):.1f} s {_merged(row)}{use}", "dim")
         if row["dropped"]:
             text.append(f" without {len(row['dropped'])}", "bold yellow")
     return text
@@ -282,6 +282,13 @@ def link_rows(picture: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
         for source, target, speed, trip, age in ordered
     ]
+
+
+def _merged(row: Mapping[str, Any]) -> str:
+    """Of how many islands it merged work; an empty round, a roll call, lets in who is there."""
+    if row["live"] and not (row["members"] or row["dropped"]):
+        return f"lets in {row['live']}"
+    return f"{row['members']}/{row['live']}"
 
 
 def fragment_rows(state: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -74,6 +74,7 @@ export class Rounds {
       bar.append(part);
     }
     const dropped = Object.keys(round.dropped).length;
+    const empty = round.live && !round.members && !dropped; // a roll call
     const choose = () => {
       this.chosen = picked ? null : key(round);
       this.draw(this.store);
@@ -84,7 +85,7 @@ export class Rounds {
       el("th", { scope: "row" }, el("button", { type: "button", class: "plain", "data-round": key(round), "aria-pressed": String(picked) }, name(round))),
       el("td", { class: "grow" }, bar),
       el("td", { class: "num" }, seconds(total(round))),
-      el("td", { class: "num" }, el("span", { class: `outcome ${round.outcome}`, title: round.outcome }, `${SYMBOL[round.outcome] ?? "?"} ${round.members}/${round.live}`), dropped ? el("span", { class: "warn" }, ` −${dropped}`) : null),
+      el("td", { class: "num" }, el("span", { class: `outcome ${round.outcome}`, title: empty ? "merges nothing: it lets in who is there" : round.outcome }, `${SYMBOL[round.outcome] ?? "?"} ${empty ? `lets in ${round.live}` : `${round.members}/${round.live}`}`), dropped ? el("span", { class: "warn" }, ` −${dropped}`) : null),
       el("td", { class: "num" }, percent(round.utilisation)),
     );
   }
