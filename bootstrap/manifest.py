@@ -117,9 +117,10 @@ class Data(Section):
     """Where tokens come from, in words every island can act on by itself."""
 
     recipe: Literal["docstrings", "text"] = "docstrings"
-    """What islands without --data read: docstrings of Python's library, or the files at `path`."""
+    """docstrings: what islands without --data read, those of Python's library; text: every island
+    has to give its own with --data."""
     path: str = Field(default="", max_length=1024)
-    """For text: files or a folder on each island's own disk; contents may differ."""
+    """The creator's own text, where it gives no --data; others are not told of it."""
     tokenizer: str = Field(default="bytes", pattern=r"^(bytes|[0-9a-f]{64})$")
     """bytes, or the BLAKE3 of a tokenizer.json; filled in by --tokenizer."""
     seq_len: int = Field(default=128, ge=8, le=1_048_576)

@@ -171,7 +171,8 @@ class Rounds(Section):
     grace_fraction: float = Field(default=0.1, ge=0, le=10)
     """How long a round with a quorum waits for the others, as a share of a round's time."""
     min_grace_s: float = Field(default=1.0, ge=0)
-    """The least seconds that it waits."""
+    """The least that this bound comes to, in seconds; also how long a trainer waits for a merge,
+    1 s at least, before it trains on."""
     staleness: int = Field(default=NO_BOUND, ge=NO_BOUND, le=MOST_COUNT)
     """Rounds that a live island may miss before the others wait for it: 0 is bulk-synchronous,
     more stale-synchronous; -1: no bound, quorum and grace alone decide (asynchronous)."""
@@ -189,7 +190,8 @@ class Rounds(Section):
     """Local progress is dropped after missing more rounds than this that nobody keeps; in pairs an
     answer to a letter may be this many own rounds late."""
     replay_rounds: int = Field(default=5, ge=1, le=64)
-    """Rounds that members keep for those that missed some."""
+    """Rounds that members keep for those that missed some: more where 64 MB hold them, fewer where
+    they take more than the outer parameters and the momentum do."""
     eval_every: int = Field(default=1, ge=0, le=MOST_COUNT)
     """Rounds from one evaluation on the shared validation shard to the next; 0: never."""
 

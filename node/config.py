@@ -76,7 +76,7 @@ class NodeConfig(IslandSettings):
     )
     map_port: bool = Field(
         default=False,
-        description="Have the router forward the port to this node (UPnP; needs atoll[upnp]).",
+        description="Have the router forward the port to this node (UPnP; needs the extra `upnp`).",
     )
     max_upload: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
         default=0.0,
@@ -129,7 +129,9 @@ class NodeConfig(IslandSettings):
         default=20e9, description="Keep at most this much of a URL's files, as in 20GB."
     )
     tokenizer: LocalPath | None = Field(
-        default=None, description="tokenizer.json of a run to create; by default bytes."
+        default=None,
+        description="tokenizer.json of a run to create; by default that of a token folder or of "
+        "--init-from, else bytes.",
     )
     hf_config: LocalPath | None = Field(
         default=None,

@@ -7,6 +7,7 @@ the table says it in ``what``, ``why`` and ``fix``; the table has what is typica
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -326,6 +327,11 @@ def cannot_write(
     """E402 of a full disk, where ``full_fix`` counts (empty: the table's); ``otherwise`` else."""
     code, todo = ("E402", full_fix) if is_full(error) else (otherwise, fix)
     return operator_error(code, what, why=reason(error), fix=todo)
+
+
+def with_extra(extra: str) -> str:
+    """How the libraries of an extra are installed beside this Atoll, which pip has no name of."""
+    return f"{shlex.quote(sys.executable)} -m pip install -e '.[{extra}]', in the clone of Atoll"
 
 
 def document() -> str:

@@ -20,8 +20,12 @@ RATES, SIZES = ("max_upload", "relay"), ("data_cache",)  # with a unit for peopl
 ADDRESSES = ("listen", "public_addr", "api", "dashboard")
 
 
-def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+def with_settings(
+    *keys: str, without: tuple[str, ...] = (), api: str = ""
+) -> Callable[[Command], Command]:
     """Give a command an option for each of ``keys`` (default: all but ``without``).
+
+    ``api``: what takes the place of the default of --api in the help text.
 
     The command receives the options that were given as its ``flags`` argument, unchecked:
     :func:`node.config.resolve` does that together with the environment and the settings file.
@@ -42,7 +46,8 @@ def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Comman
             given = {key: value for key, value in values.items() if value not in (None, [])}
             command(flags=given, **mine)
 
-        parameters = [*own, *map(_parameter, chosen)]
+        shown = {"api": api} if api else {}
+        parameters = [*own, *(_parameter(key, shown.get(key)) for key in chosen)]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         # typer reads both, and functools.wraps leaves a way back to the inner function
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -53,10 +58,10 @@ def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Comman
 
 
 @functools.cache
-def _parameter(key: str) -> inspect.Parameter:
+def _parameter(key: str, said: str | None) -> inspect.Parameter:
     field = NodeConfig.model_fields[key]
     name = "--" + key.replace("_", "-")
-    shown = shown_default(key, field)
+    shown = shown_default(key, field) if said is None else said
     text = (field.description or "") + (f" [default: {shown}]" if shown else "")
     kind, metavar = _kind(key, field)
     declared = f"{name}/--no-{name[2:]}" if metavar is None else name

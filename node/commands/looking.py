@@ -28,8 +28,10 @@ from node.options import with_settings
 if TYPE_CHECKING:
     from bootstrap.manifest import Manifest
 
+OF_DIR = "where the node of --dir says it is"
 
-@with_settings("dir", "api", "api_key")
+
+@with_settings("dir", "api", "api_key", api=OF_DIR)
 def status(
     flags: dict[str, Any],
     watch: Annotated[
@@ -55,7 +57,7 @@ def status(
     typer.echo(json.dumps(state, indent=2) if as_json else render(state))
 
 
-@with_settings("peers", "invitation", "dir", "api", "api_key")
+@with_settings("peers", "invitation", "dir", "api", "api_key", api=OF_DIR)
 def monitor(
     flags: dict[str, Any],
     replay: Annotated[

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HOSTS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")  # see node.hosts.meeting
 TRAINING = (*IslandSettings.model_fields, "data", "data_cache", "inner_steps")
+OF_CREATORS = ("data", "data_cache")  # the evaluation shard is cut from the creator's text
 SAVING = ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_copy")
 TEMPLATE_NAMES = ", ".join(TEMPLATES)
 
@@ -42,7 +43,8 @@ def start(
     config = resolve(flags, os.environ, config_file)
     if config.role != "island":
         refuse_hosts(config, config.role)
-        _refuse_training(flags, config.role)
+        creates = config.role == "server" and not (config.peers or config.resume)
+        _refuse_training(flags, config.role, but=OF_CREATORS if creates else ())
     place = meeting(config, os.environ) if config.role == "island" else None
     if place is not None and place.host > 0:
         from node.hosts.helper import run
@@ -51,13 +53,14 @@ def start(
     _run(config, manifest_for(config, preset, changes_of(changes, mode)))
 
 
-def _refuse_training(flags: dict[str, Any], role: str) -> None:
-    """Raise E204 for flags that promise work which such a node does not do.
+def _refuse_training(flags: dict[str, Any], role: str, but: tuple[str, ...] = ()) -> None:
+    """Raise E204 for flags that promise work which such a node does not do; ``but``: it does.
 
     Those that promise none (``--device``, ``--threads``, :data:`SAVING`) scripts may give to all
     their nodes, as they may share settings in files and environments.
     """
-    given = [key for key in TRAINING if key in flags and key not in (*HOSTS, "device", "threads")]
+    but = (*but, *HOSTS, "device", "threads")
+    given = [key for key in TRAINING if key in flags and key not in but]
     if given:
         raise bad_config(
             f"{', '.join('--' + key.replace('_', '-') for key in given)} with --role {role}",

@@ -13,6 +13,7 @@ import typer
 
 from bootstrap.validation import bad_config
 from node.commands.shared import finite, given_path
+from node.errors import with_extra
 from node.interrupts import clean_up_first
 from node.monitor.wording import megabytes
 from protocols.errors import OperatorError, reason
@@ -46,7 +47,9 @@ def simulate(
         ),
     ] = None,
     inner_steps: Annotated[int | None, typer.Option(help="In a round. [default: 20]")] = None,
-    codec: Annotated[str | None, typer.Option(help="[default: int4]")] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="[default: int4; gossip and push-sum: bf16]")
+    ] = None,
     latency: Annotated[
         float | None,
         typer.Option(callback=finite, metavar="SECONDS", help="One way. [default: 0.05]"),
@@ -198,9 +201,7 @@ def _plotter(path: Path) -> Callable[[Result, Path], None]:
     try:
         from node.simulate import plot
     except ImportError as error:
-        raise bad_config(
-            "no plot", "matplotlib is not installed", "pip install 'atoll[bench]'"
-        ) from error
+        raise bad_config("no plot", "matplotlib is not installed", with_extra("bench")) from error
     try:
         plot.check(path)
     except ValueError as error:

@@ -3,7 +3,7 @@
 A run has the byte tokenizer, or one in a file of the ``tokenizers`` library (``tokenizer.json``).
 The manifest names such a file by the BLAKE3 hash of its bytes, and whoever joins fetches it from
 peers by that hash, so all islands have one vocabulary. The library is an extra
-(``pip install 'atoll[tokenizers]'``): a run over bytes does without.
+(extra ``tokenizers``): a run over bytes does without.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from node.errors import operator_error
+from node.errors import operator_error, with_extra
 from protocols.errors import reason
 
 BYTES = "bytes"  # what the manifest calls the byte tokenizer
@@ -241,5 +241,5 @@ def need(module: str, extra: str, what: str) -> ModuleType:
             "E605",
             f"cannot {what}: {module} is not installed",
             why=str(error),
-            fix=f"pip install 'atoll[{extra}]'",
+            fix=with_extra(extra),
         ) from error

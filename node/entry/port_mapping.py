@@ -1,7 +1,7 @@
 """Having the router forward a port to this node, which then can be dialled (``--map-port``).
 
 The router is asked as UPnP has it (Internet gateway device, WANIPConnection), by the library
-miniupnpc (``pip install 'atoll[upnp]'``). It forwards for an hour and is asked again while the node
+miniupnpc (extra ``upnp``). It forwards for an hour and is asked again while the node
 lives; whatever ends the node, nothing stays open for longer. Whether peers get in is found out as
 for every address, by having them dial back.
 """
@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from node.errors import operator_error
+from node.errors import operator_error, with_extra
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
 from protocols.addresses import host_of, hostport, ip_of
@@ -104,7 +104,7 @@ class PortMapping:
                 "E605",
                 "--map-port: needs miniupnpc",
                 why="it is not installed",
-                fix="pip install 'atoll[upnp]', or forward the port on the router by hand",
+                fix=f"{with_extra('upnp')}; or forward the port on the router by hand",
             ) from error
         except OSError as error:  # TimeoutError among them, and then the thread goes on
             self._given_up = True

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bootstrap.validation import bad_config
-from node.errors import operator_error
+from node.errors import operator_error, with_extra
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Record, RoundDone, Step, plain
 from node.monitor.whole_rounds import WholeRounds
@@ -180,7 +180,7 @@ def _missing(extra: str, library: str) -> OperatorError:
         "E605",
         f"--sink {extra}: needs {library}",
         why="it is not installed",
-        fix=f"pip install 'atoll[{extra}]'",
+        fix=with_extra(extra),
     )
 
 

@@ -52,6 +52,7 @@ from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
 OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has no such
+THE_SCRIPTS = ("model", "data", "inner", "evaluation")  # tables of a run that say nothing here
 # the islands of this process and, on rank 0, their state directories; some of them are over
 _joined: WeakKeyDictionary[Joined, Path | None] = WeakKeyDictionary()
 
@@ -224,6 +225,12 @@ def _refuse_shared(directory: Path) -> None:
 def _manifest(
     run: Mapping[str, Any], layout: Layout, there: Fingerprint = NOT_COMPARED
 ) -> Manifest:
+    if unread := [name for name in THE_SCRIPTS if name in run]:
+        raise bad_config(
+            f"node.join(run=...) has {', '.join(unread)}",
+            "model, data and inner optimizer are the script's own, so these would do nothing",
+            "leave them out",
+        )
     script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
     script |= {"frozen": there.digest, "frozen_marks": there.marks}
     given = {"name": "script", **run, "script": script}

@@ -1,7 +1,7 @@
 """Models of the ``transformers`` library: any causal language model that it has built in.
 
 The manifest has the model's ``config.json``, so that all islands build the same one. The library is
-an extra (``pip install 'atoll[hf]'``). Nothing is downloaded and no code but the library's own
+an extra (``hf``). Nothing is downloaded and no code but the library's own
 runs: a configuration that names code, kernels or quantization is refused, whoever it comes from.
 Dropout is switched off, since an inner step is a function of its place and its data alone.
 """

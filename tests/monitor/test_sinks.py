@@ -197,7 +197,7 @@ def test_a_missing_library_names_its_extra(kind, module, monkeypatch):
     with pytest.raises(OperatorError) as error:
         open_sink(f"{kind}:x")
     assert error.value.code == "E605"
-    assert f"atoll[{kind}]" in error.value.fix
+    assert f"'.[{kind}]'" in error.value.fix
 
 
 class Broken:

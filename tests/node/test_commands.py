@@ -36,6 +36,15 @@ def test_start_hands_over_checked_settings(command, runtime):
     assert manifest is None
 
 
+def test_a_server_that_creates_a_run_cuts_the_evaluation_shard_from_its_own_text(command, runtime):
+    flags = ("start", "--role", "server", "--data", "text.txt")
+    assert command(*flags, "--mode", "server")[0] == 0
+    assert runtime[0][0].data.endswith("/text.txt")
+    for joins in (("--peers", "a:1"), ("--resume",)):
+        status, _, told = command(*flags, *joins)
+        assert (status, "--data with --role server" in told) == (2, True)
+
+
 @pytest.mark.parametrize("role", ["server", "observer", "seed"])
 def test_who_trains_nothing_is_told_which_flags_do_nothing(command, runtime, role):
     flags = ("--data", "text.txt", "--nproc", "2", "--device", "cpu")

@@ -238,4 +238,4 @@ async def test_without_the_library_the_error_names_the_extra(
     with pytest.raises(OperatorError, match="needs miniupnpc") as caught:
         await mapping.open(4390)
     assert caught.value.code == "E605"
-    assert "atoll[upnp]" in caught.value.fix
+    assert "-e '.[upnp]'" in caught.value.fix

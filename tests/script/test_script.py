@@ -313,6 +313,13 @@ def test_a_mode_keeps_the_rounds_that_it_is_made_of() -> None:
         assert caught.value.code == "E204"
 
 
+@pytest.mark.parametrize("table", ["model", "data", "inner", "evaluation"])
+def test_tables_that_are_the_scripts_own_business_are_refused(table: str) -> None:
+    with pytest.raises(OperatorError, match=f"has {table}: ") as caught:
+        made(**{table: {}}, rounds={"inner_steps": 50})
+    assert caught.value.code == "E204"
+
+
 def test_a_mark_that_could_not_be_written_says_nothing_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
