@@ -251,7 +251,13 @@ def _started(event: Started, key: str) -> str:
             public_addr=event.public_addr,
             scripts=event.scripts,
         )
-        lines.append(f"{_INDENT}Others can join with:")
+        if event.run:
+            lines.append(f"{_INDENT}Others can join with:")
+        else:  # a seed's, as long as it has none
+            lines.append(
+                f"{_INDENT}Who creates a run brings it here, with its settings:"
+            )
+            line += " --preset tiny"
         lines += [f"{_INDENT}  {told}" for told in (line, *hint)]
         if 0 < event.total_rounds < ENDLESS_ROUNDS:
             more = 'run={"rounds": {"total_rounds": N}}'

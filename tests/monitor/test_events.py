@@ -232,6 +232,16 @@ def test_the_start_up_block_ends_with_the_join_line_and_how_long_there_is(total:
         assert rest[0].endswith("--set rounds.total_rounds=N")
 
 
+def test_a_seed_without_a_run_tells_who_brings_one() -> None:
+    seed = Started(peer=ME, run="", version="1", role="seed", join_address="8.8.8.8:4390/p")
+    lines = render(seed).splitlines()
+    assert lines[-2:] == [
+        "   Who creates a run brings it here, with its settings:",
+        "     node start --peers 8.8.8.8:4390/p --preset tiny",
+    ]
+    assert "Others can join with:" in render(dataclasses.replace(seed, run="r"))
+
+
 ME = "12D3KooWx"
 NEAR = "in your own network only"
 
