@@ -23,7 +23,7 @@ from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.statedir import MANIFEST, StateDir
-from protocols.errors import RemoteProtocolError, reason
+from protocols.errors import OperatorError, RemoteProtocolError, reason
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,18 +157,23 @@ def _vectors(
     return vectors
 
 
-def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:
-    """The run's tokenizer.json, from the state directory that a checkpoint lies in.
+def read_tokenizer_of(checkpoint: Path, manifest: Manifest) -> bytes:
+    """The run's tokenizer.json, from a checkpoint or the state directory that it lies in.
 
-    Empty for the byte tokenizer. Raises OperatorError E604 where it is not there.
+    Empty for the byte tokenizer. Raises OperatorError E604 where there is none that is the run's.
     """
     if manifest.data.tokenizer == BYTES:
         return b""
-    folders = (place, place.parent, place.parent.parent)  # a state directory, or a checkpoint
-    found = next((f / FILE for f in folders if (f / FILE).is_file()), place / FILE)
-    data = found.read_bytes() if found.is_file() else b""
-    tokenizer_of(manifest.data.tokenizer, data, manifest.model.document_end)
-    return data
+    folders = (checkpoint, checkpoint.parent, checkpoint.parent.parent)
+    found = [data for folder in folders if (data := read_beside(folder, FILE))] or [b""]
+    problems = []
+    for data in found:
+        try:
+            tokenizer_of(manifest.data.tokenizer, data, manifest.model.document_end)
+            return data
+        except OperatorError as error:
+            problems.append(error)
+    raise problems[0]
 
 
 def read_newest(

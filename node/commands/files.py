@@ -122,7 +122,7 @@ def export(
         layout = script_layout(checkpoint, manifest.script)
         export_weights(layout.views(outer.base), folder, most)
     else:
-        tokenizer = read_tokenizer_of(source, manifest)
+        tokenizer = read_tokenizer_of(checkpoint, manifest)
         export_hf(
             manifest.model,
             outer.base,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from data_kit import tokenizer_bytes
 from bootstrap.manifest import Data, Manifest, Model
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints.checkpoint import CheckpointStore
-from node.checkpoints.index import Facts
-from node.checkpoints.outer_files import OuterFiles, write_outer
+from node.checkpoints.index import Facts, said_by
+from node.checkpoints.outer_files import OuterFiles, write_beside, write_outer
 from node.data.tokenizer import BYTES, FileTokenizer
 from node.hf.export import export_hf
 from node.hf.likeness import TAKEN, files_like
+from node.statedir import MANIFEST
 from node.trainer.layout import Layout
 from protocols.errors import OperatorError
 from protocols.identity import Identity
@@ -97,6 +99,36 @@ def test_what_the_folder_lacks_is_written_as_without_it(command, tmp_path):
     again = command("export", tmp_path / "plain", "--from", home, "--like", folder)[2]
     assert again.startswith("error E602")
     assert not (tmp_path / "plain" / "chat_template.jinja").exists()
+
+
+def test_the_tokenizer_is_the_run_s_wherever_the_checkpoint_lies(command, tmp_path):
+    data = tokenizer_bytes()
+    home = state(tmp_path / "state", data)
+    (made,) = (home / "checkpoints").iterdir()
+    copy = tmp_path / "place" / "copy"
+    shutil.copytree(made, copy / made.name)  # as of a version that did not put it in
+    told = command("export", tmp_path / "none", "--from", copy)[2]
+    assert told.startswith("error E604")
+    store = CheckpointStore(home / "checkpoints")
+
+    def again(number):
+        with store.draft() as draft:
+            for name in ("outer.safetensors", MANIFEST):
+                shutil.copy(made / name, draft)
+            write_beside(draft, home)
+            facts = Facts(run=said_by(made).run, round=number, step=0, tokens=0)
+            return store.commit(draft, facts).path
+
+    newer = again(1)
+    shutil.copytree(newer, copy / newer.name)
+    (home / "tokenizer.json").write_text("{}")  # damaged, so the next one has no better
+    again(2)
+    assert command("export", tmp_path / "none", "--from", home)[2].startswith("error E604")
+    (home / "tokenizer.json").write_bytes(data)
+    for number, source in enumerate((copy, copy / newer.name, home)):
+        out = tmp_path / f"out{number}"
+        assert command("export", out, "--from", source)[0] == 0
+        assert (out / "tokenizer.json").read_bytes() == data
 
 
 def test_a_run_over_bytes_takes_them_from_an_export_of_one(tmp_path):
