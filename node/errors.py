@@ -202,8 +202,9 @@ _ROWS = (
     Kind(
         "E407",
         "the copy of checkpoints cannot be used",
-        "the place that --checkpoint-copy names cannot be reached, refuses or holds another run's; "
-        "once the node runs, training and the checkpoints on this machine's disk go on",
+        "the place that --checkpoint-copy names, or --from of `node export`, cannot be reached, "
+        "refuses or holds another run's; once a node runs, training and the checkpoints on this "
+        "machine's disk go on",
         "check the URL and its credentials; object stores need their fsspec library (s3fs, gcsfs)",
     ),
     Kind(

@@ -132,13 +132,18 @@ def large_enough(bytes_: float) -> float:
     return bytes_
 
 
+def is_url(text: str) -> bool:
+    """Whether a place is no path of this machine; ``file://`` is a URL, too."""
+    return "://" in text
+
+
 def place(text: str) -> str:
     """A URL as it is, a path made absolute; of a data set to stream, those in its name."""
     if text.startswith("datasets:"):
         from node.data.streamed import DataSet
 
         return str(DataSet.parse(text))
-    return text if "://" in text else str(expanded(Path(text)))
+    return text if is_url(text) else str(expanded(Path(text)))
 
 
 def checked_host_port(text: str) -> str:

@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from node.checkpoints.index import Facts, files_in, verify
+from node.checkpoints.index import Facts, Part, files_in, verify
 from node.checkpoints.trainer_files import Taken
 from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, TrainerState
 
@@ -25,7 +25,7 @@ def moments_in(checkpoint: Path | None) -> Taken | None:
     """What a trainer that begins at the last merge can take of it; of a damaged one nothing."""
     with suppress(OSError, ValueError):
         if checkpoint is not None and (folder := _folder_in(checkpoint)):
-            verify(checkpoint, folder)  # the rest is as long, and nothing of it is read
+            verify(checkpoint, _within(folder))  # the rest is as long, and not read
             return Taken(checkpoint, 0)
     return None
 
@@ -42,7 +42,7 @@ def take_over(newest: Path | None, facts: Facts, rounds: tuple[int, ...], draft:
     try:
         if not (found := _folder_in(newest)):
             return
-        was = verify(newest, found)  # as above
+        was = verify(newest, _within(found))  # as above
         state = TrainerState.model_validate_json((newest / found / STATE).read_bytes())
     except (OSError, ValueError):
         return
@@ -57,6 +57,10 @@ def take_over(newest: Path | None, facts: Facts, rounds: tuple[int, ...], draft:
 
 def _folder_in(checkpoint: Path) -> str:
     return next((name for name in (FOLDER, MOMENTS) if has_trained(checkpoint, name)), "")
+
+
+def _within(folder: str) -> Part:
+    return lambda name: name.startswith(f"{folder}/")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import File
 
 MAX_INDEX_BYTES = 1024 * 1024
+Part = Callable[[str], bool]  # whether a file of that name belongs to it
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 
 
@@ -44,15 +46,20 @@ class Index(Facts):
     files: dict[str, File]
 
 
-def verify(path: Path, folder: str = "") -> Index:
-    """Check every file of a checkpoint, or of one ``folder`` in it.
+def everything(name: str) -> bool:
+    """All files."""
+    return True
+
+
+def verify(path: Path, part: Part = everything) -> Index:
+    """Check every file of a checkpoint, or every one of a ``part`` of them.
 
     Raises ValueError or OSError that says what is wrong.
     """
     index = _read_index(path)
     check_names(index)
     for name, expected in index.files.items():
-        if folder and not name.startswith(f"{folder}/"):
+        if not part(name):
             continue
         if not (path / name).is_file():
             raise ValueError(f"{name} is missing")

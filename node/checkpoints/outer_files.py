@@ -34,6 +34,7 @@ TENSORS = "outer.safetensors"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
 SHARD = "evaluation.bin"
 LEAVE_OUT = "leave out --best, which takes the newest"
+NONE = "it is no checkpoint, and there is none in it"
 TRIES = 5  # to read a checkpoint where a node may remove it meanwhile
 BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest
 
@@ -225,25 +226,32 @@ def find_checkpoint(
     except OSError as error:  # another user's, as a rule
         raise CheckpointError(path, reason(error), "let this user read it") from error
     if found is None or found.checkpoint is None:
-        if found is not None and found.damaged:
-            why, fix = f"none in it is whole ({found.why})", "give a copy of one"
-            if best:
-                why, fix = (
-                    f"none that was evaluated is whole ({found.why})",
-                    f"{fix}, or {LEAVE_OUT}",
-                )
-            raise CheckpointError(path, why, fix)
-        if best and found is not None and store.paths():
-            why = "none in it has a validation loss: those rounds were not evaluated"
-            raise CheckpointError(path, why, LEAVE_OUT)
+        there = found is not None and bool(store.paths())
+        if said := why_none(found.why if found is not None else "", best=best, there=there):
+            raise CheckpointError(path, *said)
         raise CheckpointError(
             path,
-            "it is no checkpoint, and there is none in it"
-            if os.path.lexists(path)
-            else "there is no such directory",
+            NONE if os.path.lexists(path) else "there is no such directory",
             "give a directory named ckpt-NUMBER, or a node's state directory",
         )
     for damage in found.damaged:
         if damage.path.exists():  # else it has been pruned meanwhile
             tell(damage)
     return found.checkpoint.path, found.checkpoint.facts
+
+
+def why_none(damaged: str, *, best: bool, there: bool) -> tuple[str, str] | None:
+    """Why none of a place can be used, and what to do; None where there is none.
+
+    ``damaged``: what is wrong with those that were tried; ``there``: whether there are any.
+    """
+    if damaged and best:
+        return (
+            f"none that was evaluated is whole ({damaged})",
+            f"give a copy of one, or {LEAVE_OUT}",
+        )
+    if damaged:
+        return f"none in it is whole ({damaged})", "give a copy of one"
+    if best and there:
+        return "none in it has a validation loss: those rounds were not evaluated", LEAVE_OUT
+    return None

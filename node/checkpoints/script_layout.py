@@ -26,7 +26,7 @@ def script_layout(checkpoint: Path, script: Script) -> Layout:
                 return layout
     raise operator_error(
         "E602",
-        f"cannot export {checkpoint}",
+        f"cannot export {checkpoint.name}",
         why="this run's model is its script's, and this checkpoint does not have the names of its "
         "parameters: no script has written into it, or an earlier version has",
         fix="in the script: island = node.join(..., resume=True), then "

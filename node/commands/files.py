@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from bootstrap.validation import bad_config
-from node.commands.shared import given_path
+from node.commands.shared import given, given_path
 from node.config import resolve
 from node.errors import operator_error
 from node.interrupts import clean_up_at_any_end
 from node.options import with_settings
 from node.setting_values import size
-from protocols.errors import reason
+from protocols.errors import OperatorError, reason
 
 
 @with_settings("dir")
@@ -60,12 +60,13 @@ def export(
         ),
     ],
     source: Annotated[
-        Path,
+        str,
         typer.Option(
             "--from",
-            parser=given_path,
+            parser=given,
             metavar="PATH",
-            help="A checkpoint, or the newest of a state directory or of a --checkpoint-copy.",
+            help="Path or URL: a checkpoint, or the newest of a state directory or of a "
+            "--checkpoint-copy.",
         ),
     ],
     best: Annotated[
@@ -95,34 +96,34 @@ def export(
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     most = _shard_size(max_shard_size)
-    from node.checkpoints.names import INDEX
-    from node.checkpoints.outer_files import read_newest, read_tokenizer_of
+    from node.checkpoints.fetched import outer_at
+    from node.checkpoints.outer_files import read_tokenizer_of
     from node.checkpoints.script_layout import script_layout
     from node.hf.export import check_empty, export_hf, export_weights
     from node.hf.likeness import files_like
 
-    if best and (source / INDEX).is_file():
-        fix = "give the state directory it is in, or leave out --best"
-        raise bad_config(f"--best of {source.name}", "that is one checkpoint", fix)
-    clean_up_at_any_end()  # a folder may be half written
+    def warn(error: OperatorError) -> None:
+        typer.echo(error.text().replace("error", "warning", 1), err=True)
+
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
+    clean_up_at_any_end()  # a folder may be half written, or have come from a URL
     check_empty(folder)  # before what takes long
-    checkpoint, outer = read_newest(
-        source,
-        best=best,
-        tell=lambda error: typer.echo(error.text().replace("error", "warning", 1), err=True),
-    )
-    manifest = outer.signed.manifest
-    if manifest.script.layout:
-        if like is not None:
+    with outer_at(source, folder, best=best, warn=warn, tell=tell) as (checkpoint, outer):
+        manifest = outer.signed.manifest
+        script = bool(manifest.script.layout)
+        if script and like is not None:
             raise bad_config(
                 "--like with the run of a training script",
                 "its model is the script's, of which only the parameters are written",
                 "leave out --like",
             )
-        layout = script_layout(checkpoint, manifest.script)
+        layout = script_layout(checkpoint, manifest.script) if script else None
+        tokenizer = b"" if script else read_tokenizer_of(checkpoint, manifest)
+    if layout is not None:
         export_weights(layout.views(outer.base), folder, most)
     else:
-        tokenizer = read_tokenizer_of(checkpoint, manifest)
         export_hf(
             manifest.model,
             outer.base,

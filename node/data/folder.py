@@ -24,6 +24,7 @@ from bootstrap.validation import explain
 from node.data.streamed import is_stream
 from node.data.tokenizer import MAX_VOCABULARY, MIN_VOCABULARY
 from node.errors import operator_error
+from node.setting_values import is_url
 
 INDEX = "data.json"
 HELD_OUT = "held-out.bin"
@@ -99,4 +100,4 @@ def is_folder(place: str) -> bool:
     if is_stream(place):
         return False
     # Path.is_file raises where a parent folder cannot be entered; reading it tells of that
-    return "://" in place or os.path.isfile(os.path.join(place, INDEX))
+    return is_url(place) or os.path.isfile(os.path.join(place, INDEX))

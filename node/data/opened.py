@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from node.data.patience import met, status_of
 
+WEB = ("http://", "https://")
 SILENCE_S = 60.0  # of a web server, in the middle of a file
 NOT_SATISFIABLE, PARTIAL_CONTENT = 416, 206
 FRESH = timedelta(seconds=1)  # a file that has just changed may change again by the same date
@@ -40,7 +41,7 @@ def opened(where: str, start: int = 0, version: str = "") -> Iterator[Opened]:
     """
     import fsspec
 
-    if where.startswith(("http://", "https://")):
+    if where.startswith(WEB):
         with _of_web_server(where, start, version) as found:
             yield found
         return

@@ -28,6 +28,7 @@ from node.data.patience import Patience, met, passes
 from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
+from node.setting_values import is_url
 from protocols.errors import OperatorError, is_full, reason
 from protocols.files import replacing
 
@@ -52,7 +53,7 @@ class Folder:
         known: bool = False,
     ) -> None:
         self.place = place.rstrip("/")
-        self.remote = "://" in place
+        self.remote = is_url(place)
         self._cache = ShardCache(cache, cache_bytes) if self.remote and cache is not None else None
         self.cache_bytes = cache_bytes if self._cache is not None else 0
         self.index: Index = self._read_index(known=known)

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from node.data.tokenizer import need
 from node.errors import operator_error
+from node.setting_values import is_url
 from protocols.errors import OperatorError
 
 STREAMED = "datasets:"
@@ -90,7 +91,7 @@ def is_stream(place: str) -> bool:
 
 def _absolute(place: str) -> str:
     """A path, or pattern of paths, that is there on this machine: absolute; else as it is."""
-    if "://" not in place:
+    if not is_url(place):
         path = Path(os.path.expanduser(place))
         if path.exists() or glob.glob(str(path), recursive=True):
             return str(path.absolute())

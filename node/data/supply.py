@@ -30,6 +30,7 @@ from node.data.tokenizer import (
 from node.errors import operator_error
 from node.headway import OnProgress, Tell
 from node.hf.import_hf import import_hf, tokenizer_in
+from node.setting_values import is_url
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import open_tokens, sampler_of, token_type
 
@@ -195,7 +196,7 @@ def check_files(place: str, progress: OnProgress) -> None:
 
     Without effect for any other place. Blocks.
     """
-    if is_folder(place) and "://" not in place:
+    if is_folder(place) and not is_url(place):
         check(Folder(place), progress)
 
 

@@ -60,6 +60,7 @@ class Server:
         self.asked: list[str] = []
         self.spoil: dict[str, int] = {}  # by file name: so many answers have a wrong byte
         self.away = 0  # so many answers are an error, then
+        self.after = 0  # answers before those
         self.status = 503
         self.url = ""
 
@@ -82,6 +83,9 @@ def serving(root: Path) -> Iterator[Server]:
 
         def is_away(self) -> bool:
             if state.away <= 0:
+                return False
+            if state.after > 0:
+                state.after -= 1
                 return False
             state.away -= 1
             if state.status:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoint_kit import make
+from data_kit import serving
 from fsspec.implementations.local import LocalFileSystem
 
 from node.checkpoints.checkpoint import CheckpointStore
@@ -159,6 +160,23 @@ def test_a_url_of_fsspec(store: CheckpointStore):
     assert len(moved) > 3, "each file and more: this file system tells of parts"
     other = CheckpointStore(store.directory.parent / "other")
     assert copy.get_newest(other) is not None
+
+
+def test_an_error_of_a_web_server_is_no_missing_copy(store: CheckpointStore, tmp_path: Path):
+    for round_ in (1, 2):
+        CheckpointCopy(str(tmp_path / "web"), keep=2).put(make(store, round_).path)
+    other, told = CheckpointStore(tmp_path / "other"), list[OperatorError]()
+    with serving(tmp_path / "web") as server:
+        copy = CheckpointCopy(server.url, keep=2)
+        for asked in range(5):  # the list, both indexes, and that of the newest and a file again
+            server.away, server.after = 1, asked
+            with pytest.raises(OperatorError, match="cannot read") as caught:
+                copy.get_newest(other, told.append)
+            assert (caught.value.code, told) == ("E407", [])
+            assert "503" in caught.value.why
+        found = copy.get_newest(other)
+    assert found is not None
+    assert verify(found) == verify(store.paths()[0])
 
 
 def test_one_without_an_index_is_none(store: CheckpointStore, tmp_path: Path):
