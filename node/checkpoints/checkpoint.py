@@ -116,6 +116,7 @@ class CheckpointStore:
         # what was fetched and no checkpoint takes the place of: of where this node has yet to come
         self.ahead: Callable[[], Collection[Path]] = tuple
         self._before: Path | None = None
+        self._damaged: set[Path] = set()  # those found so when they were read
         if not owns:
             return
         directory.mkdir(parents=True, exist_ok=True)
@@ -172,9 +173,11 @@ class CheckpointStore:
     def best(self) -> Path | None:
         """The one with the lowest validation loss; None: nothing is known of any.
 
-        One that lacks files does not hold that place: a later one is to have it.
+        One that lacks files does not hold that place, nor one that was found damaged: a later one
+        is to have it.
         """
-        return next((path for path in self.by_loss() if seems_whole(path, said_by(path))), None)
+        whole = (path for path in self.by_loss() if path not in self._damaged)
+        return next((path for path in whole if seems_whole(path, said_by(path))), None)
 
     @contextmanager
     def draft(self) -> Iterator[Path]:
@@ -233,6 +236,7 @@ class CheckpointStore:
                 self._take_back()
                 raise
             sync(self.directory)
+        self._damaged.discard(target)
         self._before = None
         spared.forget(self.directory, needed=sum(file.bytes for file in files.values()))
         others = [path for path in self.paths() if path != target]
@@ -254,6 +258,15 @@ class CheckpointStore:
         with _disk_errors(path):
             path.mkdir(exist_ok=True)
             yield path
+
+    def take(self, fetched: Path, round_: int) -> Path:
+        """Make what was fetched, and is whole, the checkpoint of that round; a damaged one goes."""
+        target = self.directory / name_of(round_)
+        if target.exists():
+            shutil.rmtree(target)
+        fetched.rename(target)
+        self._damaged.discard(target)
+        return target
 
     def forget_fetched(self, but: Collection[Path] = ()) -> None:
         """Remove what was kept of what was fetched to begin with, ``but`` for these."""
@@ -302,8 +315,12 @@ class CheckpointStore:
         paths = self.by_loss() if best else self.paths()
         for older, path in enumerate(paths, start=1):
             try:
-                return Search(Checkpoint(path, verify(path)), tuple(damaged))
+                facts = verify(path)
+                self._damaged.discard(path)
+                return Search(Checkpoint(path, facts), tuple(damaged))
             except (OSError, ValueError) as error:
+                if isinstance(error, ValueError):  # a disk that fails may yet give it
+                    self._damaged.add(path)
                 if isinstance(error, OSError) and error.errno not in DAMAGED:
                     fix = "let this user read it, or move it away"
                     raise CheckpointError(path, reason(error), fix) from error

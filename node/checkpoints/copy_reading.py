@@ -6,7 +6,6 @@ hashes in the checkpoint's index.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from node.checkpoints.index import (
     said_by,
     verify,
 )
-from node.checkpoints.names import INDEX, name_of, round_of
+from node.checkpoints.names import INDEX, round_of
 from node.checkpoints.tensor_files import File
 from node.data.opened import WEB, opened
 from node.data.patience import met
@@ -168,10 +167,7 @@ class CopyReader:
                 with store.fetching(name) as draft:
                     self._fetch(files, f"{root}/{name}", draft, part, begun(name))
                     index = verify(draft, part)
-                    target = store.directory / name_of(index.round)
-                    if target.exists():  # a damaged one
-                        shutil.rmtree(target)
-                    draft.rename(target)
+                    target = store.take(draft, index.round)
                 store.forget_fetched()
                 return Brought(Checkpoint(target, index), tuple(damaged))
             except ValueError as error:

@@ -349,6 +349,23 @@ def test_one_that_lacks_files_holds_no_place_as_the_best(tmp_path: Path) -> None
     assert store.best() == tmp_path / "ckpt-00000002"
 
 
+def test_one_that_was_found_damaged_holds_no_place_as_the_best(tmp_path: Path) -> None:
+    """As a power cut leaves the newest one: as long as it was, with other bytes."""
+    before = CheckpointStore(tmp_path)
+    for round, loss in ((1, 1.7), (2, 1.5)):
+        path = make(before, round, loss=loss).path / "outer.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    store = CheckpointStore(tmp_path, keep=1)
+    found = store.latest().checkpoint
+    assert found is not None
+    assert (found.facts.round, store.best()) == (1, found.path)
+    make(store, 3, loss=1.8)
+    assert names(store) == ["ckpt-00000001", "ckpt-00000003"]
+    make(store, 2, loss=1.6)  # in its place, and whole
+    make(store, 4, loss=1.8)
+    assert names(store) == ["ckpt-00000002", "ckpt-00000004"]
+
+
 def test_one_that_says_nothing_of_its_loss_is_read_as_before(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = make(store, 1).path / INDEX

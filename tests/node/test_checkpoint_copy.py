@@ -391,6 +391,22 @@ def test_the_best_is_kept_there_and_comes_back_besides_the_newest(
     assert there(other.directory) == ["ckpt-00000004", "ckpt-00000005"]
 
 
+def test_the_best_that_was_damaged_here_is_the_best_again_once_it_came_back(
+    store: CheckpointStore, tmp_path: Path
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    for round, loss in ((1, 1.5), (2, 1.7)):
+        path = make(store, round, loss=loss).path
+        copy.put(path)
+        (path / "trainer.json").write_text("[]")  # as long as before
+    again = CheckpointStore(store.directory)
+    assert (again.latest().checkpoint, again.best()) == (None, None)
+    newest = copy.get_newest(again)
+    assert newest is not None
+    copy.get_best(again, newest)
+    assert again.best() == store.directory / "ckpt-00000001"
+
+
 def test_a_best_one_that_cannot_come_back_is_told_and_holds_nothing_up(
     store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
