@@ -199,7 +199,7 @@ def choose(
     fitting = (name for name in codecs if by_links(name) <= budget)
     if past.codec is None or past.codec not in codecs:
         return next(fitting, codecs[-1])
-    if past.back_to is not None and past.back_to in codecs:
+    if past.back_to is not None:
         return past.back_to
     at = codecs.index(past.codec)
     if seconds(past.codec) > OVERRUN * budget:
