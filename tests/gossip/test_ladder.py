@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gossip.plans.ladder import (
     FIRST_WAIT,
+    LONGER,
     LONGEST_WAIT,
     OVERRUN,
     RECENT,
@@ -175,7 +176,49 @@ def test_a_finer_codec_that_does_well_is_not_held_up_next_time() -> None:
     past.note(RUNGS, "int8", None, 0.0, 10.0)  # something went wrong in it
     assert (past.back_to, past.seconds(1.0)) == (None, None)
     past.note(RUNGS, "int4", 1.0, 1.0, 10.0)  # and it did not last
-    assert past.waits("int8")
+    for _ in range(FIRST_WAIT):  # no longer than at first: it had done well
+        assert past.waits("int8")
+        past.note(RUNGS, "int4", 1.0, 1.0, 10.0)
+    assert not past.waits("int8")
+
+
+@pytest.mark.parametrize(
+    ("took_before", "took", "taken_back"),
+    [
+        (1.0, 1.01 * OVERRUN * 10.0, True),
+        (1.0, 0.99 * OVERRUN * 10.0, False),  # no longer than a codec may take that is in use
+        (11.0, 1.01 * LONGER * 11.0, True),
+        (11.0, 0.99 * LONGER * 11.0, False),  # it was as long before: finer or not is all one
+    ],
+)
+def test_a_finer_codec_may_take_as_long_as_any_and_as_long_as_the_one_before(
+    took_before: float, took: float, taken_back: bool
+) -> None:
+    past = Ladder()
+    past.note(RUNGS, "int4", took_before, 1e6, 10.0)
+    past.note(RUNGS, "int8", took, 2e6, 10.0)
+    assert past.back_to == ("int4" if taken_back else None)
+    assert past.waits("int8") == taken_back
+
+
+def test_without_a_budget_no_codec_takes_too_long() -> None:
+    """No round has been timed yet, so nothing is known of what one may wait."""
+    past = Ladder("int4")
+    past.note(RUNGS, "int8", 100.0, 1.0, 0.0)
+    assert (past.back_to, past.waits("int8")) == (None, False)
+
+
+def test_a_step_up_from_before_a_codec_of_another_kind_is_none_that_did_not_last() -> None:
+    past = Ladder("int4")
+    for name in ("int8", "other", "int8", "int4"):
+        past.note(RUNGS, name, 1.0, 1.0, 10.0)
+    assert not past.waits("int8")
+
+
+def test_an_exchange_in_which_nothing_moved_says_nothing_of_others() -> None:
+    past = Ladder()
+    past.note(RUNGS, "int4", 1.0, 0.0, 10.0)  # nobody else was there
+    assert past.seconds(1e6) is None
 
 
 def test_time_that_bytes_do_not_cost_does_not_count_against_a_finer_codec() -> None:
@@ -196,8 +239,12 @@ def test_time_that_bytes_do_not_cost_does_not_count_against_a_finer_codec() -> N
     exchanged("top12")
     for name in RUNGS:
         assert expected(name) == pytest.approx(3.0 + each * seconds(1.0, name))
-    for _ in range(RECENT + 1):  # that was long ago
+    for _ in range(RECENT - 1):
         exchanged("top12")
+    assert expected("top3") == pytest.approx(3.0 + each * seconds(1.0, "top3"))
+    assert not past.settled
+    exchanged("top12")  # that was long ago
+    assert past.settled
     assert expected("top3") == pytest.approx(
         (3.0 + each * seconds(1.0, "top12")) * codec("top3").bits / codec("top12").bits
     )
@@ -239,6 +286,44 @@ def test_what_would_take_far_too_long_is_not_tried() -> None:
             lambda name: past.seconds(seconds(1.0, name)) or 0.0,
         ) == "top3"  # fmt: skip
     assert past.settled
+
+
+@pytest.mark.parametrize(
+    ("share", "larger", "tried"),
+    [
+        (0.6, 0.99 * 3.0 / 0.6, True),
+        (0.6, 1.01 * 3.0 / 0.6, False),
+        (0.99 * ROOM, 2.0, True),
+        (1.01 * ROOM, 2.0, False),  # there is no room for more, whatever its time is made of
+    ],
+)
+def test_what_might_be_far_too_long_is_tried_where_there_is_room_now(
+    share: float, larger: float, tried: bool
+) -> None:
+    """``share`` of the budget is taken, and the finer codec sends so many times as much."""
+    sizes, past = {"finer": larger, "coarse": 1.0}, Ladder("coarse")
+    for _ in range(RECENT + 1):
+        past.note(tuple(sizes), "coarse", share * 10.0, 1.0, 10.0)
+    found = choose(
+        tuple(sizes), lambda _: 1e9, 10.0, past, lambda name: past.seconds(sizes[name]) or 0.0
+    )
+    assert found == ("finer" if tried else "coarse")
+
+
+def test_where_the_codec_before_was_of_another_kind_the_links_decide() -> None:
+    past = Ladder()
+    past.note(("other",), "other", 1.0, seconds(1.0, "fp32"), 10.0)
+    assert (
+        choose(
+            RUNGS,
+            lambda name: seconds(100 * 125_000, name),
+            10.0,
+            past,
+            lambda name: past.seconds(seconds(1.0, name)) or 0.0,
+        )
+        == "int4"
+    )
+    assert past.explained(RUNGS, "int4", 10.0).why == "what the links carry as they were measured"
 
 
 def test_two_exchanges_that_make_no_sense_together_are_not_joined() -> None:
