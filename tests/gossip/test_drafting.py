@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-from gossip_kit import PLACE, RUN, SHAPE, announce_of, leader, plan_of, roster_of
+from gossip_kit import PLACE, RUN, SHAPE, company_of, leader, plan_of, roster_of
 from weighing_kit import MIX
 
-from gossip.membership.members import Membership
 from gossip.plans.commitments import packed
 from gossip.plans.weighing import draft_basis, sign_gram, triangle
 from gossip.rounds.agreement import Agreement
-from gossip.rounds.company import Company
 from gossip.rounds.drafting import Drafting
 from protocols.identity import Identity
 from protocols.messages import Contributor, Gram, Part, Plan
@@ -36,10 +34,7 @@ class Scene:
         me = leader(members)
         self.me = self.roster.index(me.peer_id)
         agreement = Agreement(me, PLACE, OPEN, self.roster)
-        membership = Membership(me.peer_id)
-        for peer in self.roster:
-            membership.on_announce(announce_of(peer), b"", 1, NOW)
-        self.company = Company(agreement, membership, lambda: announce_of(me.peer_id), False)
+        self.company = company_of(agreement, NOW)
         self.drafting = Drafting(agreement, MIX)
         own = [self.identities[number] for number in owners or range(count)]
         contributors = tuple(Contributor(peer, 100.0, 100, True, 9.0) for peer in self.roster)

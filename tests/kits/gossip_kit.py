@@ -8,6 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from gossip.membership.members import Membership
 from gossip.membership.standing import first_announcement
 from gossip.place import Place
 from gossip.plans.certificate import (
@@ -23,6 +24,7 @@ from gossip.plans.certificate import (
 from gossip.plans.validity import Shape
 from gossip.rounds.agreed import Adopted
 from gossip.rounds.agreement import Agreement
+from gossip.rounds.company import Company
 from protocols.counts import Included, pack_counts
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
@@ -171,6 +173,15 @@ def announce_of(peer: PeerId, place: Place = PLACE, **changes: Any) -> Announce:
         loss=2.0,
     )
     return dataclasses.replace(announce, **changes)
+
+
+def company_of(agreement: Agreement, now: float, *, forgot: bool = False) -> Company:
+    """Whom one member counts on in a round to which all have come, and are heard at ``now``."""
+    membership = Membership(agreement.me)
+    for peer in agreement.roster:
+        membership.on_announce(announce_of(peer, agreement.place), b"", 1, now)
+    mine = announce_of(agreement.me, agreement.place)
+    return Company(agreement, membership, lambda: mine, forgot)
 
 
 def adopt(count: int = 3) -> tuple[list[Identity], Plan, Agreement]:
