@@ -131,6 +131,18 @@ def test_nobody_is_at_fault_for_who_is_gone_or_takes_part_no_more() -> None:
     assert scene.at_fault({owner: [dead, left]}) == set()
 
 
+def test_nobody_misses_slices_of_who_takes_part_no_more_or_has_done_nothing() -> None:
+    scene = Scene(7)
+    owner, *left = scene.others()[:4]
+    none, draft = {scene.roster[number] for number in left}, scene.draft
+    for changes in ({"active": False}, {"weight": 0.0, "tokens": 0}):
+        contributors = tuple(
+            dataclasses.replace(c, **changes) if c.peer in none else c for c in draft.contributors
+        )
+        scene.lead(dataclasses.replace(draft, contributors=contributors))
+        assert scene.at_fault({owner: left}) == set()
+
+
 def test_a_contribution_that_its_own_owner_does_not_take_is_none() -> None:
     scene = Scene(5)
     owner, other, *_ = scene.others()

@@ -9,10 +9,11 @@ import torch
 from gossip_kit import PLACE, RUN, roster_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from weighing_kit import MEMBERS, MIX, OPEN, draft_of, gathered, gram_of, grams_of, vectors
+from weighing_kit import MEMBERS, MIX, OPEN, PEERS, draft_of, gathered, gram_of, grams_of, vectors
 
 from diloco import merge, robust
 from gossip.plans.commitments import packed
+from gossip.plans.mix import MAX_SCALE, Mix
 from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, triangle, unpack, weighed
 
@@ -89,6 +90,22 @@ def test_a_gathering_knows_who_is_silent() -> None:
     assert products.silent() == {p.owner for p in draft.parts} - {draft.parts[1].owner}
 
 
+def test_what_came_to_an_owner_in_one_part_does_not_speak_against_it_in_another() -> None:
+    """It came to nobody else, so it was hardly sent; the others lack what came to somebody."""
+    inputs = vectors()
+    draft = draft_of(inputs)
+    first, second, *rest = draft.parts
+    parts = (first, dataclasses.replace(second, owner=first.owner), *rest)
+    draft = dataclasses.replace(draft, parts=parts)
+    products = Products(draft, RUN, MIX)
+    for number, part in enumerate(parts):
+        present = (0, 1, 2) if number else (0, 1, 2, 3, 4)
+        products.add(part.owner, gram_of(draft, number, inputs, present))
+    found = products.absences()
+    assert {owner for owner, _ in found} == {part.owner for part in rest}
+    assert {contributor for _, contributor in found} == {PEERS[3], PEERS[4]}
+
+
 def test_products_of_who_owned_the_part_before_come_to_nothing() -> None:
     """They were on their way when the part went to another: nobody is to be named for that."""
     inputs = vectors()
@@ -99,6 +116,15 @@ def test_products_of_who_owned_the_part_before_come_to_nothing() -> None:
     products = Products(later, RUN, MIX)
     assert products.add(late.owner, late) is None
     assert products.silent() == {part.owner for part in later.parts}
+
+
+def test_no_scale_is_larger_than_a_plan_may_have() -> None:
+    """A rule that gives all the same makes much of who has announced next to no work."""
+    inputs, weights = vectors(), (1e-30, 100.0, 100.0, 100.0, 100.0)
+    draft = draft_of(inputs, weights)
+    alike = Mix(weigh=lambda products, weights: [1 / len(weights)] * len(weights))
+    found = weighed(draft.contributors, grams_of(draft, inputs), alike)
+    assert [c.scale for c in found] == [MAX_SCALE, *[pytest.approx(0.8)] * 4]
 
 
 def test_weighing_without_anybody() -> None:

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from gossip_kit import PLACE, RUN, SHAPE, results_of, roster_of
+from gossip_kit import PLACE, RUN, SHAPE, leader, results_of, roster_of
 from weighing_kit import (
+    BY_PEER,
     MEMBERS,
     MIX,
     OPEN,
@@ -22,10 +23,23 @@ from weighing_kit import (
 
 from gossip.plans.commitments import packed
 from gossip.plans.mix import MEAN
+from gossip.plans.planning import roll_call
+from gossip.plans.rules import Rules
 from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, check_scales, final_plan, sign_gram, triangle, unpack
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import Identity
+from protocols.messages import Plan
+
+
+def with_results(plan: Plan) -> Plan:
+    """As if all its parts were merged."""
+    results = results_of(plan, MEMBERS)
+    merged = (
+        dataclasses.replace(part, result=result)
+        for part, result in zip(plan.parts, results, strict=True)
+    )
+    return dataclasses.replace(plan, parts=tuple(merged))
 
 
 def test_products_of_somebody_else() -> None:
@@ -41,6 +55,8 @@ def test_products_of_somebody_else() -> None:
         products.add(good.owner, dataclasses.replace(good, signature=bytes(64)))
     with pytest.raises(BadSignature):
         products.add(good.owner, dataclasses.replace(good, products=bytes(len(good.products))))
+    with pytest.raises(BadSignature):
+        products.add(good.owner, sign_gram(BY_PEER[good.owner], b"another run".ljust(32), good))
 
 
 def test_products_that_cannot_be() -> None:
@@ -51,6 +67,7 @@ def test_products_that_cannot_be() -> None:
     whole = (inputs[1] @ inputs[1]).item()
     for changes, why in [
         ({"products": good.products[8:]}, "another number"),
+        ({"products": good.products + bytes(8)}, "another number"),
         ({"present": (0, 1, 2, 3, 3)}, "unknown contributors"),
         ({"present": (1, 0, 2, 3, 4)}, "unknown contributors"),
         ({"present": (0, 1, 2, 3, 5)}, "unknown contributors"),
@@ -59,6 +76,7 @@ def test_products_that_cannot_be() -> None:
         ({"roots": (*good.roots, bytes(32)), "signatures": (*good.signatures, b"")}, "not named"),
         ({"basis": bytes(32)}, "another plan"),
         ({"round": good.round + 1}, "another round"),
+        ({"fragment": good.fragment + 1}, "another round"),
         ({"products": numbers(good, p11=-1.0)}, "beyond the announced"),
         ({"products": numbers(good, p11=whole * 2)}, "beyond the announced"),
         ({"products": numbers(good, p11=float("nan"))}, "beyond the announced"),
@@ -70,6 +88,27 @@ def test_products_that_cannot_be() -> None:
         with pytest.raises(Malformed, match=why):
             products.add(good.owner, resigned(good, **changes))
     assert len(products.silent()) == 5
+
+
+def test_products_may_be_as_large_as_the_norms_and_by_what_is_rounded() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    products = Products(draft, RUN, MIX)
+    good = gram_of(draft, 0, inputs)
+    limits = [MIX.limit(c, draft.codec) or 0.0 for c in draft.contributors]
+    square, other = limits[1] ** 2, unpack(good.products, 5)[2, 2].item()
+    most = limits[1] * other**0.5
+    rounded = 1 + 5e-7
+    for changes in ({"p11": square * rounded}, {"p11": square, "p21": -most * rounded}):
+        taken = resigned(good, products=numbers(good, **changes))
+        assert products.add(good.owner, taken) is None
+    for changes, why in [
+        ({"p11": square * 1.001}, "beyond the announced"),
+        ({"p11": square, "p21": most * 1.001}, "no vectors have"),
+        ({"p11": square, "p21": -most * 1.001}, "no vectors have"),
+    ]:
+        with pytest.raises(Malformed, match=why):
+            products.add(good.owner, resigned(good, products=numbers(good, **changes)))
 
 
 def test_who_announces_nothing_has_no_products() -> None:
@@ -95,14 +134,23 @@ def test_a_leader_that_makes_scales_up() -> None:
         dataclasses.replace(c, scale=c.scale * (1 + 1e-15) if n == 2 else c.scale)
         for n, c in enumerate(final.contributors)
     )
+    rest = final.grams[1:]
+    partly = (with_results(final).parts[0], *final.parts[1:])
+    longer = resigned(final.grams[0], stop=final.grams[0].stop + 1)
+    later = resigned(final.grams[0], start=final.grams[0].start + 1)
     for lie, why in [
         (dataclasses.replace(final, contributors=favoured), "do not follow"),
+        (dataclasses.replace(final, grams=(longer, *rest)), "another part"),
+        (dataclasses.replace(final, grams=(later, *rest)), "another part"),
         (dataclasses.replace(final, grams=final.grams[:-1]), "without the inner products"),
         (dataclasses.replace(final, grams=()), "without the inner products"),
+        (dataclasses.replace(final, ballot=1, parts=partly, grams=()), "without the inner"),
         (dataclasses.replace(final, grams=final.grams[::-1]), "another part"),
         (dataclasses.replace(final, grams=forged), "another part"),
         (dataclasses.replace(final, draft=True), "knows its outcome"),
         (dataclasses.replace(draft, grams=final.grams), "knows its outcome"),
+        (dataclasses.replace(draft, contributors=final.contributors), "knows its outcome"),
+        (with_results(draft), "knows its outcome"),
     ]:
         with pytest.raises(Malformed, match=why):
             check_plan(lie, PLACE, OPEN, roster, VerifiedResults())
@@ -143,19 +191,18 @@ def test_a_first_plan_finds_nothing_merged() -> None:
         for c in draft.contributors
     )
     lie = dataclasses.replace(draft, draft=False, contributors=favoured)
-    results = results_of(lie, MEMBERS)
-    merged = tuple(
-        dataclasses.replace(part, result=result)
-        for part, result in zip(lie.parts, results, strict=True)
-    )
     with pytest.raises(Malformed, match="merged already"):
-        check_plan(
-            dataclasses.replace(lie, parts=merged),
-            PLACE,
-            OPEN,
-            roster_of(MEMBERS),
-            VerifiedResults(),
-        )
+        check_plan(with_results(lie), PLACE, OPEN, roster_of(MEMBERS), VerifiedResults())
+
+
+def test_a_first_plan_may_find_that_there_is_nothing_to_merge() -> None:
+    rules = Rules(SHAPE.size, SHAPE.codecs, lambda codec, start, stop: stop - start, mix=MIX)
+    roster = roster_of(MEMBERS)
+    plan = roll_call(
+        leader(MEMBERS), PLACE, rules, ballot=(0, 0), roster=roster, next_roster=roster,
+        patience_s=1.0,
+    )  # fmt: skip
+    check_plan(plan, PLACE, OPEN, roster, VerifiedResults())
 
 
 @pytest.mark.parametrize("lie", [0.0, 1.0, -1.0])
