@@ -49,5 +49,5 @@ class Candidacies:
 
     def followed(self, peer: PeerId, before: Ballot, now: float) -> None:
         """Count it if I follow a peer from ``before`` into a ballot of its own."""
-        if self.agreement.promised > before and peer != self.agreement.me:
+        if self.agreement.promised > before:
             self._followed.setdefault(peer, []).append(now)
