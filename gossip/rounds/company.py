@@ -147,7 +147,6 @@ class Company(Attendance):
         who may know better (they gave up on what it sends itself), and acts if they do not.
         """
         if not self.failures:
-            self._asking = False
             return
         found = self._culprits(now)
         if self._mine_to_say(found):
@@ -213,9 +212,9 @@ class Company(Attendance):
         return self.me not in found and not self._too_many(found) and not self._passed_over()
 
     def _leads_alone(self, failures: Sequence[Failure], now: float) -> bool:
-        """Whether I lead, and nobody else names those I name, whom I hear, if there are others."""
+        """Whether I lead, and nobody else names those I name, whom I hear."""
         plan = self.agreement.plan
-        if plan is None or plan.leader != self.me or len(self.agreement.office) < 3:
+        if plan is None or plan.leader != self.me:
             return False
         audible = now - QUIET * self.membership.patience.heartbeat_s
         return all(by == self.me and self._heard(peer, audible) for by, peer in failures)
