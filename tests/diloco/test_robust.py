@@ -112,6 +112,22 @@ def test_geometric_median_is_where_the_sum_of_distances_is_least() -> None:
             assert (inputs - other).norm(dim=1).sum() > least - 1e-9
 
 
+def test_a_median_that_is_one_of_the_inputs_is_met_to_a_thousandth_of_how_far_they_lie() -> None:
+    """Where smoothing leaves it: the others pull with 2 cos 67.5°, and it holds them that near."""
+    inputs = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-(0.5**0.5), 0.5**0.5]], dtype=torch.float64)
+    z = merged(robust.geometric_median, inputs)
+    assert z.norm().item() == pytest.approx(1e-3 * 2 * math.cos(math.radians(67.5)), rel=0.01)
+
+
+@pytest.mark.parametrize("rule", ITERATED)
+def test_what_all_have_in_common_hides_nobody_who_is_far_from_the_others(rule: Rule) -> None:
+    """By a thousandth of its length and less, which a Gram matrix in double still tells."""
+    apart = torch.tensor([0.0, 0.0625, -0.03125, 1.0, 3.0], dtype=torch.float64)
+    inputs = torch.stack((apart, torch.full((5,), 1e3, dtype=torch.float64)), dim=1)
+    alone = merged(rule, apart[:, None])[0].item()
+    assert merged(rule, inputs)[0].item() == pytest.approx(alone, abs=1e-6)
+
+
 # --- invariants -----------------------------------------------------------------------------------
 
 matrices = st.tuples(st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32)).map(
