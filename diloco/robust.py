@@ -37,7 +37,7 @@ RESOLUTION = 1e-6  # of the typical norm: shorter distances drown in the Gram ma
 FAR = 2.0  # honest ones of many dims are nearly equally far from their middle
 FAINT = 1e-3
 TRIM = 0.25  # of the weight at each end
-MAX_INPUTS = 256
+MAX_INPUTS = 512  # as many as a round may have members
 PIECE = 8192  # columns sorted at a time, to stay in cache
 _TIE = 1e-9
 
@@ -238,7 +238,7 @@ def _column(values: Sequence[float], indices: Sequence[int]) -> Doubles:
 
 def _checked(gram: Tensor, weights: Sequence[float]) -> Sequence[float]:
     count = len(weights)
-    if gram.shape != (count, count) or gram.dtype is not torch.float64 or count > MAX_INPUTS:
+    if gram.shape != (count, count) or gram.dtype is not torch.float64:
         raise ValueError(f"not the float64 Gram matrix of {count} inputs: {tuple(gram.shape)}")
     if not bool(gram.isfinite().all()) or bool((gram.diagonal() < 0).any()):
         raise ValueError("a Gram matrix with infinite products or negative squares")
@@ -253,6 +253,8 @@ def _sorted_with_votes(
     counted = [index for index, one in enumerate(share) if one > 0]
     if len(values) != len(share):
         raise ValueError(f"{len(values)} inputs with {len(share)} weights")
+    if len(counted) > MAX_INPUTS:
+        raise ValueError(f"more than {MAX_INPUTS} inputs")
     if not counted:
         return None, torch.empty(0), torch.empty(0)
     ordered, order = _sorted_columns(values[counted])

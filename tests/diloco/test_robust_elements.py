@@ -14,6 +14,7 @@ from robust_kit import ATTACKS, attacked, cosine, gram, honest
 from torch import Tensor
 
 from diloco import merge, robust
+from protocols.bounds import MAX_PEERS
 
 
 @settings(deadline=None, max_examples=60)
@@ -37,6 +38,17 @@ def test_coordinate_median_of_votes_that_differ(weights: list[int], seed: int) -
     assert torch.allclose(got.double(), want, rtol=1e-6, atol=1e-6)
 
 
+def test_votes_are_those_of_their_inputs_however_many_a_round_has() -> None:
+    weights = [2.0 if number % 3 else 1.0 for number in range(MAX_PEERS)]
+    values = honest(len(weights), 20).float()
+    votes = torch.tensor([round(2 * min(one, statistics.median(weights))) for one in weights])
+    want = values.repeat_interleave(votes, dim=0).double().quantile(0.5, dim=0)
+    got = robust.coordinate_median(values, weights)
+    assert torch.allclose(got.double(), want, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="more than"):
+        robust.coordinate_median(torch.zeros(MAX_PEERS + 1, 2), [1.0] * (MAX_PEERS + 1))
+
+
 def test_trimmed_mean_of_equal_votes_leaves_out_both_ends() -> None:
     values = honest(8, 100).float()
     want = values.double().sort(dim=0).values[2:6].mean(0)
@@ -57,7 +69,7 @@ def test_trimming_nothing_is_the_mean() -> None:
     assert torch.allclose(got, values.mean(0), atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [*range(1, 18), 33, 64])
+@pytest.mark.parametrize("count", [*range(1, 18), 33, 64, MAX_PEERS])
 def test_columns_are_sorted_and_know_where_they_come_from(count: int) -> None:
     values = honest(count, 300).float().round()  # many are equal
     ordered, origins = robust._sorted_columns(values)
