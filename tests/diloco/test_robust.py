@@ -236,6 +236,16 @@ def test_identical_inputs(rule: Rule, count: int) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_inputs_that_differ_by_less_than_rounding_tells(rule: Rule, count: int) -> None:
+    """By their products some are at less than no distance from each other, or from the middle."""
+    for seed in range(8):
+        inputs = honest(1, 50) + 1e-9 * honest(count, 50, seed=seed)
+        result = merged(rule, inputs, [1.0 + index for index in range(count)])
+        assert torch.allclose(result, inputs[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_zero_inputs(rule: Rule, count: int) -> None:
     found = rule(torch.zeros(count, count, dtype=torch.float64), [1.0] * count)
