@@ -9,6 +9,7 @@ import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,8 +154,9 @@ def test_a_server_that_stays_away_is_told_of_and_an_answer_is_an_answer(
         there.tokens(there.index.shards[0])
     assert server.away == 98  # asked once only
     server.status = 503
-    monkeypatch.setattr("node.data.patience.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("node.data.patience.PATIENCE_S", 0.1)
+    slept = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr("node.data.patience.time", clock)
     with pytest.raises(OperatorError, match="503") as caught:
         there.tokens(there.index.shards[0])
     assert caught.value.code == "E603"
