@@ -19,6 +19,7 @@ from node.conductor import Conductor
 from node.multiples import Multiples
 from node.participation import Participation
 from node.trainer.channel import Applied, ChannelClosedError
+from protocols.memory import virtual_time
 
 
 async def test_a_round_that_waits_for_a_stuck_trainer_does_not_hold_up_who_leaves(
@@ -36,24 +37,28 @@ async def test_a_round_that_waits_for_a_stuck_trainer_does_not_hold_up_who_leave
     assert not rounds.locked()
 
 
-async def test_who_leaves_waits_for_a_slow_disk_and_for_no_trainer_that_is_stuck_at_it(
+def test_who_leaves_waits_for_a_slow_disk_and_for_no_trainer_that_is_stuck_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
-    monkeypatch.setattr(saving, "HURRIED_S", 0.5)
-    monkeypatch.setattr("node.checkpoints.trainer_files.LOOK_S", 0.05)
     events: list[Any] = []
-    trainer, keeper = SlowTrainer(), keeper_at(tmp_path, events)
-    keeper.conductor = cast(Conductor, trainer)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        saving_ = tasks.create_task(keeper.save(wait=True))
-        while not trainer.draft.name:  # noqa: ASYNC110 - a field of a fake
-            await asyncio.sleep(0)
-        for part in range(6):
-            await asyncio.sleep(0.2)
-            (trainer.draft / f"part-{part}").write_bytes(b"x")
-        assert not saving_.done()
-    assert saving_.result(), "without it"
+
+    async def story() -> None:
+        clock = SimpleNamespace(monotonic=asyncio.get_running_loop().time)
+        monkeypatch.setattr("node.checkpoints.trainer_files.time", clock)
+        trainer, keeper = SlowTrainer(), keeper_at(tmp_path, events)
+        keeper.conductor = cast(Conductor, trainer)
+        async with asyncio.TaskGroup() as tasks:
+            saving_ = tasks.create_task(keeper.save(wait=True))
+            while not trainer.draft.name:  # noqa: ASYNC110 - a field of a fake
+                await asyncio.sleep(0)
+            for part in range(6):
+                await asyncio.sleep(0.9 * saving.HURRIED_S)
+                (trainer.draft / f"part-{part}").write_bytes(b"x")
+            assert not saving_.done()
+        assert saving_.result(), "without it"
+
+    virtual_time.run(story())
     assert "written nothing" in events[0].reason
     (made,) = os.listdir(tmp_path)
     assert not (tmp_path / made / "trainer").exists()
