@@ -282,6 +282,6 @@ async def test_a_sink_that_hangs_costs_the_others_nothing(tmp_path, monkeypatch)
     await made.aclose()
     release.set()
     assert counts.steps == tuple(range(20))
-    assert closed.is_set()
+    assert closed.wait(10)
     notices = [r.event.text for r in log.recent if isinstance(r.event, Notice)]
     assert notices == ["--sink nfs is too slow: it loses figures, with 2 waiting"]
