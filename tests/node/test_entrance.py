@@ -21,6 +21,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
 from protocols.addresses import PeerAddress
 from protocols.errors import IdentityMismatch, OperatorError, Unreachable, Why
+from protocols.memory import virtual_time
 
 SCRIPT = {"layout": "ab" * 32, "parameters": 8}
 
@@ -110,14 +111,14 @@ async def test_what_was_given_and_leads_to_nobody_or_somebody_else_is_told_once(
     assert gone.hostport in told[1].what
 
 
-async def test_a_pause_of_less_than_a_second_is_not_told_as_none(tmp_path: Path) -> None:
+def test_a_pause_of_less_than_a_second_is_not_told_as_none(tmp_path: Path) -> None:
     one = entrance(resolve({"dir": str(tmp_path), "wait_s": "0.01"}, {}))
 
     async def attempt() -> None:
         raise operator_error("E101", "cannot reach a:1")
 
     with pytest.raises(OperatorError, match="cannot reach"):
-        await one.patiently(attempt)
+        virtual_time.run(one.patiently(attempt))
     told = [record.event for record in one.events.since(0)]
     assert [event.fix[:20] for event in told if isinstance(event, Problem)] == [
         "trying again in 1 s;"
