@@ -129,12 +129,14 @@ def refused(
     from node.errors import TABLE
 
     def call(code: str, *arguments: object) -> tuple[str, list[dict[str, Any]]]:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         status, _, text = command(*arguments)
         assert status == TABLE[code].exit_code, text
         assert re.fullmatch(rf"error {code}: .+\n  why: (.|\n)+\n  fix: .+\n", text), text
         assert "Traceback" not in text
-        assert threading.active_count() <= before
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10.0)  # what it was asked is answered, and it may have yet to end
+        assert threading.active_count() <= len(before)
         log = own_directory / "events.jsonl"
         assert not list(own_directory.glob("logs/crash-*"))
         lines = log.read_text().splitlines() if log.exists() else []
