@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from http_kit import NOBODY
 from identity_kit import identity
 
 from bootstrap.seeds import PeerCache, backoff, dial_all, explain, find_peers
@@ -212,17 +213,13 @@ async def test_real_sockets_tell_the_reasons_apart(home: HttpTransport) -> None:
         stack.callback(silent.close)
         silent.bind(("127.0.0.1", 0))
         silent.listen(1)
-        closed = socket.socket()
-        closed.bind(("127.0.0.1", 0))
-        refused_port = closed.getsockname()[1]
-        closed.close()
 
         assert other.listening is not None
         port = other.listening[1]
         seeds = [
             PeerAddress("127.0.0.1", port, identity(2).peer_id),
             PeerAddress("127.0.0.1", port, identity(3).peer_id),
-            PeerAddress("127.0.0.1", refused_port),
+            parse_address(NOBODY),
             PeerAddress("127.0.0.1", silent.getsockname()[1]),
             PeerAddress("127.0.0.1", smtp.sockets[0].getsockname()[1]),
             PeerAddress("no-such-host.invalid", 4390),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,6 +20,7 @@ from protocols.transport import Buffer, Incoming
 
 A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 QUICK = Limits(grace=0.1)
+NOBODY = "127.0.0.1:1"  # listens there, and no test beside this one is given a port so low
 Connection = AbstractAsyncContextManager[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -88,13 +88,6 @@ async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
 async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A server that hangs up at the first byte."""
     await reader.read(1)
-
-
-def nobody() -> str:
-    """An address where nobody listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 async def throw(connection: Connection, data: bytes) -> None:

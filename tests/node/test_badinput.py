@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from badinput_kit import CREATOR, OTHER, RUN, SHARD, START, answering, free_port, island, peer
+from badinput_kit import CREATOR, OTHER, RUN, SHARD, START, answering, island, peer
+from http_kit import NOBODY
 
 from bootstrap.handshake import Gate, shared_token
 from bootstrap.signed_manifest import SignedManifest
@@ -56,7 +57,7 @@ def test_a_name_that_does_not_resolve(refused):
 
 
 def test_nobody_listens_there(refused):
-    text, _ = refused("E101", *START, "--peers", f"127.0.0.1:{free_port()}")
+    text, _ = refused("E101", *START, "--peers", NOBODY)
     assert "nothing listens there" in text
     assert "check that the node runs there" in text
 
@@ -84,14 +85,13 @@ def test_no_common_version_of_tls(refused):
 
 
 def test_no_peer_of_several(refused):
-    port = free_port()
     with answering(b"SSH-2.0-OpenSSH_9.6\r\n") as other:
-        given = f"no-such-host.invalid:1,127.0.0.1:{port},{other}"
+        given = f"no-such-host.invalid:1,{NOBODY},{other}"
         text, _ = refused("E501", *START, "--peers", given)
     why = text.partition("why: ")[2].partition("fix:")[0]
     for address, reason in (
         ("no-such-host.invalid:1", "does not resolve"),
-        (f"127.0.0.1:{port}", "nothing listens"),
+        (NOBODY, "nothing listens"),
         (other, "not Atoll"),
     ):
         assert re.search(rf"^ *{re.escape(address)}: .*{reason}", why, re.MULTILINE), text
@@ -183,12 +183,11 @@ def quick_no(monkeypatch):
 @pytest.mark.usefixtures("quick_no")
 def test_nobody_can_dial_back(refused):
     _, prepare = island(RUN)
-    closed = f"127.0.0.1:{free_port()}"
     with peer(prepare) as address:
         text, events = quickly(
-            lambda: refused("E302", *START, *LONG, "--peers", address, "--public-addr", closed)
+            lambda: refused("E302", *START, *LONG, "--peers", address, "--public-addr", NOBODY)
         )
-    assert closed in text
+    assert NOBODY in text
     assert "--public-addr" in text
     assert [e["name"] for e in events if e["kind"] == "join"] == ["dial", "checks"]
 
@@ -198,12 +197,11 @@ def test_nobody_can_dial_back_is_said_before_there_is_a_run(refused):
     def seed(transport: HttpTransport, whereabouts: Whereabouts) -> None:
         Gate(transport, whereabouts, software="0.1.0", run=lambda: b"", observed=transport.observed)
 
-    closed = f"127.0.0.1:{free_port()}"
     with peer(seed) as address:
         text, events = quickly(
-            lambda: refused("E302", *START, *LONG, "--peers", address, "--public-addr", closed)
+            lambda: refused("E302", *START, *LONG, "--peers", address, "--public-addr", NOBODY)
         )
-    assert closed in text
+    assert NOBODY in text
     assert [e["name"] for e in events if e["kind"] == "join"] == ["dial"]
 
 
@@ -227,9 +225,8 @@ def test_a_shard_that_nobody_has(refused):
 
 
 def test_while_no_peer_answers_it_tries_again_ever_more_seldom(refused):
-    port = free_port()
     began = time.monotonic()
-    text, events = refused("E101", *START, "--wait-s", "4", "--peers", f"127.0.0.1:{port}")
+    text, events = refused("E101", *START, "--wait-s", "4", "--peers", NOBODY)
     assert 4 <= time.monotonic() - began < 15
     tries = [e for e in events if e["kind"] == "problem" and e["code"] == "E101"]
     pauses = [int(re.search(r"trying again in (\d+) s", e["fix"])[1]) for e in tries]

@@ -1,9 +1,8 @@
 """The doctor between peers: whom it reaches, clocks, translators, relays, what a link carries."""
 
-import socket
-
 import pytest
 from doctor_kit import config
+from http_kit import NOBODY
 
 from bootstrap.dial_back import Reach
 from bootstrap.handshake import Gate, shared_token
@@ -82,9 +81,7 @@ async def test_the_run_that_is_looked_at_is_the_peers(tmp_path, seed):
 
 async def test_a_peer_that_cannot_dial_back(tmp_path, seed, monkeypatch):
     monkeypatch.setattr("bootstrap.dial_back.TIMEOUT_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
-    found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=nobody)))
+    found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=NOBODY)))
     assert found["reach"].status == "fail"
     assert "E302" in found["reach"].found
     assert "--public-addr" in found["reach"].found
@@ -145,9 +142,7 @@ async def test_two_peers_say_as_what_they_see_one_port(seed):
 
 
 async def test_a_peer_that_does_not_say_is_left_out(seed):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        gone = f"127.0.0.1:{closed.getsockname()[1]}"
-    found = await nat.mapping([gone, (await seed()).partition("/")[0]])
+    found = await nat.mapping([NOBODY, (await seed()).partition("/")[0]])
     assert len(found.seen) == 1
     assert "cannot be told" in nat.mapping_finding(found).found
 
@@ -172,9 +167,7 @@ def test_kinds_of_mapping(seen, status, told):
 async def test_a_public_address_tried_from_inside(seed):
     where = (await seed()).partition("/")[0]
     assert (await nat.hairpin(where)).status == "ok"
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        gone = f"127.0.0.1:{closed.getsockname()[1]}"
-    found = await nat.hairpin(gone)
+    found = await nat.hairpin(NOBODY)
     assert (found.status, found.name) == ("warn", "hairpin")
     assert "--peers" in found.fix
     assert (await nat.hairpin("no address")).status == "warn"  # what a peer has made up
@@ -202,11 +195,9 @@ async def test_a_peer_may_be_given_by_its_name(tmp_path, seed, monkeypatch):
 
 
 async def test_a_peer_that_is_not_there_beside_one_that_is(tmp_path, seed):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
-    alone = await network(config(tmp_path, peers=[nobody]))
+    alone = await network(config(tmp_path, peers=[NOBODY]))
     assert [(one.status, one.found[:4]) for one in alone] == [("fail", "E101")]
-    both = await network(config(tmp_path, peers=[nobody, await seed()]))
+    both = await network(config(tmp_path, peers=[NOBODY, await seed()]))
     assert [one.status for one in both if one.name == "peer"] == ["warn", "ok"]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 from collections.abc import AsyncIterator
 
 import pytest
 from http_kit import (
+    NOBODY,
     QUICK,
     A,
     B,
@@ -20,7 +20,6 @@ from http_kit import (
     closes,
     echo,
     fake,
-    nobody,
     request,
     silent,
     ssh,
@@ -76,7 +75,7 @@ async def test_reasons_are_told_apart() -> None:
     ):
         for where, why in [
             ("no-such-host.invalid:4390", Why.DNS),
-            (nobody(), Why.REFUSED),
+            (NOBODY, Why.REFUSED),
             (mute, Why.TIMEOUT),
             (ssh_server, Why.NOT_ATOLL),
             (web_server, Why.NOT_ATOLL),
@@ -133,11 +132,8 @@ async def test_addresses_are_tried_in_turn_and_the_good_one_is_kept() -> None:
         two(known=False) as (a, b),
         HttpTransport(C, listen="127.0.0.1:0", limits=QUICK) as c,
     ):
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
         good = address(a)
-        for where in (nobody, address(c), good):
+        for where in (NOBODY, address(c), good):
             b.book.add(A.peer_id, where)
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
         assert b.book.addresses(A.peer_id)[0] == good
@@ -145,7 +141,7 @@ async def test_addresses_are_tried_in_turn_and_the_good_one_is_kept() -> None:
         with pytest.raises(Unreachable) as error:
             await b.call(A.peer_id, "echo", b"x", timeout=5)
         assert error.value.why is Why.REFUSED
-        for part in (nobody, address(c), good, C.peer_id):
+        for part in (NOBODY, address(c), good, C.peer_id):
             assert part in str(error.value)
 
 

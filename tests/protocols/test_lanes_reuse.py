@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from http_kit import (
+    NOBODY,
     QUICK,
     A,
     B,
@@ -16,7 +17,6 @@ from http_kit import (
     address,
     closes,
     fake,
-    nobody,
     silent,
     ssh,
     take,
@@ -211,7 +211,7 @@ async def test_reasons_are_told_apart() -> None:
     ):
         for where, why in [
             ("no-such-host.invalid:4390", Why.DNS),
-            (nobody(), Why.REFUSED),
+            (NOBODY, Why.REFUSED),
             (mute, Why.TIMEOUT),
             (ssh_server, Why.NOT_ATOLL),
             (closing, Why.RESET),
