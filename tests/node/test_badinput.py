@@ -49,7 +49,8 @@ def test_an_address_that_is_none(refused, address, said, tmp_path):
 
 @pytest.mark.usefixtures("quick_resolver")
 def test_a_name_that_does_not_resolve(refused):
-    text, events = refused("E101", *START, "--peers", "no-such-host.invalid:4390")
+    patience = ("--wait-s", "0.5")  # the first try takes no longer
+    text, events = refused("E101", *START, *patience, "--peers", "no-such-host.invalid:4390")
     assert "cannot reach no-such-host.invalid:4390" in text
     assert "does not resolve" in text
     # the reason is told at once, and again at the end
