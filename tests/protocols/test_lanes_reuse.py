@@ -203,7 +203,6 @@ async def test_another_peer_at_the_address_is_a_mismatch() -> None:
 
 @pytest.mark.usefixtures("quick_resolver")
 async def test_reasons_are_told_apart() -> None:
-    limits = Limits(grace=0.1, connect=0.5)
     async with (
         fake(silent, None) as mute,
         fake(ssh, None) as ssh_server,
@@ -216,6 +215,7 @@ async def test_reasons_are_told_apart() -> None:
             (ssh_server, Why.NOT_ATOLL),
             (closing, Why.RESET),
         ]:
+            limits = Limits(grace=0.1, connect=0.5) if why is Why.TIMEOUT else QUICK
             async with HttpTransport(B, limits=limits) as b:
                 b.book.add(A.peer_id, where)
                 with pytest.raises(Unreachable) as error:
