@@ -19,7 +19,7 @@ from protocols.identity import PeerId
 from protocols.whereabouts import Whereabouts
 
 RUN = b"\x01" * 32
-TIMEOUT_S = 0.5
+QUICK_S = 0.5  # until a "no"
 
 
 class Host:
@@ -67,8 +67,7 @@ class Host:
 
 
 @pytest.fixture
-async def hosts(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Host, Host, Host]]:
-    monkeypatch.setattr(dial_back, "TIMEOUT_S", TIMEOUT_S)
+async def hosts() -> AsyncIterator[tuple[Host, Host, Host]]:
     made = Host(1), Host(2), Host(3)
     async with made[0].transport, made[1].transport, made[2].transport:
         for host in made:
@@ -76,13 +75,20 @@ async def hosts(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Host, Ho
         yield made
 
 
+@pytest.fixture
+def quick_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_back, "TIMEOUT_S", QUICK_S)
+
+
 async def test_whoever_asks_is_told_whether_it_can_be_dialled(
-    hosts: tuple[Host, Host, Host],
+    hosts: tuple[Host, Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed, newcomer, _ = hosts
     peer = await newcomer.transport.dial(seed.where)
     assert await dialled_back(newcomer.transport, peer) is Reach.UNKNOWN  # not greeted yet
-    assert await newcomer.asks(seed, "127.0.0.1:1") is Reach.NO
+    with monkeypatch.context() as patched:
+        patched.setattr(dial_back, "TIMEOUT_S", QUICK_S)
+        assert await newcomer.asks(seed, "127.0.0.1:1") is Reach.NO
     assert await newcomer.asks(seed, newcomer.where) is Reach.YES
     assert await newcomer.asks(seed, "127.0.0.1:1", newcomer.where) is Reach.YES
     port = newcomer.where.rpartition(":")[2]
@@ -141,6 +147,7 @@ async def test_a_relay_is_dialled_where_it_was_reached_before(
         attending.cancel()
 
 
+@pytest.mark.usefixtures("quick_no")
 async def test_a_no_tells_nothing_of_what_was_found(hosts: tuple[Host, Host, Host]) -> None:
     """A closed port, another node's and one that says nothing: one answer, after one time."""
     seed, newcomer, other = hosts
@@ -150,7 +157,7 @@ async def test_a_no_tells_nothing_of_what_was_found(hosts: tuple[Host, Host, Hos
             peer = await newcomer.introduces(seed, address)
             began = time.monotonic()
             assert await newcomer.transport.call(peer, "reach", b"", timeout=5) == b"no"
-            assert time.monotonic() - began >= TIMEOUT_S - 0.05
+            assert time.monotonic() - began >= QUICK_S - 0.05
 
 
 async def test_who_asks_too_often_is_put_off(
@@ -178,6 +185,7 @@ def test_dial_backs_are_counted_by_place_and_in_all() -> None:
     assert allowance.take("another", 201.0)
 
 
+@pytest.mark.usefixtures("quick_no")
 async def test_one_that_says_nothing_does_not_hide_a_no(hosts: tuple[Host, Host, Host]) -> None:
     seed, newcomer, other = hosts
     one = await newcomer.introduces(seed, "127.0.0.1:1")
