@@ -28,14 +28,14 @@ async def first_proven(
 
     ``options``: the best first. ``alone``: the first is asked alone, as it is nearly always right,
     and the others once it has failed or taken PROOF_S. A proof waits NEXT_S for better options.
-    After ``until``, by the event loop's clock, all are left.
+    From ``until`` on, by the event loop's clock, all are left.
     """
     now = asyncio.get_running_loop().time
     found: list[tuple[T, R | Failure]] = []
     left, asked = list(options), dict[asyncio.Task[R | Failure], T]()
     room, more_at = 1 if alone else AT_ONCE, now() + PROOF_S
     async with asyncio.TaskGroup() as group:
-        while (left or asked) and now() <= until:
+        while (left or asked) and now() < until:
             for target in left[:room]:
 
                 async def one(target: T = target) -> R | Failure:

@@ -51,7 +51,7 @@ class Verifying(Looking):
 
         waiting = sorted(options, key=lambda one: self._unproven.issuperset(one.sources))
         alone = True
-        while waiting and now() <= end:
+        while waiting and now() < end:
             found, waiting = await first_proven(waiting, proof, end, alone=alone)
             for target, one in found:
                 yield target, one

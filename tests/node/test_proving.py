@@ -10,8 +10,9 @@ from lineage_kit import CREATOR, changing
 
 from gossip.catchup.claims import PROOF_S
 from node.entry.looking import CALL_TIMEOUT_S
-from node.entry.proving import AT_ONCE
+from node.entry.proving import AT_ONCE, Failure, first_proven
 from protocols.identity import Identity
+from protocols.memory import virtual_time
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -51,3 +52,21 @@ def test_who_takes_its_time_is_asked_last_the_next_time() -> None:
         assert took[1] < 5.0
 
     played(story)
+
+
+@pytest.mark.timeout(20)
+def test_who_has_shown_nothing_by_the_very_moment_that_ends_it_is_left() -> None:
+    """Each further look would be at the same moment, and on this clock there would be no end."""
+
+    async def never(option: str) -> Failure:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        now = asyncio.get_running_loop().time
+        until = now() + PROOF_S / 2
+        found = await first_proven(["frozen", "other"], never, until, alone=True)
+        assert found == ([], ["other", "frozen"])
+        assert now() == until
+
+    virtual_time.run(story())
