@@ -14,7 +14,7 @@ from data_kit import Server, folder, serving
 from node.data.ahead import Ahead, ReadPosition
 from node.data.remote import Folder, FolderTokens
 from node.trainer.data import TrainingData
-from node.trainer.sampler import TOGETHER, Sampler
+from node.trainer.sampler import TOGETHER, Sampler, _several
 from protocols.errors import OperatorError
 from protocols.files import DRAFT, new_draft
 
@@ -64,6 +64,7 @@ def test_windows_to_come_are_computed_once_for_several_steps(
         return compute(self, round, slot, slots, rows)
 
     monkeypatch.setattr(Sampler, "compute", counted)
+    _several.cache_clear()  # of what other tests have read by an equal sampler
     _, url, _ = served
     data = far(url, tmp_path / "cache")
     for step in range(2 * TOGETHER):
