@@ -42,6 +42,7 @@ from benchmarks.algorithms_rows import (
 from node.simulate.learner import initial
 from node.simulate.scenario import Scenario
 
+COUNTS = (4, 8, 16)  # islands of the tables
 SHOWN = 1.08  # losses in the plot, up to this many times the lowest
 
 HEAD = """# Which algorithm for which network
@@ -106,7 +107,7 @@ def document(rows: dict[str, Row]) -> str:
         alpha=NOLOCO["outer_momentum"],
         missing=_missing(rows),
     )
-    tables = "\n".join(_table(rows, count) for count in (4, 8, 16))
+    tables = "\n".join(_table(rows, count) for count in COUNTS)
     return f"{head}\n{_keys(rows)}\n{tables}\n{_special(rows)}\n{_stale(rows)}\n{_choice(rows)}"
 
 
@@ -155,15 +156,16 @@ def _stale(rows: dict[str, Row]) -> str:
 
 
 def _missing(rows: dict[str, Row]) -> str:
-    few = sum(0 < _seeds(rows, name, 4) < len(SEEDS) for name in MAIN)
-    text = f"All rows with K = 4 have {len(SEEDS)} seeds or more."
+    seeds = [_seeds(rows, name, count) for count in COUNTS for name in MAIN]
+    few = sum(0 < found < len(SEEDS) for found in seeds)
+    text = f"All rows of the tables have {len(SEEDS)} seeds or more."
     if few:
-        text = f"Of the rows with K = 4, {few} have fewer than {len(SEEDS)} seeds so far."
+        text = f"Of the tables' rows {few} have fewer than {len(SEEDS)} seeds so far."
     absent = [name for name in MAIN if not _seeds(rows, name, 4)]
     absent += [name for name, (count, _) in SPECIAL.items() if not _seeds(rows, name, count)]
     if absent:
         text += " **Not measured yet:** " + "; ".join(absent) + "."
-    for count in (8, 16):
+    for count in COUNTS[1:]:
         if not any(_seeds(rows, name, count) for name in MAIN):
             text += f" No mode has been compared at K = {count} yet."
     return text

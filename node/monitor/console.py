@@ -254,9 +254,7 @@ def _started(event: Started, key: str) -> str:
         if event.run:
             lines.append(f"{_INDENT}Others can join with:")
         else:  # a seed's, as long as it has none
-            lines.append(
-                f"{_INDENT}Who creates a run brings it here, with its settings:"
-            )
+            lines.append(f"{_INDENT}Who creates a run brings it here, with its settings:")
             line += " --preset tiny"
         lines += [f"{_INDENT}  {told}" for told in (line, *hint)]
         if 0 < event.total_rounds < ENDLESS_ROUNDS:
