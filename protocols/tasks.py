@@ -42,6 +42,10 @@ def offload_to(pool: Executor) -> Offload:
     return offload
 
 
+async def _nothing() -> None:
+    """What never begins."""
+
+
 @dataclass
 class Tasks:
     """What is spawned in a group from anywhere, and can be cancelled together."""
@@ -58,7 +62,8 @@ class Tasks:
         try:
             task = self.group.create_task(coroutine)
         except RuntimeError:  # the group is ending or has ended
-            task = asyncio.create_task(coroutine)
+            coroutine.close()  # from Python 3.13 on the group has
+            task = asyncio.create_task(_nothing())
             task.cancel()
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -56,7 +56,6 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 @contextmanager
-@torch.no_grad()
 def lent(model: ForeignDecoder) -> Iterator[None]:
     """Meanwhile the parameters of a model on ``meta``, whole or a stage, have values on the CPU.
 
@@ -84,7 +83,7 @@ def lent(model: ForeignDecoder) -> Iterator[None]:
                     new[module] = None
                 of_tensor[parameter] = of_place[place]
             module._parameters[name] = of_tensor[parameter]
-        with torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             for value in of_place.values():
                 value.fill_(1.0)  # norms, where the library has nothing to say
@@ -93,8 +92,7 @@ def lent(model: ForeignDecoder) -> Iterator[None]:
             for value in of_place.values():
                 if value.ndim > 1:  # so large that what is looked for shows in any width
                     value.normal_(std=value.shape[-1] ** -0.5)
-        with torch.enable_grad():
-            yield
+        yield
     finally:
         for _, module, name, parameter in unstored:
             module._parameters[name] = parameter

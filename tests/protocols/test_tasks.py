@@ -25,6 +25,7 @@ class Work:
 
     async def run(self) -> str:
         try:
+            await asyncio.sleep(0)  # from Python 3.12 on who waits for what is there does not pause
             await asyncio.wait_for(self.go.wait(), FOREVER)
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # it takes a moment to clean up
