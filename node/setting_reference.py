@@ -130,14 +130,15 @@ def _named(name: str) -> list[Setting]:
 
 
 def _of_runs() -> Iterator[Setting]:
+    usual = Manifest()
     modes = {mode: Manifest.model_validate({"mode": mode}) for mode in get_args(Mode)}
     for key, field in fields(Manifest):
         if len(get_args(field.annotation)) == 1:
             continue  # nothing to choose
-        values = {mode: _written(_value(run, key)) for mode, run in modes.items()}
-        default = _written(_value(Manifest(), key))
+        default = _written(_value(usual, key))
         other: dict[str, list[str]] = {}
-        for mode, value in values.items():
+        for mode, run in modes.items():
+            value = _written(_value(run, key))
             if value != default and key != "mode":
                 other.setdefault(value, []).append(mode)
         by_mode = tuple((", ".join(names), value) for value, names in other.items())
