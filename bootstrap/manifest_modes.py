@@ -221,15 +221,7 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError where a mode's name and the knobs contradict each other."""
     if rounds.at_will and rounds.staleness != 0 and mode not in PAIRED:
         check_arrivals(outer.optimizer, outer.highest_lr)
-    if mode == "streaming" and rounds.fragments == 1:
-        raise ValueError(
-            "mode streaming with rounds.fragments 1: a model that is merged whole is mode diloco"
-        )
-    if mode == "diloco" and rounds.fragments > 1:
-        raise ValueError(
-            f"mode diloco with rounds.fragments {rounds.fragments}: merging in fragments that take "
-            "turns is mode streaming"
-        )
+    _check_fragments(mode, rounds.fragments)
     if rounds.clients < 1 and mode != "fedavg":
         raise ValueError(
             f"rounds.clients {rounds.clients:g} with mode {mode}: rounds of a part of the islands "
@@ -242,16 +234,47 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
         )
     if mode == "server" and rounds.owners != "servers":
         raise ValueError("mode server with rounds.owners members: without servers it is diloco")
-    if mode == "btm" and (rounds.total_rounds, rounds.fragments, outer.optimizer) != (1, 1, "sgd"):
+    if mode == "btm":
+        _check_branches(outer, rounds)
+    _check_coordinates(mode, outer, rounds)
+    _check_guesses(mode, outer, rounds)
+    if rounds.owners == "servers" and rounds.feeds_back:
+        raise ValueError(
+            "rounds.owners servers with a codec that loses much: nobody could send later what a "
+            "server loses where it encodes the sum; use int4 or a finer codec"
+        )
+    _check_sparse(outer, rounds)
+
+
+def _check_fragments(mode: str, fragments: int) -> None:
+    """A model is merged whole in mode diloco, and in fragments in mode streaming."""
+    if mode == "streaming" and fragments == 1:
+        raise ValueError(
+            "mode streaming with rounds.fragments 1: a model that is merged whole is mode diloco"
+        )
+    if mode == "diloco" and fragments > 1:
+        raise ValueError(
+            f"mode diloco with rounds.fragments {fragments}: merging in fragments that take "
+            "turns is mode streaming"
+        )
+
+
+def _check_branches(outer: Outer, rounds: Rounds) -> None:
+    """Branches (mode btm) are merged once, and nothing can be sent later."""
+    if (rounds.total_rounds, rounds.fragments, outer.optimizer) != (1, 1, "sgd"):
         raise ValueError(
             "mode btm merges once, by the weighted average: rounds.total_rounds and "
             "rounds.fragments are 1, and outer.optimizer is sgd"
         )
-    if mode == "btm" and rounds.feeds_back:
+    if rounds.feeds_back:
         raise ValueError(
             f"mode btm with codec {', '.join(rounds.allowed_codecs)}: what the only merge loses is "
             "never sent; use int4 or a finer codec"
         )
+
+
+def _check_coordinates(mode: str, outer: Outer, rounds: Rounds) -> None:
+    """Only mode sparta merges a few coordinates in each round, and averages them."""
     if rounds.share < 1 and mode != "sparta":
         raise ValueError(
             f"rounds.share {rounds.share:g} with mode {mode}: rounds of a few coordinates are mode "
@@ -262,6 +285,10 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
             "mode sparta averages a few coordinates in each round: outer.optimizer is sgd, "
             "rounds.fragments 1, and the codec int4 or finer"
         )
+
+
+def _check_guesses(mode: str, outer: Outer, rounds: Rounds) -> None:
+    """Only mode eager trains on for long before a round has ended: on a guess of its mean."""
     if mode == "eager" and (
         rounds.fragments > 1 or rounds.sparse or outer.optimizer == "delayed-nesterov"
     ):
@@ -274,11 +301,10 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
             "rounds.overlap_steps exceeds a quarter of rounds.inner_steps: islands that train on "
             "for longer are mode eager"
         )
-    if rounds.owners == "servers" and rounds.feeds_back:
-        raise ValueError(
-            "rounds.owners servers with a codec that loses much: nobody could send later what a "
-            "server loses where it encodes the sum; use int4 or a finer codec"
-        )
+
+
+def _check_sparse(outer: Outer, rounds: Rounds) -> None:
+    """Sparse codes need an outer optimizer that takes zeros for what is not sent yet."""
     sparse = rounds.sparse
     if outer.optimizer == "sparseloco" and not sparse:
         raise ValueError(
