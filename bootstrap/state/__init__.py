@@ -8,15 +8,16 @@ the time of the download, and goes on training (:mod:`bootstrap.state.server`). 
 from all who have it at once (:mod:`bootstrap.state.download`).
 
 >>> states = StateServer(transport, run, lambda f: (round, vectors), still=still, offload=f)
->>> await download_state(transport, peers, run, round, digest, vectors)
+>>> wanted = WantedState(run, round, digest)
+>>> await download_state(transport, Sources(peers), wanted, vectors)
 """
 
 from bootstrap.state.blobs import BlobServer, fetch_blob, fetch_manifest
 from bootstrap.state.chunks import Came, DownloadProgress, Served
 from bootstrap.state.digest import chunk_size, state_digest
-from bootstrap.state.download import Download, NoSourceError
+from bootstrap.state.download import Download, NoSourceError, Sources
 from bootstrap.state.moments import Moments, MomentsServer, download_moments, offered_moments
-from bootstrap.state.outer_state import Fellows, download_state
+from bootstrap.state.outer_state import Fellows, WantedState, download_state
 from bootstrap.state.partial import PartialState
 from bootstrap.state.server import StateServer
 from bootstrap.state.sharing import Sharing
@@ -33,7 +34,9 @@ __all__ = [
     "PartialState",
     "Served",
     "Sharing",
+    "Sources",
     "StateServer",
+    "WantedState",
     "chunk_size",
     "download_moments",
     "download_state",

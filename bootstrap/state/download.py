@@ -67,18 +67,37 @@ class NoSourceError(TransportError):
 
 
 @dataclass(frozen=True)
+class Sources:
+    """Whom a copy is asked of, and how long each of them is waited for."""
+
+    peers: Sequence[PeerId]  # the first of them are asked first
+    in_office: Container[PeerId] = ()  # these may take their time for a copy
+    first: int = FIRST_SOURCES  # how many are asked before it is known whether more would help
+    kept_only: bool = False  # only for copies that they keep already: nobody makes one for it
+    offer_timeout: float = OFFER_TIMEOUT_S
+    stall_timeout: float = STALL_S
+
+
+@dataclass(frozen=True)
+class FellowWords:
+    """How others that download the same are asked for what they have of it."""
+
+    introduce: Introduce
+    in_place: Callable[[PeerId], Awaitable[bytes]]  # which chunks one has (:meth:`Work.in_place`)
+
+
+@dataclass(frozen=True)
 class Words:
     """How a copy is asked for: its offer, and the name and header of a chunk's pull.
 
     ``offer`` calls its second argument whenever the peer says that it is still making the copy, and
-    waits for that until the time that is its third.
-    ``in_place`` asks another downloader which chunks it has (:meth:`Work.in_place`).
+    waits for that until the time that is its third. ``fellows``: None where there are none.
     """
 
     offer: Callable[[PeerId, Callable[[], object], float], Awaitable[Offer]]
     pull: str
     header: Callable[[int], bytes]
-    in_place: Callable[[PeerId], Awaitable[bytes]] | None = None
+    fellows: FellowWords | None = None
 
 
 @dataclass
@@ -91,33 +110,30 @@ class Download:
 
 async def download(
     transport: Transport,
-    peers: Sequence[PeerId],
+    sources: Sources,
     words: Words,
     work: Work,
     *,
     what: str,
     offload: Offload = asyncio.to_thread,
-    stall_timeout: float = STALL_S,
-    first_sources: int = FIRST_SOURCES,
-    introduce: Introduce | None = None,
-    in_office: Container[PeerId] = (),
     on_disk: PartialState | None = None,
 ) -> Download:
     """Get all chunks of the copy that ``work`` is about; ``what`` names it in errors.
 
-    Of ``peers`` the first are asked first; those ``in_office`` may take their time for a copy. With
-    ``introduce`` also from others that download the same. What comes is kept ``on_disk``, too.
+    Also from others that download the same, where ``words`` say how. What comes is kept
+    ``on_disk``, too.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     then what ``work`` fills may be partly written.
     """
-    fetch = _Fetch(transport, words, work, offload, stall_timeout, in_office, on_disk)
-    slots = asyncio.Semaphore(first_sources)
+    fetch = _Fetch(transport, sources, words, work, offload, on_disk)
+    slots = asyncio.Semaphore(sources.first)
+    peers = dict.fromkeys(sources.peers)
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
-            helping = [group.create_task(fetch.share(introduce, peers))] if introduce else []
-            helping.append(group.create_task(fetch.widen(slots, first_sources)))
+            tasks = [group.create_task(fetch.serve(peer, slots)) for peer in peers]
+            helping = [group.create_task(fetch.share(words.fellows))] if words.fellows else []
+            helping.append(group.create_task(fetch.widen(slots)))
             await work.ended(tasks)
             for task in (*tasks, *helping):
                 task.cancel()
@@ -134,11 +150,10 @@ class _Fetch:
     """The transfers."""
 
     transport: Transport
+    sources: Sources
     words: Words
     work: Work
     offload: Offload
-    stall_timeout: float
-    in_office: Container[PeerId]
     on_disk: PartialState | None = None
     silent: dict[PeerId, float] = field(default_factory=dict)  # no answer since
     _accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -154,10 +169,10 @@ class _Fetch:
         with self._writing:
             self._ended = True
 
-    async def widen(self, slots: asyncio.Semaphore, first: int) -> None:
+    async def widen(self, slots: asyncio.Semaphore) -> None:
         """Let further sources be asked, as long as that helps; until cancelled."""
         clock = asyncio.get_running_loop().time
-        widening = Widening(MAX_SOURCES, clock(), first)
+        widening = Widening(MAX_SOURCES, clock(), self.sources.first)
         while True:
             await asyncio.sleep(POLL_S)
             now, done = clock(), self.work.done
@@ -197,7 +212,8 @@ class _Fetch:
         """Accept a peer's offer; only for one in office a copy is waited for to its ``end``."""
         now = asyncio.get_running_loop().time
         self.silent[peer] = now()
-        until = end if peer in self.in_office else min(end, now() + turn_s(self.work.state.length))
+        turn = min(end, now() + turn_s(self.work.state.length))
+        until = end if peer in self.sources.in_office else turn
         try:
             offer = await self.words.offer(peer, lambda: self.silent.pop(peer, None), until)
             self.work.accept(offer)
@@ -217,25 +233,24 @@ class _Fetch:
             if not self._ended:
                 self.work.write(start, data)
 
-    async def share(self, introduce: Introduce, sources: Sequence[PeerId]) -> None:
+    async def share(self, words: FellowWords) -> None:
         """Also use others that download the same, as they become known; until cancelled."""
-        asked = set(sources)
+        asked = set(self.sources.peers)
         async with asyncio.TaskGroup() as group:
             while True:
                 for peer in self.work.fellows.keys() - asked:
                     asked.add(peer)
-                    group.create_task(self._from_fellow(peer, introduce))
+                    group.create_task(self._from_fellow(peer, words))
                 await self.work.changed(POLL_S)
 
-    async def _from_fellow(self, peer: PeerId, introduce: Introduce) -> None:
+    async def _from_fellow(self, peer: PeerId, words: FellowWords) -> None:
         source, refused = Served(), 0
-        assert self.words.in_place is not None
         try:
-            await introduce(peer)
+            await words.introduce(peer)
             while not source.dropped:
                 if self.work.chunk:
                     try:
-                        self.work.has(peer, await self.words.in_place(peer))
+                        self.work.has(peer, await words.in_place(peer))
                     except RemoteRefused:  # it may not have begun yet
                         refused += 1
                         if refused == MAX_FAILURES:
@@ -301,7 +316,7 @@ class _Fetch:
             name,
             self.words.header(index),
             max_length=len(data),
-            timeout=self.stall_timeout,
+            timeout=self.sources.stall_timeout,
         ) as incoming:
             answered = clock() - asked
             await read_into(incoming, data)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bootstrap.state.chunks import DownloadProgress, Work, check_offer
 from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
 from bootstrap.state.digest import StateBytes
-from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
+from bootstrap.state.download import OFFER_TIMEOUT_S, Sources, Words, download
 from protocols.asking import ask, check_run
 from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import PeerId
@@ -176,7 +176,7 @@ async def download_moments(
 
     await download(
         transport,
-        [peer],
+        Sources([peer]),
         Words(known, "moment", header),
         Work(StateBytes(vectors), offer.digest, transport.peer_id, progress),
         what="the moments",

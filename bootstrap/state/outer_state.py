@@ -8,7 +8,7 @@ download goes on that was killed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING
 from bootstrap.state.chunks import Came, DownloadProgress, Work
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import (
-    OFFER_TIMEOUT_S,
-    STALL_S,
     Download,
+    FellowWords,
     Introduce,
     NoSourceError,
+    Sources,
     Words,
     download,
 )
 from bootstrap.state.offers import is_making, offered
 from bootstrap.state.partial import PartialState
 from bootstrap.state.sharing import Sharing
-from bootstrap.state.widening import FIRST_SOURCES
 from protocols.asking import ask
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
@@ -38,6 +37,20 @@ from protocols.transport import Transport
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class WantedState:
+    """Which state is wanted: that of a round of one fragment, with this digest."""
+
+    run: bytes
+    round: int
+    digest: bytes
+    fragment: int = 0
+
+    def chunk(self, index: int) -> bytes:
+        """The header of a chunk's pull."""
+        return ChunkRequest(self.run, self.round, index, self.fragment).encode()
 
 
 @dataclass(frozen=True)
@@ -54,92 +67,102 @@ class Fellows:
 
 async def download_state(
     transport: Transport,
-    peers: Sequence[PeerId],
-    run: bytes,
-    round_: int,
-    expected_digest: bytes,
+    sources: Sources,
+    wanted: WantedState,
     vectors: Sequence[torch.Tensor],
     *,
-    fragment: int = 0,
     progress: DownloadProgress | None = None,
     came: Came = lambda share: None,
     offload: Offload = asyncio.to_thread,
-    offer_timeout: float = OFFER_TIMEOUT_S,
-    stall_timeout: float = STALL_S,
-    first_sources: int = FIRST_SOURCES,
     fellows: Fellows | None = None,
     on_disk: PartialState | None = None,
-    in_office: Container[PeerId] = (),
-    going_on: bool = False,
 ) -> Download:
-    """Fill ``vectors``, float32 each and base first, with the state of that digest.
-
-    Of ``peers`` the first are asked first; those ``in_office`` may take their time for a copy.
+    """Fill ``vectors``, float32 each and base first, with the wanted state.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     the vectors may then be partly written. With ``fellows`` the chunks that are here already
     are shared with others that download the same. What is ``on_disk`` of it is not
-    fetched again, and what comes is kept there. ``going_on``: only with what is there, and from
-    copies that are kept already, so that nobody makes one for it.
+    fetched again, and what comes is kept there. From copies that are kept already
+    (:attr:`Sources.kept_only`) it is only gone on with what is there.
     """
-    request = StateRequest(run, round_, fragment, kept=going_on)
-    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress, came)
-
-    async def offer(peer: PeerId, making: Callable[[], object], until: float) -> StateOffer:
-        try:
-            found = await offered(
-                transport,
-                peer,
-                request,
-                timeout=offer_timeout,
-                until=0.0 if going_on else until,
-                making=making,
-            )
-        except RemoteRefused as error:
-            if going_on and is_making(error):
-                raise NoSourceError("it makes a copy, and keeps none") from error
-            raise
-        if fellows is not None:
-            for reader in found.readers:
-                fellows.mention(reader, peer)
-                work.is_shared_by(reader)
-        return found
-
-    def header(index: int) -> bytes:
-        return ChunkRequest(run, round_, index, fragment).encode()
-
-    async def in_place(peer: PeerId) -> bytes:
-        asked = InPlaceRequest(run, round_, expected_digest, fragment)
-        found = await ask(transport, peer, "fellow", asked, InPlace, timeout=stall_timeout)
-        return found.chunks
-
+    work = Work(StateBytes(vectors), wanted.digest, transport.peer_id, progress, came)
+    asking = _Asking(transport, sources, wanted, work, fellows)
     async with AsyncExitStack() as stack:
         if on_disk is not None:
-            on_disk.round = round_
             stack.push_async_callback(on_disk.beside, on_disk.close)
-            known: StateOffer | None = await on_disk.beside(on_disk.offer)
-            found: set[int] = set()
-            if known is not None and known.digest == expected_digest:
-                work.accept(known)
-                found = await on_disk.beside(partial(on_disk.fill, work.state, known))
-            if going_on and not found:
+            found = await _fill_from(on_disk, wanted, work)
+            if sources.kept_only and not found:
                 raise NoSourceError("nothing of the state is here any more")
             work.had(found)
         if fellows is not None:
-            stack.enter_context(fellows.sharing.open(fragment, round_, work))
+            stack.enter_context(fellows.sharing.open(wanted.fragment, wanted.round, work))
         report = await download(
             transport,
-            peers,
-            Words(offer, "chunk", header, in_place),
+            sources,
+            asking.words,
             work,
-            what=f"the state of round {round_}",
+            what=f"the state of round {wanted.round}",
             offload=offload,
-            stall_timeout=stall_timeout,
-            first_sources=first_sources,
-            introduce=fellows.introduce if fellows else None,
-            in_office=in_office,
             on_disk=on_disk,
         )
         if on_disk is not None:
             await on_disk.beside(on_disk.finish)
         return report
+
+
+async def _fill_from(on_disk: PartialState, wanted: WantedState, work: Work) -> set[int]:
+    """Read what is on disk of the state; returns the chunks that are there."""
+    on_disk.round = wanted.round
+    known: StateOffer | None = await on_disk.beside(on_disk.offer)
+    if known is None or known.digest != wanted.digest:
+        return set()
+    work.accept(known)
+    found: set[int] = await on_disk.beside(partial(on_disk.fill, work.state, known))
+    return found
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """How a state is asked for, of its sources and of fellows."""
+
+    transport: Transport
+    sources: Sources
+    wanted: WantedState
+    work: Work
+    fellows: Fellows | None
+
+    @property
+    def words(self) -> Words:
+        fellows = None
+        if self.fellows is not None:
+            fellows = FellowWords(self.fellows.introduce, self._in_place)
+        return Words(self._offer, "chunk", self.wanted.chunk, fellows)
+
+    async def _offer(self, peer: PeerId, making: Callable[[], object], until: float) -> StateOffer:
+        wanted, kept_only = self.wanted, self.sources.kept_only
+        try:
+            found = await offered(
+                self.transport,
+                peer,
+                StateRequest(wanted.run, wanted.round, wanted.fragment, kept=kept_only),
+                timeout=self.sources.offer_timeout,
+                until=0.0 if kept_only else until,
+                making=making,
+            )
+        except RemoteRefused as error:
+            if kept_only and is_making(error):
+                raise NoSourceError("it makes a copy, and keeps none") from error
+            raise
+        if self.fellows is not None:
+            for reader in found.readers:
+                self.fellows.mention(reader, peer)
+                self.work.is_shared_by(reader)
+        return found
+
+    async def _in_place(self, peer: PeerId) -> bytes:
+        wanted = self.wanted
+        request = InPlaceRequest(wanted.run, wanted.round, wanted.digest, wanted.fragment)
+        found = await ask(
+            self.transport, peer, "fellow", request, InPlace, timeout=self.sources.stall_timeout
+        )
+        return found.chunks

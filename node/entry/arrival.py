@@ -11,7 +11,16 @@ from typing import ClassVar
 import torch
 
 from bootstrap.seeds import backoff
-from bootstrap.state import Came, DownloadProgress, Fellows, PartialState, Sharing, download_state
+from bootstrap.state import (
+    Came,
+    DownloadProgress,
+    Fellows,
+    PartialState,
+    Sharing,
+    Sources,
+    WantedState,
+    download_state,
+)
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import making_s, offered
 from gossip.membership.standing import seen_from
@@ -167,23 +176,22 @@ class Arrival(Verifying):
         fragment: int,
         on_disk: PartialState | None,
         *,
-        going_on: bool = False,
+        kept_only: bool = False,
     ) -> Arrived:
         download = await download_state(
             self.transport,
-            target.sources,
-            self.run,
-            target.round,
-            target.state,
+            Sources(
+                target.sources,
+                state.roster,
+                kept_only=kept_only,
+                offer_timeout=OFFER_TIMEOUT_S,
+            ),
+            WantedState(self.run, target.round, target.state, fragment),
             vectors,
             progress=progress,
             came=self.came,
-            fragment=fragment,
-            offer_timeout=OFFER_TIMEOUT_S,
             fellows=self._fellows,
             on_disk=on_disk,
-            in_office=state.roster,
-            going_on=going_on,
         )
         served = {peer: one.bytes for peer, one in download.sources.items()}
         return Arrived(state, target, served)
@@ -222,7 +230,7 @@ class Arrival(Verifying):
             target = Target(known.round, None, known.digest, 0, sources)
             pace = MovingDeadline(limit, progress)
             return await self._downloaded(
-                target, state, vectors, pace, fragment, on_disk, going_on=True
+                target, state, vectors, pace, fragment, on_disk, kept_only=True
             )
 
     @property

@@ -17,7 +17,9 @@ from bootstrap.state import (
     Fellows,
     NoSourceError,
     Sharing,
+    Sources,
     StateServer,
+    WantedState,
     download_state,
     state_digest,
 )
@@ -81,13 +83,10 @@ class Crowd:
         began = now()
         one.download = await download_state(
             one.transport,
-            [self.source.peer_id],
-            RUN,
-            ROUND,
-            self.digest,
+            Sources([self.source.peer_id], stall_timeout=15.0),
+            WantedState(RUN, ROUND, self.digest),
             one.got,
             offload=inline,
-            stall_timeout=15.0,
             came=lambda share: one.told.append((now() - began, share)),
             fellows=one.sharing and Fellows(one.sharing, introduce),
         )

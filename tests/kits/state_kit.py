@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from bootstrap.state import (
     Download,
+    Sources,
     StateServer,
+    WantedState,
     download_state,
     state_digest,
 )
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.memory.virtual_time import inline
@@ -59,11 +61,25 @@ class Bench:
     def current(self, fragment: int) -> tuple[int, bytes, list[Tensor]]:
         return self.round, self.digest, [self.base, self.momentum]
 
-    async def download(self, **options: Any) -> Download:
-        arguments = {"stall_timeout": 2.0, "offer_timeout": 5.0, "offload": inline}
-        arguments |= {"first_sources": 8} | options  # else two
+    async def download(
+        self,
+        *,
+        in_office: Container[PeerId] = (),
+        first_sources: int = 8,  # else two
+        offer_timeout: float = 5.0,
+        stall_timeout: float = 2.0,
+        **options: Any,
+    ) -> Download:
+        sources = Sources(
+            self.peers,
+            in_office,
+            first_sources,
+            offer_timeout=offer_timeout,
+            stall_timeout=stall_timeout,
+        )
+        wanted = WantedState(RUN, ROUND, self.digest)
         return await download_state(
-            self.me, self.peers, RUN, ROUND, self.digest, self.got, **arguments
+            self.me, sources, wanted, self.got, **{"offload": inline} | options
         )
 
     def check(self) -> None:
