@@ -12,7 +12,9 @@ Beyond :data:`MAX_BYTES` nothing more is kept: members go on, and strangers stay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from gossip.plans.certificate import (
     check_certificate,
@@ -32,6 +34,7 @@ from protocols.messages import (
     Handover,
     HandoverRequest,
     Handovers,
+    Outcome,
 )
 from protocols.tasks import Offload
 from protocols.transport import Transport
@@ -161,89 +164,130 @@ class Lineage:
         self.roster = handover.next_roster
 
 
+class Claim(NamedTuple):
+    """A place in a chain, behind some round, that a peer says it stands at."""
+
+    round: int  # > 0
+    head: bytes | None  # None: any place of that round, with as much work at least
+    work: int
+
+    def fits(self, newest: Outcome) -> bool:
+        """Whether this outcome leads to the place."""
+        if newest.round + 1 != self.round:
+            return False
+        if self.head is None:
+            return newest.work >= self.work
+        return (outcome_hash(newest), newest.work) == (self.head, self.work)
+
+
 async def prove(
     transport: Transport,
     peer: PeerId,
     run: bytes,
     founders: Sequence[PeerId],
-    claim: tuple[int, bytes | None, int],
+    claim: Claim,
     offload: Offload,
     *,
     fragment: int = 0,
     known: Lineage | None = None,
     shown: Callable[[int], None] = lambda count: None,
 ) -> tuple[Certificate, Lineage]:
-    """Have a peer show that a fragment came to ``claim`` = (round, head, work), round > 0.
+    """Have a peer show that a fragment came to the place of its claim.
 
-    Without a head, to any place of that round, with as much work at least. What follows on
-    ``known`` is asked for first, and where that does not lead there, what follows on as much of it
-    as the peer has. ``shown`` is told of each page of handovers that holds, in bytes: what is known
-    already does not count, or time could be had for it again and again.
+    What follows on ``known`` is asked for first, and where that does not lead there, what follows
+    on as much of it as the peer has. ``shown`` is told of each page of handovers that holds, in
+    bytes: what is known already does not count, or time could be had for it again and again.
     Returns the newest certificate and the way to it. Raises RemoteProtocolError where what it
     shows does not lead there, and what :meth:`Transport.call` raises.
     """
-    if claim[0] < 1:
-        raise Stale("nothing comes before the first round")
-    request = CertificateRequest(run, fragment, claim[0] - 1, 1)
-    answer = await ask(
-        transport, peer, "certificates", request, Certificates, timeout=CALL_TIMEOUT_S
-    )
-    if not answer.certificates:
-        raise Stale("it does not show the certificate it stands on")
-    newest = answer.certificates[0]
-    outcome = newest.outcome
-    round_, head, work = claim
-    right = (
-        outcome.work >= work
-        if head is None
-        else (outcome_hash(outcome), outcome.work) == (head, work)
-    )
-    if outcome.round + 1 != round_ or not right:
-        raise Stale("its certificate is of another place than it announces")
+    witness = _Witness(transport, peer, run, fragment)
+    newest = await witness.certificate(claim)
+    proof = _Proof(witness, newest, known, offload, shown)
+    if not known:
+        return newest, await proof.extended(Lineage(run, founders, fragment))
+    try:
+        return newest, await proof.extended(known.copy())
+    except RemoteProtocolError:
+        # it may be on another side of a fork, that went its own way before the last of these
+        common = await witness.shares(known)
+        if common == len(known):
+            raise
+    return newest, await proof.extended(known.first(common))
 
-    async def page_of(first: int, count: int) -> Handovers:
-        wanted = HandoverRequest(run, first, count, fragment)
-        return await ask(transport, peer, "handovers", wanted, Handovers, timeout=CALL_TIMEOUT_S)
 
-    async def led(lineage: Lineage) -> Lineage:
+@dataclass(frozen=True)
+class _Witness:
+    """A peer that is asked for the history of a fragment."""
+
+    transport: Transport
+    peer: PeerId
+    run: bytes
+    fragment: int
+
+    async def certificate(self, claim: Claim) -> Certificate:
+        """The certificate that leads to the place. Raises Stale where it shows none or another."""
+        if claim.round < 1:
+            raise Stale("nothing comes before the first round")
+        request = CertificateRequest(self.run, self.fragment, claim.round - 1, 1)
+        answer = await ask(
+            self.transport, self.peer, "certificates", request, Certificates, timeout=CALL_TIMEOUT_S
+        )
+        if not answer.certificates:
+            raise Stale("it does not show the certificate it stands on")
+        newest = answer.certificates[0]
+        if not claim.fits(newest.outcome):
+            raise Stale("its certificate is of another place than it announces")
+        return newest
+
+    async def page(self, first: int, count: int) -> Handovers:
+        """Its handovers from the ``first``-th on."""
+        request = HandoverRequest(self.run, first, count, self.fragment)
+        return await ask(
+            self.transport, self.peer, "handovers", request, Handovers, timeout=CALL_TIMEOUT_S
+        )
+
+    async def shares(self, kept: Lineage) -> int:
+        """How many handovers it has in common with a lineage: from there on they differ."""
+        common, end = 0, len(kept)
+        while common < end:
+            middle = (common + end) // 2
+            page = await self.page(middle, 1)
+            if page.handovers and _same(page.handovers[0], kept.at(middle)):
+                common = middle + 1
+            else:
+                end = middle
+        return common
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """A certificate, and a witness that is to show the way to it."""
+
+    witness: _Witness
+    newest: Certificate
+    known: Lineage | None
+    offload: Offload
+    shown: Callable[[int], None]
+
+    async def extended(self, lineage: Lineage) -> Lineage:
+        """The lineage, followed to the certificate. Raises RemoteProtocolError."""
         first, total = len(lineage), len(lineage) + 1
         while first < total:
-            page = await page_of(first, MAX_HANDOVERS_AT_ONCE)
-            if page.handovers and known and _same(page.handovers[0], known.at(first)):
+            page = await self.witness.page(first, MAX_HANDOVERS_AT_ONCE)
+            if page.handovers and self.known and _same(page.handovers[0], self.known.at(first)):
                 raise Stale("a handover that it has denied before")
             first, total = first + len(page.handovers), page.total
             if not page.handovers and first < total:
                 raise Malformed("fewer handovers than it says")
             # it may have moved on since it showed the certificate
-            wanted = [one for one in page.handovers if one.round <= outcome.round]
+            wanted = [one for one in page.handovers if one.round <= self.newest.outcome.round]
             before = lineage.bytes
-            await offload(partial(lineage.follow, wanted))
-            shown(lineage.bytes - before)
+            await self.offload(partial(lineage.follow, wanted))
+            self.shown(lineage.bytes - before)
             if len(wanted) < len(page.handovers):
                 break
-        await offload(partial(lineage.check, newest))
+        await self.offload(partial(lineage.check, self.newest))
         return lineage
-
-    async def has(index: int, kept: Lineage) -> bool:
-        page = await page_of(index, 1)
-        return bool(page.handovers) and _same(page.handovers[0], kept.at(index))
-
-    if not known:
-        return newest, await led(Lineage(run, founders, fragment))
-    try:
-        return newest, await led(known.copy())
-    except RemoteProtocolError:
-        # it may be on another side of a fork, that went its own way before the last of these
-        common, end = 0, len(known)
-        while common < end:
-            middle = (common + end) // 2
-            if await has(middle, known):
-                common = middle + 1
-            else:
-                end = middle
-        if common == len(known):
-            raise
-    return newest, await led(known.first(common))
 
 
 def _same(one: Handover, other: Handover | None) -> bool:

@@ -20,7 +20,7 @@ import torch
 from gossip.catchup.approach import Approach
 from gossip.catchup.claims import Shown
 from gossip.catchup.following import Following, is_further
-from gossip.catchup.lineage import Lineage, prove
+from gossip.catchup.lineage import Claim, Lineage, prove
 from gossip.chain.auditor import Auditor
 from gossip.chain.forgetting import Forgetting
 from gossip.chain.missed import Missed
@@ -341,7 +341,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
             claim.peer,
             self.wiring.run,
             self.lineage.founders,
-            (claim.round, claim.head, claim.work),
+            Claim(claim.round, claim.head, claim.work),
             self.wiring.offload,
             fragment=self.fragment,
             known=self.lineage,

@@ -17,7 +17,7 @@ from math import ceil
 
 from bootstrap.state import DownloadProgress
 from gossip.catchup.claims import given_time
-from gossip.catchup.lineage import prove
+from gossip.catchup.lineage import Claim, prove
 from gossip.plans.certificate import check_certificate, outcome_hash
 from node.checkpoints.restoring import standing_after
 from node.entry.targets import Target
@@ -113,7 +113,7 @@ class Resuming:
                         peer,
                         self.run,
                         self.founders,
-                        (self.known.round, None, 0),
+                        Claim(self.known.round, None, 0),
                         self.offload,
                         fragment=self.fragment,
                         shown=shown,

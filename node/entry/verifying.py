@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gossip.catchup.claims import PROOF_S, given_time
-from gossip.catchup.lineage import Lineage, prove
+from gossip.catchup.lineage import Claim, Lineage, prove
 from gossip.place import Place
 from gossip.plans.certificate import genesis
 from node.checkpoints.restoring import standing_after
@@ -82,7 +82,7 @@ class Verifying(Looking):
                 raise Stale("a first round that builds on something")
             lineage = Lineage(self.run, self.founders, fragment)
             return ChainStanding(place, self.founders, None, lineage)
-        claim = (target.round, target.head, target.work)
+        claim = Claim(target.round, target.head, target.work)
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
         now = asyncio.get_running_loop().time

@@ -12,7 +12,7 @@ from gossip_kit import RUN, roster_of
 from lineage_kit import CREATOR, FOUNDERS, OTHERS, Chain, changing
 
 from gossip.catchup import lineage as lineages
-from gossip.catchup.lineage import Lineage, prove
+from gossip.catchup.lineage import Claim, Lineage, prove
 from gossip.plans.certificate import handover_hash, handover_of, outcome_hash
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import PeerId
@@ -54,7 +54,9 @@ def proven(
     known: Lineage | None = None,
     shown: Callable[[int], None] = lambda count: None,
 ) -> Lineage:
-    proof = prove(shows, OTHERS[0].peer_id, RUN, FOUNDERS, claim, inline, known=known, shown=shown)
+    proof = prove(
+        shows, OTHERS[0].peer_id, RUN, FOUNDERS, Claim(*claim), inline, known=known, shown=shown
+    )
     return asyncio.run(proof)[1]
 
 
