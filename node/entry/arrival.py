@@ -22,15 +22,15 @@ from bootstrap.state import (
     download_state,
 )
 from bootstrap.state.digest import StateBytes
-from bootstrap.state.offers import making_s, offered
+from bootstrap.state.offers import offered
 from gossip.membership.standing import seen_from
 from gossip.place import Place
 from node.entry.keeping import Hope, first_kept
-from node.entry.looking import CALL_TIMEOUT_S, PATIENCE_S
+from node.entry.looking import CALL_TIMEOUT_S
 from node.entry.resuming import WITHIN_S, MovingDeadline, Resuming, Silent
 from node.entry.targets import Target, targets
+from node.entry.trying import Attempt, Looks, Patience
 from node.entry.verifying import Verifying
-from node.errors import operator_error
 from node.replicas.replica import ChainStanding
 from protocols.errors import (
     RemoteProtocolError,
@@ -41,11 +41,8 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, StateOffer, StateRequest
 
 OFFER_TIMEOUT_S = 30.0  # until a source offers its state, or says that it is making a copy
-COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
 TELL_S = 1.0  # a pause between two tries that is worth a line
 RESUMES = 3  # tries to go on with an earlier download while nobody answers
-MAX_UNTRUE = 3
-MAX_UNWANTED = 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,25 @@ class Arrived:
     state: ChainStanding
     target: Target
     served: dict[PeerId, int]  # bytes that came from each source
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the state of a fragment is to go."""
+
+    vectors: Sequence[torch.Tensor]  # fp32, base first
+    fragment: int
+    on_disk: PartialState | None  # what comes is kept there, too, and may be there from before
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state."""
+        return StateBytes(self.vectors).length
+
+    async def drop(self) -> None:
+        """Remove what is on disk."""
+        if self.on_disk is not None:
+            await self.on_disk.beside(self.on_disk.drop)
 
 
 @dataclass(kw_only=True)
@@ -73,7 +89,6 @@ class Arrival(Verifying):
     came: Came = lambda share: None  # told how much of a state has come, for estimates
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _unable: set[PeerId] = field(default_factory=set)  # have kept no state when asked
-    _waited: float = 0.0  # seconds in all for copies that were being made
 
     async def fetch(
         self,
@@ -90,91 +105,76 @@ class Arrival(Verifying):
         the next one as there was for it. First it is tried to go on with what is ``on_disk`` of an
         earlier start, which takes none of that time; again where nobody answers, who may be back.
         """
-        loop = asyncio.get_running_loop()
-        began = attempt = loop.time()
-        size, self._waited = StateBytes(vectors).length, 0.0
-
-        def until() -> float:
-            return began + PATIENCE_S + min(self._waited, COPIES * making_s(size))
-
-        reason, told = "no island has announced a state", ""
-        resumes = 0  # tries to go on with what is on disk
-        untrue = unwanted = 0  # looks in a row that brought only lies, or nothing wanted
-        came = filled = False  # whether anything of the last download came, or was on disk
-        if not self.proves:
-            on_disk = None  # nothing tells whether an island's own state is still worth having
-        to_resume = on_disk
-
-        def noted(done: int, total: int, sources: int) -> None:
-            nonlocal came, filled, began
-            came = came or sources > 0
-            if not sources and done:  # reading it takes minutes, and is no patience with others
-                filled, began = True, began + loop.time() - attempt
-            progress(done, total, sources)
-
+        # nothing tells whether an island's own state is still worth having
+        into = Destination(vectors, fragment, on_disk if self.proves else None)
+        now = asyncio.get_running_loop().time
+        patience, looks, told = Patience(into.size, now), Looks(), ""
+        resumes = RESUMES if into.on_disk is not None else 0  # tries left to go on with that
         for pause in backoff(self.dice, first=0.2, last=5.0):
-            wrong, silent, found = "", False, await self.look(until() - loop.time())
-            if to_resume is not None and found:
-                tried, resumes = loop.time(), resumes + 1
+            looks.begin()
+            found = await self.look(patience.until() - now())
+            if found and resumes:
+                tried = now()
                 try:
-                    return await self._resumed(found, vectors, progress, fragment, to_resume)
+                    return await self._resumed(found, into, progress)
                 except (RemoteProtocolError, TransportError, TimeoutError) as error:
-                    again = isinstance(error, Silent) and resumes < RESUMES
-                if again:
+                    resumes = resumes - 1 if isinstance(error, Silent) else 0
+                if resumes:
                     await asyncio.sleep(pause)
                 else:
-                    await to_resume.beside(to_resume.drop)
-                    to_resume = None
-                began += loop.time() - tried
-                if again or loop.time() > tried + TELL_S:
+                    await into.drop()
+                patience.excuse(tried)
+                if resumes or now() > tried + TELL_S:
                     continue  # they have moved on meanwhile
-            said = [one for one in found if self.wanted(one)]
-            options = targets(seen_from(one, fragment) for one in said)
-            async for kept in self._kept(options, fragment, until, size):
-                if isinstance(kept, RemoteProtocolError):
-                    wrong = str(kept)  # the next best may be true
-                    continue
-                if isinstance(kept, TransportError):  # a claim costs nothing
-                    reason, silent = str(kept), True
-                    continue
-                target, state = kept
-                came = filled = False
-                attempt = loop.time()
-                try:
-                    return await self._downloaded(target, state, vectors, noted, fragment, on_disk)
-                except RemoteProtocolError as error:
-                    wrong = str(error)
-                except TransportError as error:
-                    reason, silent = str(error), True
-                    self._greeted.difference_update(target.sources)
-                    if came:
-                        began, self._waited = loop.time(), 0.0
-                    elif filled and on_disk is not None:  # it is not to be read again and again
-                        await on_disk.beside(on_disk.drop)
-                    if self.proves:
-                        break  # look again: the same state may be had in a moment
-            untrue = untrue + 1 if wrong and not silent else 0
-            if untrue >= MAX_UNTRUE:
-                raise operator_error("E206", why=wrong)
-            unwanted = unwanted + 1 if found and not said else 0
-            if unwanted >= MAX_UNWANTED:
-                reason = "nobody is further than this node any more"
+            wanted = [one for one in found if self.wanted(one)]
+            arrived = await self._first_of(wanted, into, progress, patience, looks)
+            if arrived is not None:
+                return arrived
+            looks.in_vain(found, wanted)
+            if now() + pause > patience.until():
                 break
-            if loop.time() + pause > until():
-                break
-            if pause > TELL_S and reason != told:
-                self.broken(told := reason)
+            if pause > TELL_S and looks.reason != told:
+                self.broken(told := looks.reason)
             await asyncio.sleep(pause)
-        raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
+        raise looks.ended()
+
+    async def _first_of(
+        self,
+        wanted: Sequence[Announce],
+        into: Destination,
+        progress: DownloadProgress,
+        patience: Patience,
+        looks: Looks,
+    ) -> Arrived | None:
+        """Download the first of the announced states that can be had; ``looks`` hears why not."""
+        options = targets(seen_from(one, into.fragment) for one in wanted)
+        async for kept in self._kept(options, into.fragment, patience):
+            if isinstance(kept, RemoteProtocolError | TransportError):
+                looks.failed(kept)
+                continue
+            target, state = kept
+            attempt = Attempt(progress, patience)
+            try:
+                return await self._downloaded(target, state, into, attempt)
+            except RemoteProtocolError as error:
+                looks.failed(error)
+            except TransportError as error:
+                looks.failed(error)
+                self._greeted.difference_update(target.sources)
+                if attempt.came:
+                    patience.renew()
+                elif attempt.filled:  # it is not to be read again and again
+                    await into.drop()
+                if self.proves:
+                    break  # look again: the same state may be had in a moment
+        return None
 
     async def _downloaded(
         self,
         target: Target,
         state: ChainStanding,
-        vectors: Sequence[torch.Tensor],
+        into: Destination,
         progress: DownloadProgress,
-        fragment: int,
-        on_disk: PartialState | None,
         *,
         kept_only: bool = False,
     ) -> Arrived:
@@ -186,12 +186,12 @@ class Arrival(Verifying):
                 kept_only=kept_only,
                 offer_timeout=OFFER_TIMEOUT_S,
             ),
-            WantedState(self.run, target.round, target.state, fragment),
-            vectors,
+            WantedState(self.run, target.round, target.state, into.fragment),
+            into.vectors,
             progress=progress,
             came=self.came,
             fellows=self._fellows,
-            on_disk=on_disk,
+            on_disk=into.on_disk,
         )
         served = {peer: one.bytes for peer, one in download.sources.items()}
         return Arrived(state, target, served)
@@ -199,18 +199,18 @@ class Arrival(Verifying):
     async def _resumed(
         self,
         found: Sequence[Announce],
-        vectors: Sequence[torch.Tensor],
+        into: Destination,
         progress: DownloadProgress,
-        fragment: int,
-        on_disk: PartialState,
     ) -> Arrived:
         """Go on with the download that was broken off.
 
         Raises Silent where somebody may still have its state, and RemoteProtocolError,
         TransportError or TimeoutError where it cannot be had.
         """
+        on_disk, fragment = into.on_disk, into.fragment
+        assert on_disk is not None
         known: StateOffer | None = await on_disk.beside(on_disk.offer)
-        if known is None or not known.round or known.length != StateBytes(vectors).length:
+        if known is None or not known.round or known.length != into.size:
             raise Stale("nothing of it is known")
         async with asyncio.timeout(WITHIN_S) as limit:
             await self._introduce(known.readers)
@@ -229,9 +229,7 @@ class Arrival(Verifying):
                 self._check_held(said, state, options)
             target = Target(known.round, None, known.digest, 0, sources)
             pace = MovingDeadline(limit, progress)
-            return await self._downloaded(
-                target, state, vectors, pace, fragment, on_disk, kept_only=True
-            )
+            return await self._downloaded(target, state, into, pace, kept_only=True)
 
     @property
     def _fellows(self) -> Fellows | None:
@@ -242,21 +240,17 @@ class Arrival(Verifying):
         self,
         options: Sequence[Target],
         fragment: int,
-        until: Callable[[], float],
-        size: int,
+        patience: Patience,
     ) -> AsyncIterator[tuple[Target, ChainStanding] | RemoteProtocolError | TransportError]:
-        """The states of ``size`` bytes that a source keeps for us, as they are proven, or why not.
-
-        ``until`` moves on while a source makes its copy.
-        """
-        async for target, proved in self._proved(options, fragment, until()):
+        """The states that a source keeps for us, as they are proven, or why not."""
+        async for target, proved in self._proved(options, fragment, patience.until()):
             if isinstance(proved, RemoteProtocolError | TransportError):
                 if isinstance(proved, TransportError):  # one may have started anew
                     self._greeted.difference_update(target.sources)
                 yield proved
                 continue
             try:
-                kept = await self._kept_of(target, proved, fragment, until, size)
+                kept = await self._kept_of(target, proved, fragment, patience)
             except RemoteProtocolError as error:
                 yield error
             except TransportError as error:
@@ -271,8 +265,7 @@ class Arrival(Verifying):
         target: Target,
         state: ChainStanding,
         fragment: int,
-        until: Callable[[], float],
-        size: int,
+        patience: Patience,
     ) -> tuple[Target, ChainStanding]:
         """Have a source keep a state for us: this one, or its newest if it moved on; returns which.
 
@@ -285,23 +278,20 @@ class Arrival(Verifying):
             return peer in self._unable, stranger, self.dice.random() if stranger else 0.0
 
         async def asked(peer: PeerId, hope: Hope) -> tuple[Target, ChainStanding]:
-            return await self._asked(peer, target, state, fragment, until, hope)
+            return await self._asked(peer, target, state, fragment, patience, hope)
 
         (target, state), _ = await first_kept(
             sorted(target.sources, key=order),
             asked,
-            size,
+            patience.size,
             state.roster.__contains__,
-            until=until,
-            waited=self._has_waited,
+            until=patience.until,
+            waited=patience.waited,
         )
         # the download asks who has its copy first, and last those who said nothing
         first, *others = target.sources
         others.sort(key=self._unable.__contains__)
         return replace(target, sources=(first, *others)), state
-
-    def _has_waited(self, seconds: float) -> None:
-        self._waited += seconds
 
     async def _asked(
         self,
@@ -309,7 +299,7 @@ class Arrival(Verifying):
         target: Target,
         state: ChainStanding,
         fragment: int,
-        until: Callable[[], float],
+        patience: Patience,
         hope: Hope,
     ) -> tuple[Target, ChainStanding]:
         """Have one source keep its state; what it says is noted in ``hope``.
@@ -328,7 +318,7 @@ class Arrival(Verifying):
                 self.transport,
                 peer,
                 StateRequest(self.run, target.round, fragment, or_newer=True),
-                timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, until() - now())),
+                timeout=max(CALL_TIMEOUT_S, min(OFFER_TIMEOUT_S, patience.until() - now())),
                 until=hope.end,
                 making=makes,
             )
@@ -337,7 +327,7 @@ class Arrival(Verifying):
             if offer.round > target.round:
                 # this source alone: where the others stand by now is not known
                 found = Target(offer.round, None, offer.digest, target.work, (peer,))
-                state = await self._standing(found, fragment, until())
+                state = await self._standing(found, fragment, patience.until())
         except (TransportError, RemoteProtocolError):
             self._unable.add(peer)
             raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from node.checkpoints.restoring import own_standing
 from node.entry.arrival import Arrival
 from node.entry.keeping import Hope, first_kept
 from node.entry.looking import PATIENCE_S
 from node.entry.targets import Target
+from node.entry.trying import Patience
 from node.replicas.replica import ChainStanding
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
@@ -36,8 +37,7 @@ class OwnArrival(Arrival):
         self,
         options: Sequence[Target],
         fragment: int,
-        until: Callable[[], float],
-        size: int,
+        patience: Patience,
     ) -> AsyncIterator[tuple[Target, ChainStanding] | RemoteProtocolError | TransportError]:
         """The states that islands keep for us, in the order in which they do: any will do.
 
@@ -48,9 +48,9 @@ class OwnArrival(Arrival):
         async def asked(one: tuple[Target, PeerId], hope: Hope) -> tuple[Target, ChainStanding]:
             target, peer = one
             await self._introduce([peer])
-            state = await self._standing(target, fragment, until())
+            state = await self._standing(target, fragment, patience.until())
             try:
-                return await self._asked(peer, target, state, fragment, until, hope)
+                return await self._asked(peer, target, state, fragment, patience, hope)
             except TransportError as error:
                 self._greeted.discard(peer)  # it may have started anew
                 silent.append(error)
@@ -63,10 +63,10 @@ class OwnArrival(Arrival):
                 kept, waiting = await first_kept(
                     waiting,
                     asked,
-                    size,
+                    patience.size,
                     lambda one: False,
-                    until=until,
-                    waited=self._has_waited,
+                    until=patience.until,
+                    waited=patience.waited,
                 )
             except (RemoteProtocolError, TransportError) as error:
                 yield error

@@ -14,8 +14,8 @@ from state_kit import RUN, Bench, Identities, free
 from bootstrap.state import StateServer
 from bootstrap.state.offers import MAKING, making_s
 from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
-from node.entry.arrival import COPIES
 from node.entry.looking import PATIENCE_S
+from node.entry.trying import COPIES
 from protocols.errors import OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
