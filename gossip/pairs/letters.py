@@ -25,7 +25,7 @@ import torch
 from gossip.exchange.bodies import as_bytes, chunk_at
 from gossip.exchange.transfers import AT_ONCE, Transfers
 from gossip.pairs.account import NAME_BYTES, SERIES_BYTES, Account
-from gossip.pairs.meeting import Key, Stamp
+from gossip.pairs.meeting import Post, Stamp
 from gossip.pairs.receipts import LetterFeed, Receipt, ReceiptDrain
 from gossip.wiring import Wiring
 from protocols.asking import check_run
@@ -109,19 +109,16 @@ class Letters:
 
     async def send(
         self,
-        to: PeerId,
-        round_: int,
-        exchange: int,
+        post: Post,
         letter: Encoded,
         *,
-        answers: Key | None,
         timeout: float,
         weight: float = 1.0,
         name: bytes = b"",
         again: bool = False,
         handed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send an encoded vector; ``timeout`` s without progress end it.
+        """Send an encoded vector where ``post`` says; ``timeout`` s without progress end it.
 
         Under one ``name`` (:meth:`name`) it arrives once, however often it is sent ``again`` before
         the next one to the same peer. ``handed`` is called before its last byte leaves: else it
@@ -129,17 +126,17 @@ class Letters:
         that makes no sense.
         """
         body, codec = as_bytes(letter.data), letter.codec
-        trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
+        trailer = memoryview(_TRAILER.pack(post.exchange, *(post.answers or _OPENS), weight))
         name = name or self.name()
         run = self.wiring.run
-        header = TransferHeader(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
+        header = TransferHeader(run, self.fragment, post.round, 0, self.size, codec.name, name, 0)
         chunks = codec.chunks(0, self.size)
 
         def feed_from(chunk: int) -> LetterFeed:
             at = chunks[chunk].offset if chunk < len(chunks) else len(body)
             return LetterFeed(body[at:], trailer, last=handed)
 
-        await self.transfers.push(to, VERB, header, feed_from, timeout, ask=again)
+        await self.transfers.push(post.to, VERB, header, feed_from, timeout, ask=again)
 
     async def withdraw(self, to: PeerId, name: bytes, timeout: float) -> bool:
         """Whether a share has come; if it has not, it never will.

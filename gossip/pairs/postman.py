@@ -141,11 +141,8 @@ class Postman:
         try:
             async with asyncio.timeout(None if longest == inf else longest):
                 await self.letters.send(
-                    post.to,
-                    post.round,
-                    post.exchange,
+                    post,
                     body,
-                    answers=post.answers,
                     timeout=stall,
                     weight=share.weight,
                     name=share.name,

@@ -146,9 +146,9 @@ def test_what_its_sender_has_taken_back_does_not_come_any_more() -> None:
         balance = await two.a.account.change(lambda b: b.give([B.peer_id], weight))
         name = balance.given[B.peer_id].name
         assert not await two.a.letters.withdraw(B.peer_id, name, 1.0)
-        how: dict[str, Any] = {"answers": None, "timeout": 1.0, "name": name}
+        post = Post(B.peer_id, 0, 0, None, awaited=False)
         with pytest.raises(TransportError):
-            await two.a.letters.send(B.peer_id, 0, 0, body, weight=weight, **how)
+            await two.a.letters.send(post, body, timeout=1.0, weight=weight, name=name)
         assert two.b.weight == 1.0
         await two.a.account.change(lambda b: b.settle(B.peer_id, came=False))
         await two.a._take_back(body, weight)

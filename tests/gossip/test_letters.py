@@ -10,6 +10,7 @@ import torch
 from letters_kit import SIZE, A, B, Box, C, with_boxes
 
 from gossip.pairs.letters import PUSHES
+from gossip.pairs.meeting import Post
 from protocols.codecs import Encoded
 from protocols.errors import RemoteRefused, TransportError
 from protocols.memory.transport import Link
@@ -46,7 +47,7 @@ def test_values_that_are_not_finite_are_refused() -> None:
         data = torch.full((a.codec.encoded_size(0, SIZE),), 255, dtype=torch.uint8)
         body = Encoded(a.codec, data)
         with pytest.raises(RemoteRefused):
-            await a.letters.send(B.peer_id, 4, 0, body, answers=None, timeout=5.0)
+            await a.letters.send(Post(B.peer_id, 4, 0, None, awaited=False), body, timeout=5.0)
         assert b.arrived == []
         assert b.rejected
 

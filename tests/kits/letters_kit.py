@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gossip.pairs.letters import Letter, Letters, Mail
+from gossip.pairs.meeting import Key, Post
 from gossip.pairs.service import receive
 from gossip.wiring import Wiring
 from protocols.codecs import Encoded, RangeCodec
@@ -67,9 +68,16 @@ class Box:
         chosen.encode(0, torch.full((SIZE,), value), data)
         return Encoded(chosen, data)
 
-    async def send(self, to: Identity, value: float, codec: str = "", **more: Any) -> None:
-        given: dict[str, Any] = {"answers": None, "timeout": 5.0} | more
-        await self.letters.send(to.peer_id, 4, 1, self.body(value, codec), **given)
+    async def send(
+        self,
+        to: Identity,
+        value: float,
+        codec: str = "",
+        answers: Key | None = None,
+        **more: Any,
+    ) -> None:
+        post = Post(to.peer_id, 4, 1, answers, awaited=False)
+        await self.letters.send(post, self.body(value, codec), **{"timeout": 5.0} | more)
 
 
 def with_boxes(test: Callable[[Box, Box, Box], Awaitable[None]], **more: Any) -> None:
