@@ -20,7 +20,7 @@ from gossip.exchange.buffers import Whole
 from gossip.exchange.collected import CollectedPart
 from gossip.exchange.lateness import Lateness
 from gossip.exchange.listener import ExchangeListener
-from gossip.exchange.merging import PartMerge
+from gossip.exchange.merging import Contributions, PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.exchange.slicing import OwnContribution, shares
 from gossip.exchange.transfers import Transfers
@@ -130,16 +130,19 @@ class Collecting(ABC):
     ) -> CollectedPart:
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
+        contributions = Contributions(
+            self.me,
+            shares(plan.contributors),
+            expected,
+            scales={c.peer: c.scale for c in plan.contributors},
+            limits={peer: limit for peer, limit in limits.items() if limit is not None},
+        )
         part: CollectedPart
         merge = self._merge_for(key, header, plan, paths, lambda: part)(
             self.wiring.codec.named(plan.codec),
             key[0],
             key[1],
-            shares=shares(plan.contributors),
-            scales={c.peer: c.scale for c in plan.contributors},
-            limits={peer: limit for peer, limit in limits.items() if limit is not None},
-            expected=expected,
-            me=self.me,
+            contributions,
             whole=self.whole,
             post=self.wiring.transport.post,
             begun=lambda: on_loop(loop, lambda: self._spread(part)),

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from gossip.exchange.drains import MergeDrain
-from gossip.exchange.merging import PartMerge
+from gossip.exchange.merging import Contributions, PartMerge
 from gossip.exchange.slicing import add_up, squared_norm
 from gossip.plans.mix import ROUNDED_UP, ROUNDED_UP_ELSE
+from protocols.codecs import RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 
@@ -64,14 +65,16 @@ class JointMerge(PartMerge):
 
     def __init__(
         self,
-        *args: Any,
+        codec: RangeCodec,
+        start: int,
+        stop: int,
+        contributions: Contributions,
+        *,
         collected: Mapping[PeerId, tuple[PeerId, ...]],
         dropped: Dropped,
-        limits: Mapping[PeerId, float],
-        scales: Mapping[PeerId, float],
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, limits=limits, scales=scales, **kwargs)
+        super().__init__(codec, start, stop, contributions, **kwargs)
         self.collected = dict(collected)
         self._dropped = dropped
         self._brought = dict.fromkeys(collected, 0)  # chunks, by relays that are not dropped
@@ -82,6 +85,7 @@ class JointMerge(PartMerge):
         }
         # a divided sum is no longer than the longest slice in it; and it is encoded once more
         longer = ROUNDED_UP.get(self.codec.name, ROUNDED_UP_ELSE)
+        limits, scales = contributions.limits, contributions.scales
         self._sum_room: dict[PeerId, float] = {}  # in squared norm
         for relay, peers in collected.items():
             if all(peer in limits for peer in peers):

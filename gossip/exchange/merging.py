@@ -18,8 +18,8 @@ Nothing here waits or locks: all of it runs where the transport handles data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from blake3 import blake3
@@ -45,13 +45,27 @@ AT_A_TIME = 4  # chunks merged without letting others have their turn
 AT_ONCE = 4  # sums, of a chunk each, whose memory is taken together
 
 
-class PartMerge:
-    """One part being merged. ``shares`` are those of all who may count, mine (``me``) included.
+@dataclass(frozen=True)
+class Contributions:
+    """Whose slices may be in a part that I (``me``) merge, and for how much each counts."""
 
-    ``scales`` multiply them, where they are not 1. ``limits`` are norms that a contributor's values
-    must not exceed. ``expected`` are those to wait for; ``whole`` has room for the result;
-    ``post`` runs a callback later on the same thread; ``finished`` is called once, when the last
-    chunk is merged.
+    me: PeerId
+    shares: Mapping[PeerId, float]  # of all who may count, mine included
+    expected: Iterable[PeerId]  # those to wait for
+    scales: Mapping[PeerId, float] = field(default_factory=dict)  # of the shares, where not 1
+    limits: Mapping[PeerId, float] = field(default_factory=dict)  # norms not to be exceeded
+
+    @property
+    def factors(self) -> dict[PeerId, float]:
+        """Each share times its scale."""
+        return {peer: share * self.scales.get(peer, 1.0) for peer, share in self.shares.items()}
+
+
+class PartMerge:
+    """One part being merged. ``whole`` has room for the result.
+
+    ``post`` runs a callback later on the same thread; ``begun`` and ``finished`` are called once,
+    when the first and the last chunks are merged.
     """
 
     def __init__(
@@ -59,12 +73,8 @@ class PartMerge:
         codec: RangeCodec,
         start: int,
         stop: int,
+        contributions: Contributions,
         *,
-        shares: Mapping[PeerId, float],
-        scales: Mapping[PeerId, float] = MappingProxyType({}),
-        limits: Mapping[PeerId, float] = MappingProxyType({}),
-        expected: Iterable[PeerId],
-        me: PeerId,
         whole: Whole,
         post: Callable[[Callable[[], None]], None],
         begun: Callable[[], None],
@@ -77,11 +87,12 @@ class PartMerge:
         self.arrived: dict[PeerId, int] = {}  # bytes of each so far, to see who makes progress
         self.trailer = b""  # what is sent behind the last chunk, once it is known
         self.wakes: list[Callable[[], None]] = []  # of the feeds that stream the part on
-        self._shares, self._me = shares, me
-        self._factors = {peer: share * scales.get(peer, 1.0) for peer, share in shares.items()}
+        self._me, self._shares = contributions.me, contributions.shares
+        self._factors = contributions.factors
+        limits = contributions.limits
         self._room = {peer: limit * limit for peer, limit in limits.items()}  # squared norm left
         self._post, self._begun, self._finished = post, begun, finished
-        self._expected = {peer for peer in expected if peer != me and peer in shares}
+        self._expected = set(contributions.expected) & self._shares.keys() - {self._me}
         self._reached = dict.fromkeys(self._expected, 0)  # chunks that each has brought
         number = len(self.chunks)
         self._missing = [len(self._expected)] * number  # those that each chunk waits for

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from gossip.exchange.collecting import Collecting
 from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.group_sums import magnitude, mark_of, mark_size
 from gossip.exchange.lateness import merged_patience_s
-from gossip.exchange.merging import PartMerge
+from gossip.exchange.merging import Contributions, PartMerge
 from gossip.exchange.receiving import Inflow
 from gossip.exchange.routing import Paths
 from gossip.plans.validity import PartKey
@@ -54,15 +54,19 @@ class GroupMerge(PartMerge):
 
     def __init__(
         self,
-        *args: Any,
+        codec: RangeCodec,
+        start: int,
+        stop: int,
+        contributions: Contributions,
+        *,
         brought: tuple[PeerId, ...],
-        shares: Mapping[PeerId, float],
         **kwargs: Any,
     ) -> None:
         kwargs["whole"] = _Apart()
-        divisor = magnitude(shares[peer] for peer in brought)
-        ours = {peer: shares[peer] / divisor for peer in brought}
-        super().__init__(*args, shares=ours, **kwargs)
+        divisor = magnitude(contributions.shares[peer] for peer in brought)
+        ours = {peer: contributions.shares[peer] / divisor for peer in brought}
+        contributions = dataclasses.replace(contributions, shares=ours)
+        super().__init__(codec, start, stop, contributions, **kwargs)
         self.brought = brought
         self.marks: list[bytes] = []  # of the chunks that are merged
 

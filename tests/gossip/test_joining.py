@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gossip.exchange.buffers import Whole
 from gossip.exchange.group_sums import JointMerge, magnitude, mark_of, mark_size, marked
+from gossip.exchange.merging import Contributions
 from gossip.exchange.relaying import GroupMerge
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
@@ -50,13 +51,9 @@ class Scene:
             self.codec,
             0,
             SIZE,
+            Contributions(ME, SHARES, set(WEIGHTS), scales or {}, limits or {}),
             collected=GROUPS,
             dropped=lambda *what: self.told.append(what),
-            shares=SHARES,
-            scales=scales or {},
-            limits=limits or {},
-            expected=set(WEIGHTS),
-            me=ME,
             whole=Whole(SIZE),
             post=self.posted.append,
             begun=lambda: None,
@@ -305,10 +302,8 @@ def test_a_relay_marks_its_own_values_only_where_they_are_in_the_sum() -> None:
         RangeCodec("fp32", dense=SIZE),
         0,
         SIZE,
+        Contributions(ME, SHARES, expected={ME, A}),
         brought=(ME, A),
-        shares=SHARES,
-        expected={ME, A},
-        me=ME,
         whole=Whole(SIZE),
         post=lambda go: go(),
         begun=lambda: None,

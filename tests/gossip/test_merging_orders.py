@@ -14,7 +14,7 @@ from gossip.exchange import merging
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import SMALL, Buffers, Whole, buffers
 from gossip.exchange.feeds import MergedFeed
-from gossip.exchange.merging import PartMerge
+from gossip.exchange.merging import Contributions, PartMerge
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity
 
@@ -157,8 +157,8 @@ def test_an_owner_is_told_what_its_encoding_has_lost() -> None:
     source = Keeping(torch.randn(size, generator=torch.Generator().manual_seed(0)))
     me, other = (Identity.generate().peer_id for _ in range(2))
     merge = PartMerge(
-        codec, 0, size, shares={me: 0.75, other: 0.25}, expected=[other], me=me, whole=Whole(size),
-        post=lambda job: job(), begun=lambda: None, finished=lambda: None,
+        codec, 0, size, Contributions(me, {me: 0.75, other: 0.25}, expected=[other]),
+        whole=Whole(size), post=lambda job: job(), begun=lambda: None, finished=lambda: None,
     )  # fmt: skip
     merge.settle(source)
     chunk = merge.chunks[0]

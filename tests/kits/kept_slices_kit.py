@@ -13,7 +13,7 @@ from gossip_kit import RUN, leader, plan_of
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole
 from gossip.exchange.kept_slices import KeptMerge, WeighedMerge
-from gossip.exchange.merging import PartMerge
+from gossip.exchange.merging import Contributions, PartMerge
 from gossip.exchange.slicing import SealedFeed, SliceFeed
 from gossip.plans.commitments import leaf, seal
 from protocols.codecs import CHUNK, RangeCodec
@@ -56,18 +56,18 @@ class Owner:
         if self.kind is WeighedMerge:
             self.more.setdefault("weighed", lambda: self.told.append("weighed"))
             self.more.setdefault("header", self.header)
+        more = dict(self.more)
+        terms = {name: more.pop(name) for name in ("scales", "limits") if name in more}
         self.merge = self.kind(
             self.codec,
             START,
             STOP,
-            shares=dict.fromkeys(PEERS, 0.25),
-            expected=PEERS,
-            me=ME,
+            Contributions(ME, dict.fromkeys(PEERS, 0.25), expected=PEERS, **terms),
             whole=Whole(STOP),
             post=self.posted.append,
             begun=lambda: self.told.append("begun"),
             finished=lambda: self.told.append("finished"),
-            **self.more,
+            **more,
         )
 
     def bring(self, peer: PeerId, chunks: int = 99) -> None:

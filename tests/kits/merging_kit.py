@@ -11,7 +11,7 @@ from gossip_kit import leader, plan_of
 
 from gossip.exchange.bodies import as_bytes
 from gossip.exchange.buffers import Whole
-from gossip.exchange.merging import PartMerge
+from gossip.exchange.merging import Contributions, PartMerge
 from gossip.exchange.slicing import SliceFeed, shares
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity
@@ -56,9 +56,9 @@ class Owner:
             self.codec,
             self.start,
             self.stop,
-            shares=shares(contributors(*self.weights)),
-            expected=PEERS[: len(self.weights)],
-            me=ME,
+            Contributions(
+                ME, shares(contributors(*self.weights)), expected=PEERS[: len(self.weights)]
+            ),
             whole=Whole(self.stop),
             post=self.posted.append,
             begun=lambda: self.told.append("begun"),
