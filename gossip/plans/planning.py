@@ -46,6 +46,70 @@ Ballot = tuple[int, int]  # epoch, number
 
 
 @dataclass(frozen=True)
+class Lead:
+    """The lead of one round: who has it, by which ballot, and among whom."""
+
+    identity: Identity
+    place: Place
+    ballot: Ballot
+    roster: tuple[PeerId, ...]
+
+    def plan(
+        self,
+        *,
+        codec: str,
+        contributors: tuple[Contributor, ...],
+        parts: tuple[Part, ...],
+        next_roster: tuple[PeerId, ...],
+        expected_s: float,
+        patience_s: float,
+        draft: bool = False,
+        grams: tuple[Gram, ...] = (),
+        groups: tuple[Group, ...] = (),
+    ) -> Plan:
+        """A plan by whoever has the lead."""
+        return Plan(
+            fragment=self.place.fragment,
+            round=self.place.round,
+            epoch=self.ballot[0],
+            ballot=self.ballot[1],
+            leader=self.identity.peer_id,
+            previous=self.place.previous,
+            state=self.place.state,
+            codec=codec,
+            roster=self.roster,
+            contributors=contributors,
+            parts=parts,
+            next_roster=next_roster,
+            expected_s=expected_s,
+            patience_s=patience_s,
+            draft=draft,
+            grams=grams,
+            groups=groups,
+        )
+
+    def nothing(self, codec: str, basis: bytes, part: Part) -> PartResult:
+        """The result of a part that nobody contributes to."""
+        place = self.place
+        return sign_result(
+            self.identity,
+            place.run,
+            PartResult(
+                place.fragment,
+                place.round,
+                part.start,
+                part.stop,
+                self.identity.peer_id,
+                codec,
+                EMPTY_DIGEST,
+                b"",
+                basis,
+                b"",
+            ),
+        )
+
+
+@dataclass(frozen=True)
 class Remains:
     """What a new leader learnt from the promises it got."""
 
@@ -54,37 +118,44 @@ class Remains:
     voted: Outcome | None  # has to be proposed again
     held: dict[PartKey, PartResult]
 
+    def lead(self, identity: Identity, place: Place) -> Lead:
+        """What the promises came to: the lead of the round."""
+        return Lead(identity, place, self.ballot, self.roster)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The live members of the roster, who merge, and what is known of them."""
+
+    members: Sequence[Announce]
+    unreliable: Set[PeerId]  # they merge nothing, if there are others
+    mute: Set[PeerId]  # they relay nothing, if there are others
+    trips: Mapping[PeerId, float]  # seconds of the shortest round trip to each, as far as known
+
 
 def fresh_plan(
-    identity: Identity,
-    place: Place,
+    lead: Lead,
     rules: Rules,
+    crew: Crew,
     *,
-    ballot: Ballot,
-    roster: tuple[PeerId, ...],
     ready: Sequence[Announce],
-    members: Sequence[Announce],
     next_roster: Iterable[PeerId],
     round_s: float,
     past: Ladder,
     patience_s: float,
-    unreliable: Set[PeerId],
-    mute: Set[PeerId],
-    trips: Mapping[PeerId, float],
 ) -> Plan:
-    """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
+    """The first plan of a round: ``ready`` contribute, the ``crew`` merges.
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not known
     yet) and what is known of the rounds before (:mod:`gossip.plans.ladder`). ``patience_s`` is what
-    the measured round trips ask for, where there are any (:mod:`gossip.membership.trips`). Members
-    that are ``unreliable`` merge nothing, and those that are ``mute`` relay nothing, if there are
-    others. ``trips``: seconds of the shortest round trip to each of the others, as far as known.
+    the measured round trips ask for, where there are any (:mod:`gossip.membership.trips`).
 
     A draft where scales follow from what is sent (:mod:`gossip.plans.weighing`). Of such
     contributors a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
     """
     if not ready:
         raise LocalProtocolError("a plan without contributors")
+    place, members = lead.place, crew.members
     draft = rules.mix.weigh is not None
     if draft and len(ready) > MAX_WEIGHED:
         order = leader_order(place.run, place.fragment, place.round, [a.peer for a in ready])
@@ -93,15 +164,15 @@ def fresh_plan(
         members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
     links = links_of(members, contributing, rules.believed)
-    merging = {announce.peer for announce in owners_among(members, rules, unreliable)}
+    merging = {announce.peer for announce in owners_among(members, rules, crew.unreliable)}
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
     owning = [link for link in links if link.peer in merging]
-    counts = by_owner(identity.peer_id, owning, trips)
+    counts = by_owner(lead.identity.peer_id, owning, crew.trips)
     if draft:  # which shows the products of all contributors for each part
         most = max(1, MAX_PRODUCTS // (len(owning) * len(ready) ** 2))
         counts = {peer: min(count, most) for peer, count in counts.items()}
-    layout = lay_out(rules.size, owning, regions, grouping, counts, mute)
+    layout = lay_out(rules.size, owning, regions, grouping, counts, crew.mute)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = choose_codec(parts, layout.groups, links, rules.at(place.round), round_s, past)
@@ -114,15 +185,11 @@ def fresh_plan(
         patience_s,
         measured(members),
     )
-    return _plan(
-        identity,
-        place,
-        ballot,
-        roster,
+    return lead.plan(
         codec=codec,
         contributors=rules.mix.scaled([_contributor(one, rules.most_tokens) for one in ordered]),
         parts=parts,
-        next_roster=next_roster_of(roster, next_roster),
+        next_roster=next_roster_of(lead.roster, next_roster),
         expected_s=min(expected, MAX_EXPECTED_S),
         patience_s=min(patience, MAX_PATIENCE_S),
         draft=draft,
@@ -143,29 +210,18 @@ def owners_among(
 
 
 def roll_call(
-    identity: Identity,
-    place: Place,
-    rules: Rules,
-    *,
-    ballot: Ballot,
-    roster: tuple[PeerId, ...],
-    next_roster: Iterable[PeerId],
-    patience_s: float,
+    lead: Lead, rules: Rules, *, next_roster: Iterable[PeerId], patience_s: float
 ) -> Plan:
     """A round that merges nothing: it is only about who is in office next."""
-    me = identity.peer_id
+    me = lead.identity.peer_id
     nobody = rules.mix.scaled([Contributor(me, 0.0, 0, False)])
     whole, codec = Part(0, rules.size, me, None), rules.codecs[0]
-    result = _empty(identity, place, codec, basis_of(codec, nobody), whole)
-    return _plan(
-        identity,
-        place,
-        ballot,
-        roster,
+    result = lead.nothing(codec, basis_of(codec, nobody), whole)
+    return lead.plan(
         codec=codec,
         contributors=nobody,
         parts=(dataclasses.replace(whole, result=result),),
-        next_roster=next_roster_of(roster, next_roster),
+        next_roster=next_roster_of(lead.roster, next_roster),
         expected_s=0.0,
         patience_s=min(patience_s, MAX_PATIENCE_S),
     )
@@ -188,6 +244,7 @@ def renewed_plan(
     which no contributor is left is certified as empty. A draft stays one as long as there is
     anything to weigh.
     """
+    lead = remains.lead(identity, place)
     contributors = tuple(
         dataclasses.replace(c, active=c.active and c.peer not in gone) for c in plan.contributors
     )
@@ -212,16 +269,12 @@ def renewed_plan(
             owner = result.owner
         elif not any(contributor.active for contributor in contributors):
             owner = identity.peer_id
-            result = _empty(identity, place, plan.codec, basis, part)
+            result = lead.nothing(plan.codec, basis, part)
         elif owner not in load:
             owner = heir(part, len(contributors) - 1, plan.parts[-1].stop)
             load[owner] += part.stop - part.start
         parts.append(Part(part.start, part.stop, owner, result))
-    return _plan(
-        identity,
-        place,
-        remains.ballot,
-        remains.roster,
+    return lead.plan(
         codec=plan.codec,
         contributors=contributors,
         parts=tuple(parts),
@@ -264,11 +317,7 @@ def repeated_plan(
         raise LocalProtocolError("nothing was voted for")
     grams = known.grams if known is not None and _weighs_alike(known, outcome) else ()
     parts = tuple(Part(r.start, r.stop, r.owner, r) for r in outcome.parts)
-    return _plan(
-        identity,
-        place,
-        remains.ballot,
-        remains.roster,
+    plan = remains.lead(identity, place).plan(
         codec=outcome.codec,
         contributors=outcome.contributors,
         parts=parts,
@@ -276,8 +325,8 @@ def repeated_plan(
         expected_s=0.0,
         patience_s=patience_s,
         grams=grams,
-        servers=outcome.servers,
     )
+    return dataclasses.replace(plan, servers=outcome.servers)
 
 
 def _weighs_alike(plan: Plan, outcome: Outcome) -> bool:
@@ -295,68 +344,9 @@ def next_roster_of(office: Iterable[PeerId], wanted: Iterable[PeerId]) -> tuple[
     return tuple(sorted(stay + sorted(wanted - office)[: MAX_ROSTER - len(stay)]))
 
 
-def _plan(
-    identity: Identity,
-    place: Place,
-    ballot: Ballot,
-    roster: tuple[PeerId, ...],
-    *,
-    codec: str,
-    contributors: tuple[Contributor, ...],
-    parts: tuple[Part, ...],
-    next_roster: tuple[PeerId, ...],
-    expected_s: float,
-    patience_s: float,
-    draft: bool = False,
-    grams: tuple[Gram, ...] = (),
-    groups: tuple[Group, ...] = (),
-    servers: int = 0,
-) -> Plan:
-    """A plan of this member's, for the round at ``place``."""
-    return Plan(
-        fragment=place.fragment,
-        round=place.round,
-        epoch=ballot[0],
-        ballot=ballot[1],
-        leader=identity.peer_id,
-        previous=place.previous,
-        state=place.state,
-        codec=codec,
-        roster=roster,
-        contributors=contributors,
-        parts=parts,
-        next_roster=next_roster,
-        expected_s=expected_s,
-        patience_s=patience_s,
-        draft=draft,
-        grams=grams,
-        groups=groups,
-        servers=servers,
-    )
-
-
 def _contributor(announce: Announce, most_tokens: int) -> Contributor:
     """What an island asks for, within the bounds that all check."""
     tokens = min(announce.tokens, most_tokens)
     weight = max(0.0, min(announce.weight, float(tokens)))
     norm = max(0.0, min(announce.norm, MAX_NORM))
     return Contributor(announce.peer, weight, tokens, True, norm)
-
-
-def _empty(identity: Identity, place: Place, codec: str, basis: bytes, part: Part) -> PartResult:
-    return sign_result(
-        identity,
-        place.run,
-        PartResult(
-            place.fragment,
-            place.round,
-            part.start,
-            part.stop,
-            identity.peer_id,
-            codec,
-            EMPTY_DIGEST,
-            b"",
-            basis,
-            b"",
-        ),
-    )

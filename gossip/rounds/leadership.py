@@ -19,6 +19,7 @@ from gossip.plans.certificate import majority
 from gossip.plans.estimating import bounded, links_of, prolonged
 from gossip.plans.ladder import Ladder
 from gossip.plans.planning import (
+    Crew,
     Remains,
     fresh_plan,
     owners_among,
@@ -223,37 +224,25 @@ class Leadership:
                 self.identity, self.place, plan, remains, gone, live, next_roster, links
             )
             return prolonged(renewed, self.spent_s(now))
+        lead = remains.lead(self.identity, self.place)
         measured = self._trips_s(self.agreement.roster, PATIENCE_S)
         ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
         if self._roll_is_due(now, ready):
-            return roll_call(
-                self.identity,
-                self.place,
-                self.rules,
-                ballot=remains.ballot,
-                roster=remains.roster,
-                next_roster=next_roster,
-                patience_s=measured,
-            )
+            return roll_call(lead, self.rules, next_roster=next_roster, patience_s=measured)
         if not ready:
             return None
         members = self._owners(remains.roster, now)
+        trips = self.company.membership.trips(announce.peer for announce in members)
         return fresh_plan(
-            self.identity,
-            self.place,
+            lead,
             self.rules,
-            ballot=remains.ballot,
-            roster=remains.roster,
+            Crew(members, self.unreliable, self.mute, trips),
             ready=ready,
-            members=members,
             next_roster=next_roster,
             round_s=self.round_s,
             past=self.ladder,
             patience_s=measured,
-            unreliable=self.unreliable,
-            mute=self.mute,
-            trips=self.company.membership.trips(announce.peer for announce in members),
         )
 
     def _owners(self, roster: Sequence[PeerId], now: float) -> list[Announce]:

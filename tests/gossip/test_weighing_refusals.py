@@ -23,7 +23,7 @@ from weighing_kit import (
 
 from gossip.plans.commitments import packed
 from gossip.plans.mix import MEAN
-from gossip.plans.planning import roll_call
+from gossip.plans.planning import Lead, roll_call
 from gossip.plans.rules import Rules
 from gossip.plans.validity import VerifiedResults, check_plan
 from gossip.plans.weighing import Products, check_scales, final_plan, sign_gram, triangle, unpack
@@ -198,10 +198,8 @@ def test_a_first_plan_finds_nothing_merged() -> None:
 def test_a_first_plan_may_find_that_there_is_nothing_to_merge() -> None:
     rules = Rules(SHAPE.size, SHAPE.codecs, lambda codec, start, stop: stop - start, mix=MIX)
     roster = roster_of(MEMBERS)
-    plan = roll_call(
-        leader(MEMBERS), PLACE, rules, ballot=(0, 0), roster=roster, next_roster=roster,
-        patience_s=1.0,
-    )  # fmt: skip
+    lead = Lead(leader(MEMBERS), PLACE, (0, 0), roster)
+    plan = roll_call(lead, rules, next_roster=roster, patience_s=1.0)
     check_plan(plan, PLACE, OPEN, roster, VerifiedResults())
 
 

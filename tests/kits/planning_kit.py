@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from gossip_kit import PLACE, SHAPE, leader, roster_of
 
 from gossip.plans.ladder import Ladder
-from gossip.plans.planning import Remains, fresh_plan
+from gossip.plans.planning import Crew, Lead, Remains, fresh_plan
 from gossip.plans.rules import PATIENCE_S, Rules
 from gossip.plans.validity import VerifiedResults, check_plan, key_of
 from protocols.identity import Identity, PeerId
@@ -31,20 +31,14 @@ def fresh(
     by = leader(members)
     roster = roster_of(members)
     plan = fresh_plan(
-        by,
-        PLACE,
+        Lead(by, PLACE, (0, 0), roster),
         rules,
-        ballot=(0, 0),
-        roster=roster,
+        Crew(announces, unreliable=frozenset(), mute=frozenset(), trips=trips or {}),
         ready=announces if ready is None else ready,
-        members=announces,
         next_roster=roster,
         round_s=round_s,
         past=past or Ladder(),
         patience_s=PATIENCE_S,
-        unreliable=frozenset(),
-        mute=frozenset(),
-        trips=trips or {},
     )
     check_plan(plan, PLACE, rules.shape, roster, VerifiedResults())
     return plan
