@@ -18,7 +18,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
@@ -99,43 +99,30 @@ def admission(token: str, run: bytes, peer: PeerId) -> bytes:
     return hmac.digest(_key(token), b"atoll admission\x00" + run + peer.encode(), "sha256")
 
 
+@dataclass
 class Gate:
-    """Answers the greetings of newcomers, and remembers whom it let in.
+    """Answers the greetings of newcomers, and remembers whom it let in."""
 
-    ``run`` is called each time; empty: this node takes part in no run yet, which fits any.
-    ``observed`` tells a caller's address as the transport sees it, where it can.
-    ``brought`` is told of a caller let in that has a run while this node has none; the caller
-    still hears of no run, and so knows that it was the first to bring one. ``refused`` is told of
-    a caller not let in, with the error that it will show (E201, E202 or E203).
-    """
+    transport: Transport
+    whereabouts: Whereabouts
+    _: KW_ONLY
+    software: str
+    run: Callable[[], bytes]  # as of now; empty: this node takes part in none yet, which fits any
+    admits: Admits = anyone
+    announces: Callable[[], Iterable[bytes]] = tuple
+    # a caller's address as the transport sees it, where it can
+    observed: Callable[[PeerId], str] = lambda peer: ""
+    # told of a caller let in that has a run while this node has none; the caller still hears of no
+    # run, and so knows that it was the first to bring one
+    brought: Callable[[PeerId, bytes], None] = lambda peer, run: None
+    # told of a caller not let in, with the error that it will show (E201, E202 or E203)
+    refused: Callable[[PeerId, str], None] = lambda peer, code: None
+    clock: Callable[[], float] = time.time
+    _admitted: OrderedDict[PeerId, None] = field(init=False, default_factory=OrderedDict)
 
-    def __init__(
-        self,
-        transport: Transport,
-        whereabouts: Whereabouts,
-        *,
-        software: str,
-        run: Callable[[], bytes],
-        admits: Admits = anyone,
-        announces: Callable[[], Iterable[bytes]] = tuple,
-        observed: Callable[[PeerId], str] = lambda peer: "",
-        brought: Callable[[PeerId, bytes], None] = lambda peer, run: None,
-        refused: Callable[[PeerId, str], None] = lambda peer, code: None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._whereabouts = whereabouts
-        self._software = software
-        self._run = run
-        self._admits = admits
-        self._announces = announces
-        self._observed = observed
-        self._brought = brought
-        self._refused = refused
-        self._clock = clock
-        self._admitted: OrderedDict[PeerId, None] = OrderedDict()
-        self._transport = transport
-        transport.on_call("hello", self._answer, max_body=Hello.MAX_BYTES)
-        DialBack(transport, whereabouts, admitted=self.admitted, observed=observed)
+    def __post_init__(self) -> None:
+        self.transport.on_call("hello", self._answer, max_body=Hello.MAX_BYTES)
+        DialBack(self.transport, self.whereabouts, admitted=self.admitted, observed=self.observed)
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether ``peer`` was let in; if this node forgot, it is asked to greet again."""
@@ -144,19 +131,19 @@ class Gate:
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
         hello: Hello = Hello.decode(body)
         if hello.protocol != PROTOCOL_VERSION:
-            self._refused(peer, "E202")
-            raise RemoteRefused("version", _version(PROTOCOL_VERSION, self._software))
+            self.refused(peer, "E202")
+            raise RemoteRefused("version", _version(PROTOCOL_VERSION, self.software))
         # before the run is told, and in the same words whether it is missing or wrong
-        if not self._admits(peer, self._transport.peer_id, hello.invitation):
-            self._refused(peer, "E203")
+        if not self.admits(peer, self.transport.peer_id, hello.invitation):
+            self.refused(peer, "E203")
             raise RemoteRefused("invitation", "the invitation is missing or not valid")
-        run = self._run()
+        run = self.run()
         if run and hello.run and run != hello.run:
-            self._refused(peer, "E201")
+            self.refused(peer, "E201")
             raise RemoteRefused("run", run.hex())
         if hello.record:
             try:
-                self._whereabouts.learn(hello.record, expected=peer)
+                self.whereabouts.learn(hello.record, expected=peer)
             except Stale as error:  # of a clock that is hours off, which our answer tells it of
                 logger.info("the address record of %s does not hold: %s", peer, error)
         self._admitted[peer] = None
@@ -164,16 +151,16 @@ class Gate:
         if len(self._admitted) > MAX_ADMITTED:
             self._admitted.popitem(last=False)
         if hello.run and not run:
-            self._brought(peer, hello.run)
-        own = self._whereabouts.own
+            self.brought(peer, hello.run)
+        own = self.whereabouts.own
         return Welcome(
             protocol=PROTOCOL_VERSION,
-            software=self._software,
+            software=self.software,
             run=run,
-            time=self._clock(),
-            observed=self._observed(peer),
+            time=self.clock(),
+            observed=self.observed(peer),
             record=own.data if own else b"",
-            announces=_that_fit(self._announces()),
+            announces=_that_fit(self.announces()),
         ).encode()
 
 
