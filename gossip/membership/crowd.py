@@ -146,10 +146,10 @@ class Crowd:
                 if not (batch or beats):
                     return
                 now = self._wiring.now()
+                there = partial(self._membership.there, now=now)
                 overdue = b"".join(beat.packed() for beat in self._overdue(now))
                 body = Known(batch, (beats + overdue)[: BEAT_BYTES * MAX_PEERS]).encode()
                 peers = list(self._membership.islands)
-                there = partial(self._there, now)
                 for peer in self.rumours.targets(peers, there, self.host.office()):
                     task = self._wiring.spawn(self._push(peer, body))
                     under_way.add(task)
@@ -167,9 +167,6 @@ class Crowd:
                 self.take_beats(Known.decode(reply).beats, peer)
             except RemoteProtocolError as error:
                 self.host.on_rejected(peer, error)
-
-    def _there(self, now: float, peer: PeerId) -> bool:
-        return self._membership.liveness(peer, now) in THERE
 
     def _overdue(self, now: float) -> Iterable[Beat]:
         """The last heartbeats of those whose next one has come to most others by now."""

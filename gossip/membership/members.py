@@ -298,6 +298,10 @@ class Membership:
         island = self.islands.get(peer)
         return Liveness.DEAD if island is None else island.liveness(now, self.patience)
 
+    def there(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is alive, as far as it is known."""
+        return self.liveness(peer, now) in THERE
+
     def alive(self, now: float) -> list[PeerId]:
         """Peers that are alive, in no particular order."""
         return [peer for peer in self.islands if self.liveness(peer, now) is Liveness.ALIVE]

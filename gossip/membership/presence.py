@@ -17,13 +17,12 @@ from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blake3 import blake3
-
+from gossip.membership.answering import MAX_KNOWN, NO_BEAT, Held, answer, short_name
 from gossip.membership.crowd import AT_ONCE, CALL_TIMEOUT_S, Crowd, Said
-from gossip.membership.members import THERE, Liveness, Membership
+from gossip.membership.members import Liveness, Membership
 from gossip.membership.opening import open_announce
 from gossip.membership.origin import origin
-from gossip.membership.pulse import Beat, HashChain, tag_of, tags_in
+from gossip.membership.pulse import Beat, HashChain, tags_in
 from gossip.membership.rumours import EVERYBODY
 from gossip.membership.silence import Wakefulness
 from gossip.membership.sketch import name_in
@@ -31,7 +30,6 @@ from gossip.membership.standing import fragments, with_places
 from gossip.place import Place
 from gossip.wiring import Wiring
 from protocols.asking import ask
-from protocols.bounds import MAX_PEERS
 from protocols.envelope import seal
 from protocols.errors import (
     BadSignature,
@@ -45,9 +43,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import (
-    BEAT_BYTES,
     MAX_ANNOUNCE_BYTES,
-    TAG_BYTES,
     Announce,
     Known,
     KnownRequest,
@@ -56,13 +52,7 @@ from protocols.messages import (
 LIFETIME_S = 60.0
 TRIES = 3  # of an announcement whose connection breaks
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
-MAX_KNOWN = 256
 AGAIN_S = 60.0  # before it is reported once more that a place has too many identities
-
-
-def _name(envelope: bytes) -> bytes:
-    """The short name of an announcement, for those who have it."""
-    return blake3(envelope).digest(8)
 
 
 @dataclass
@@ -147,7 +137,7 @@ class Presence:
             self._crowd.tell()
             return
         for peer in self.membership.islands:
-            if self._telling[peer] < AT_ONCE and self._there(now, peer):
+            if self._telling[peer] < AT_ONCE and self.membership.there(peer, now):
                 self._telling[peer] += 1
                 self.wiring.spawn(self._keep_telling(peer))
 
@@ -199,9 +189,6 @@ class Presence:
                 self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
             turn += 1
             await asyncio.sleep(self.membership.patience.heartbeat_s)
-
-    def _there(self, now: float, peer: PeerId) -> bool:
-        return self.membership.liveness(peer, now) in THERE
 
     def crowded(self) -> bool:
         """Whether there are too many to tell each of them everything."""
@@ -293,30 +280,10 @@ class Presence:
             self._double = max(self._double, sequence)
 
     def known(self, but: Container[bytes] = (), want: Container[bytes] | None = None) -> Known:
-        """The announcements held here, this node's own first, bounded in number and size.
+        """The announcements held here, this node's own first (:func:`answering.answer`)."""
+        return answer(self._held(), but, want)
 
-        Without those whose :func:`_name` is among ``but``. With ``want``, only announcements and
-        sketches with these tags.
-        """
-        room = Known.MAX_BYTES - MAX_ANNOUNCE_BYTES - BEAT_BYTES * MAX_PEERS
-        found, sketches, beats = list[bytes](), list[bytes](), list[Beat]()
-        for envelope, beat, sketch in self._held():
-            tag = tag_of(envelope)
-            if (want is None and _name(envelope) not in but) or (want is not None and tag in want):
-                room -= len(envelope) + 8
-                if room > 0 and len(found) < MAX_KNOWN:
-                    found.append(envelope)
-            if beat.value and len(beats) < MAX_PEERS and (want is None or tag in want):
-                beats.append(beat)
-            named = beat.value and name_in(sketch) != sketch  # the announcement has its name alone
-            if named and (not but if want is None else name_in(sketch)[:TAG_BYTES] in want):
-                room -= len(sketch) + 8
-                if room > 0 and len(sketches) < MAX_KNOWN:
-                    sketches.append(sketch)
-        packed = b"".join(beat.packed() for beat in beats)
-        return Known(tuple(found), packed, tuple(sketches))
-
-    def _held(self) -> Iterator[tuple[bytes, Beat, bytes]]:
+    def _held(self) -> Iterator[Held]:
         """Announcements that may be passed on, the newest heartbeat of each, and its sketch."""
         now = self.wiring.now()
         if self.crowded():
@@ -324,18 +291,18 @@ class Presence:
                 self.tell()
             said = self._crowd.said
             assert said is not None
-            yield said.envelope, said.beat(), self.status.sketch
+            yield Held(said.envelope, said.beat(), self.status.sketch)
         else:
-            yield self.envelope(), Beat(b"", 0, b""), b""
+            yield Held(self.envelope(), NO_BEAT, b"")
         for island in self.membership.islands.values():
             if island.envelope and now - island.said < LIFETIME_S / 2:
                 beat = Beat(island.tag, island.beat, island.pulse)
-                yield island.envelope, beat, island.announce.sketch
+                yield Held(island.envelope, beat, island.announce.sketch)
 
     async def ask(self, peer: PeerId) -> None:
         """Hear from a peer whom it knows, itself included."""
         held = {island.envelope for island in self.membership.islands.values()}
-        request = KnownRequest(b"".join(_name(envelope) for envelope in held))
+        request = KnownRequest(b"".join(map(short_name, held)))
         try:
             transport = self.wiring.transport
             known = await ask(transport, peer, "known", request, Known, timeout=CALL_TIMEOUT_S)
