@@ -162,9 +162,6 @@ class Chain(Reports, OwnStatus, RoundFacts):
         self.gathering.end()
         self._kick.set()
 
-    async def settle(self) -> None:
-        """Nothing is given away that might be lost: see :attr:`in_doubt`."""
-
     def kick(self) -> None:
         """Something has changed: check what is due."""
         self._kick.set()
@@ -364,16 +361,12 @@ class Chain(Reports, OwnStatus, RoundFacts):
             self.membership,
             self.rules,
             opened=self.now(),
-            round_s=self.timing.round_s,
+            earlier=self.before(place.round),
             myself=lambda: self.status,
             abstain_until=self._forgetting.abstain_until,
             forgot=forgot,
-            ladder=self.timing.ladder,
-            missed=self.missed.rounds(place.round),
             holding=self._holding,
             changes_sides=lambda: self.following.changes_sides,
-            unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
-            mute=self.missed.idle(place.round),
             trial=self.trial,
             gathering=self.gathering,
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from gossip.chain.auditor import Auditor
+from gossip.chain.missed import Missed
 from gossip.chain.timing import Timing
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.ledger import Ledger
 from gossip.plans.ladder import Chosen
+from gossip.rounds.earlier import Earlier
 from protocols.identity import PeerId
 
 
@@ -15,6 +18,8 @@ class RoundFacts:
     exchange: Exchange
     ledger: Ledger
     timing: Timing
+    missed: Missed
+    auditor: Auditor
 
     @property
     def codec(self) -> str | None:
@@ -55,7 +60,20 @@ class RoundFacts:
         """Nobody: what was merged is in the certificate, and what was not is still here."""
         return frozenset()
 
+    async def settle(self) -> None:
+        """Nothing is given away that might be lost: see :attr:`in_doubt`."""
+
     def timed(self) -> list[float]:
         """Seconds of the exchange that has just ended, from its plan to its last merged part."""
         took = self.timing.held_at - self.timing.planned_at
         return [took] if took > 0 else []
+
+    def before(self, round_: int) -> Earlier:
+        """What is known of the rounds before this one."""
+        return Earlier(
+            self.timing.round_s,
+            self.timing.ladder,
+            self.missed.rounds(round_),
+            self.missed.unreliable(round_) | self.auditor.suspended(round_),
+            self.missed.idle(round_),
+        )

@@ -9,7 +9,7 @@ plans are built is :mod:`gossip.plans.planning`; when a member stands, and when 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gossip.membership.rumours import PAUSE_S
@@ -17,7 +17,6 @@ from gossip.membership.trips import MOST_S
 from gossip.place import Place
 from gossip.plans.certificate import majority
 from gossip.plans.estimating import bounded, links_of, prolonged
-from gossip.plans.ladder import Ladder
 from gossip.plans.planning import (
     Crew,
     Remains,
@@ -31,6 +30,7 @@ from gossip.plans.rules import NO_BOUND, PATIENCE_S, Rules
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.company import Company
+from gossip.rounds.earlier import Earlier
 from gossip.rounds.gathering import Gathering
 from gossip.rounds.holding import NO_MORE, Holding
 from gossip.rounds.spreading import SMALL
@@ -52,12 +52,8 @@ class Leadership:
     rules: Rules
     company: Company
     opened: float
-    round_s: float  # usual seconds from round to round
-    missed: Mapping[PeerId, int]  # rounds without a member's work
-    ladder: Ladder  # what is known of the rounds before
+    earlier: Earlier
     holding: Holding = field(default_factory=Holding)
-    unreliable: Set[PeerId] = frozenset()  # they own no part, and lead last
-    mute: Set[PeerId] = frozenset()  # they relay no part
     gathering: Gathering = field(default_factory=Gathering)
     lost: set[PartKey] = field(default_factory=set)  # reported as merged, but nobody has the bytes
     quorum_since: float | None = None  # enough have been ready since
@@ -84,13 +80,13 @@ class Leadership:
             return False
         bound = self.rules.staleness
         awaited = working - {announce.peer for announce in ready}
-        if bound != NO_BOUND and any(self.missed.get(peer, 0) >= bound for peer in awaited):
+        if bound != NO_BOUND and any(self.earlier.missed.get(peer, 0) >= bound for peer in awaited):
             return False  # wait for it, even if it has not announced this round yet
         if self.quorum_since is None:
             self.quorum_since = now
         if self.waits_for_others(now):
             return False
-        grace = self.rules.grace_s(self.round_s)
+        grace = self.rules.grace_s(self.earlier.round_s)
         if len(self.agreement.roster) > SMALL:
             grace += NEWS_S  # the news that a member is ready may still be spreading
         left = self.quorum_since + grace - now
@@ -124,15 +120,15 @@ class Leadership:
         asks = {}
         for peer in working - {announce.peer for announce in ready}:
             announce = self.company.membership.announcement(peer)
-            if announce is None or self.missed.get(peer, 0) < len(working):
+            if announce is None or self.earlier.missed.get(peer, 0) < len(working):
                 continue
             if self.company.behind(peer):
                 waits = announce.ready
             else:  # it has the result now, and is getting ready again
                 eta = self.company.eta(announce, now)
-                waits = peer in self.holding.awaited and eta <= self.round_s
+                waits = peer in self.holding.awaited and eta <= self.earlier.round_s
             if waits:
-                asks[peer] = self.round_s
+                asks[peer] = self.earlier.round_s
         return asks
 
     def note_held(self, peer: PeerId, promise: Promise) -> None:
@@ -214,7 +210,7 @@ class Leadership:
             at_hand = frozenset[PartKey]().union(*shown) - self.lost
             held = usable(remains.held, plan, self.agreement.held, at_hand)
             here = self._owners(remains.roster, now)
-            owners = {announce.peer for announce in owners_among(here, self.rules, self.unreliable)}
+            owners = {one.peer for one in owners_among(here, self.rules, self.earlier.unreliable)}
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live
             remains = replace(remains, held=held)
@@ -237,11 +233,11 @@ class Leadership:
         return fresh_plan(
             lead,
             self.rules,
-            Crew(members, self.unreliable, self.mute, trips),
+            Crew(members, self.earlier.unreliable, self.earlier.mute, trips),
             ready=ready,
             next_roster=next_roster,
-            round_s=self.round_s,
-            past=self.ladder,
+            round_s=self.earlier.round_s,
+            past=self.earlier.ladder,
             patience_s=measured,
         )
 
@@ -273,7 +269,7 @@ class Leadership:
         the lead has its turn, at fault or not: two that find each other at fault would void each
         other's plans on their way. ``overdue``: the leader has not finished its draft in time.
         """
-        come = now < self.opened + self.rules.grace_s(self.round_s)
+        come = now < self.opened + self.rules.grace_s(self.earlier.round_s)
         order = [
             peer
             for peer in self.agreement.order(self.agreement.office)
@@ -281,7 +277,7 @@ class Leadership:
             and self.company.alive(peer, now)
             and (come or not self.company.behind(peer))
         ]
-        order.sort(key=lambda peer: peer in self.unreliable)  # their plans had to be repaired
+        order.sort(key=self.earlier.unreliable.__contains__)  # their plans had to be repaired
         agreement = self.agreement
         if agreement.promised > NONE:  # the current or next leader is the first to repair
             first = agreement.proposer_of(agreement.promised, agreement.office)

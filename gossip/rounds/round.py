@@ -12,13 +12,12 @@ the round's leading order, each a little later than the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gossip.membership.members import Membership
 from gossip.place import Place
 from gossip.plans.certificate import check_certificate
-from gossip.plans.ladder import Ladder
 from gossip.plans.planning import Ballot, Remains
 from gossip.plans.rules import PATIENCE_S, Rules
 from gossip.plans.validity import check_outcome, key_of
@@ -34,6 +33,7 @@ from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.candidacies import Candidacies
 from gossip.rounds.company import BELIEVED, Company
 from gossip.rounds.drafting import Drafting
+from gossip.rounds.earlier import Earlier
 from gossip.rounds.election_timer import ElectionTimer
 from gossip.rounds.gathering import Gathering
 from gossip.rounds.holding import Holding
@@ -72,16 +72,12 @@ class Round:
     membership: Membership
     rules: Rules
     opened: float
-    round_s: float  # usual seconds from round to round
+    earlier: Earlier
     myself: Callable[[], Announce]  # this node's own announcement as of now
     abstain_until: float = 0.0  # just started: until then only listen
     forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
-    ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
-    missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     holding: Holding = field(default_factory=Holding)  # how long earlier rounds were held back
     changes_sides: Callable[[], bool] = lambda: False  # of a fork: decides nothing meanwhile
-    unreliable: Set[PeerId] = frozenset()  # left out of recent rounds: own no part
-    mute: Set[PeerId] = frozenset()  # did nothing for their group: relay none
     trial: Trial | None = None  # limits who comes into office; None: no limit
     gathering: Gathering = field(default_factory=Gathering)  # whom a run's creator waits for
     agreement: Agreement = field(init=False)
@@ -116,8 +112,8 @@ class Round:
         self.succession = Succession(self.agreement, self.company)
         self.telling = Telling(self.agreement, self.company)
         self.leadership = Leadership(
-            self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
-            self.ladder, self.holding, self.unreliable, self.mute, self.gathering,
+            self.identity, self.rules, self.company, self.opened, self.earlier, self.holding,
+            self.gathering,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)
@@ -318,7 +314,7 @@ class Round:
         """When :meth:`tick` should run next if nothing happens before."""
         step = self._patience() / (8 if self.company.failures else 4)
         if self.leadership.quorum_since is not None and self.agreement.plan is None:
-            step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
+            step = min(step, max(0.01, self.rules.grace_s(self.earlier.round_s) / 8))
         return now + min(step, 0.25)
 
     # --- standing and leading --------------------------------------------------------------------

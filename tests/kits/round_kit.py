@@ -19,6 +19,7 @@ from gossip.plans.certificate import check_certificate, genesis, outcome_hash
 from gossip.plans.rules import Rules
 from gossip.plans.validity import PartKey
 from gossip.rounds import round as rounds
+from gossip.rounds.earlier import Earlier
 from gossip.rounds.gathering import Gathering
 from gossip.rounds.instructions import Broadcast, CatchUp, Commit, FollowPlan, Send
 from gossip.rounds.round import Round
@@ -200,12 +201,14 @@ class World:
             peer.membership,
             self.rules,
             self.now,
-            1.0,
+            Earlier(
+                1.0,
+                missed=peer.absent.rounds(place.round),
+                unreliable=peer.absent.unreliable(place.round),
+            ),
             lambda: self.announce(peer),
             peer.abstain_until,
             place.round <= peer.forgotten,
-            missed=peer.absent.rounds(place.round),
-            unreliable=peer.absent.unreliable(place.round),
             gathering=peer.gathering,
         )
         current = peer.round
