@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 
 from gossip.membership.members import Membership
 from gossip.place import Place
-from gossip.plans.certificate import check_certificate
 from gossip.plans.planning import Ballot, Remains
 from gossip.plans.rules import PATIENCE_S, Rules
-from gossip.plans.validity import check_outcome, key_of
+from gossip.plans.validity import key_of
 from gossip.rounds.agreed import (
     Adopted,
     AgreementEvent,
@@ -41,6 +40,7 @@ from gossip.rounds.instructions import Accuse, CatchUp, Commit, FollowPlan, Inst
 from gossip.rounds.leadership import Leadership
 from gossip.rounds.proposer import Proposer
 from gossip.rounds.prospects import Prospects
+from gossip.rounds.referral import Referral
 from gossip.rounds.reforming import Reforming
 from gossip.rounds.succession import Succession
 from gossip.rounds.telling import Telling
@@ -91,10 +91,10 @@ class Round:
     _drafting: Drafting = field(init=False)
     _prospects: Prospects = field(init=False)
     _reforming: Reforming = field(init=False)
+    _referral: Referral = field(init=False)
     _election: ElectionTimer = field(default_factory=ElectionTimer)
     _stands_back: bool = False  # decided nothing so far, as ``changes_sides`` was true
     _voted_at: float = 0.0
-    _referred_at: float | None = None  # when a certificate was last pointed out to us
     _usual_patience: float = 0.0  # seconds, from the round trips when the round began
 
     def __post_init__(self) -> None:
@@ -118,6 +118,7 @@ class Round:
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)
         self._reforming = Reforming(self.company, self.leadership, self.rules, self._election)
+        self._referral = Referral(self.place, self.rules.shape, self.roster)
 
     @property
     def me(self) -> PeerId:
@@ -166,7 +167,7 @@ class Round:
             case Gram():
                 out = self._on_gram(sender, message, now)
             case Certificate():
-                return self._on_certificate(sender, message, now)
+                return self._referral.shown(sender, message, now, self._patience())
         return out + self.tick(now)
 
     def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[AgreementEvent]:
@@ -204,18 +205,6 @@ class Round:
         elif self.agreement.promised > before:  # a repeated request delays nobody any further
             self._election.put_off(now)
         return answer
-
-    def _on_certificate(
-        self, sender: PeerId, certificate: Certificate, now: float
-    ) -> list[Instruction]:
-        """A peer shows a certificate of the round: verify it, then catch up with its voters."""
-        if self._referred_at is not None and now < self._referred_at + self._patience():
-            return []  # one is enough, and verifying is not for free
-        place = self.place
-        check_certificate(certificate, run=place.run, previous=place.previous, roster=self.roster)
-        check_outcome(certificate.outcome, place, self.rules.shape, self.roster)
-        self._referred_at = now
-        return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
 
     def on_products(self, gram: Gram, now: float) -> list[Instruction]:
         """All slices of a draft's part that I own are in; ``gram`` has their inner products."""
