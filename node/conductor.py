@@ -176,23 +176,11 @@ class Conductor:
                 case Ready() as ready:
                     await self._on_ready(ready)
                 case StepDone() as done:
-                    self._on_step(done)
-                    await self._take_hosts_in()
-                    if end := self.course.ends_with_others(self.swarm):
-                        self.course.take(end)
-                        await self._tell_target()
+                    await self._on_step(done)
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
-                    if self._restarts.applied(applied):
-                        self.island.merged()
-                    self.course.heard(applied)
-                    if applied.fragment is None:
-                        self._has_begun()
-                    self._ownership.free(applied.fragment)
-                    await self._reset_if_due()
-                    self.pace.step, self.pace.tokens = applied.step, applied.tokens
-                    await self.on_applied(applied)
+                    await self._on_applied(applied)
                 case Shifted() if self._guesses is not None:
                     await self._guesses.moved()
                 case (Staged() | Saved() | Donated()) as told:
@@ -304,12 +292,31 @@ class Conductor:
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(begin)
 
+    async def _on_applied(self, applied: Applied) -> None:
+        if self._restarts.applied(applied):
+            self.island.merged()
+        self.course.heard(applied)
+        if applied.fragment is None:
+            self._has_begun()
+        self._ownership.free(applied.fragment)
+        await self._reset_if_due()
+        self.pace.step, self.pace.tokens = applied.step, applied.tokens
+        await self.on_applied(applied)
+
     def _has_begun(self) -> None:
         if (file := self.beginning.read()) is not None:
             with contextlib.suppress(OSError):
                 file.unlink()
 
-    def _on_step(self, done: StepDone) -> None:
+    async def _on_step(self, done: StepDone) -> None:
+        self._note(done)
+        await self._take_hosts_in()
+        if end := self.course.ends_with_others(self.swarm):
+            self.course.take(end)
+            await self._tell_target()
+
+    def _note(self, done: StepDone) -> None:
+        """Measure the pace by an inner step, and let the swarm and the monitor know of it."""
         if short := shrunk_of(done, self.pace.halved, self.island.settings):
             self.events.emit(Problem.of(short))
         if self.fitting is not None and done.micro_batch is not None:

@@ -276,8 +276,7 @@ async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
     made.swarm, made.course.since = None, 7
 
     async def step() -> None:
-        made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
-        await made._take_hosts_in()
+        await made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
 
     trainer.grown = True
     await step()
