@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.errors import operator_error
@@ -54,42 +54,60 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
 
     Raises OperatorError E204 that names the flag that is missing or contradicts another.
     """
-    auto = settings.nnodes == "auto"
-    if not auto and _bounds(settings.nnodes)[1] == 1:
+    if settings.nnodes != "auto" and _bounds(settings.nnodes)[1] == 1:
         if given := _given(settings) if "nnodes" not in settings.model_fields_set else "":
             raise _bad(f"{given} without --nnodes", "of one host alone there is no other to meet")
         _check_rank(settings.node_rank or 0, 1)
         return None
     found = [*_torchrun(environ), *_slurm(environ), *_kubernetes(environ)]
-    nnodes = settings.nnodes
-    if auto:
-        nnodes = next((item.nnodes for item in found if item.nnodes), "")
-        if not nnodes:
-            raise _bad(
-                "--nnodes auto: nothing says how many hosts there are",
-                "neither torchrun's variables (PET_NNODES, NNODES) nor Slurm's are set",
-                "give --nnodes with the number, or MIN:MAX",
-            )
-    try:
-        minimum, maximum = _bounds(nnodes)
-    except ValueError as error:
-        raise _bad(f"--nnodes auto: {nnodes!r} hosts", f"it {error}") from error
+    minimum, maximum = _hosts(settings, found)
     if maximum == 1:
         _check_rank(settings.node_rank or 0, 1)
         return None
+    host = _own_number(settings, found, maximum)
+    address, port = _endpoint(settings, found)
+    key = _key(settings, found, address)
+    return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
+
+
+# --- each from its flag, or from the first environment that says it -------------------------------
+
+
+def _hosts(settings: IslandSettings, found: Sequence[Found]) -> tuple[int, int]:
+    """How many hosts there are, at least and at most."""
+    if settings.nnodes != "auto":
+        return _bounds(settings.nnodes)
+    nnodes = next((item.nnodes for item in found if item.nnodes), "")
+    if not nnodes:
+        raise _bad(
+            "--nnodes auto: nothing says how many hosts there are",
+            "neither torchrun's variables (PET_NNODES, NNODES) nor Slurm's are set",
+            "give --nnodes with the number, or MIN:MAX",
+        )
+    try:
+        return _bounds(nnodes)
+    except ValueError as error:
+        raise _bad(f"--nnodes auto: {nnodes!r} hosts", f"it {error}") from error
+
+
+def _own_number(settings: IslandSettings, found: Sequence[Found], hosts: int) -> int:
+    """Which of at most so many ``hosts`` this one is."""
     host = settings.node_rank
     if host is None:
         host = next((item.host for item in found if item.host is not None), None)
     if host is None:
         raise _bad("--node-rank is missing", "nothing says which of the hosts this one is")
-    _check_rank(host, maximum)
+    _check_rank(host, hosts)
+    return host
+
+
+def _endpoint(settings: IslandSettings, found: Sequence[Found]) -> tuple[str, int]:
+    """Address and port of host 0."""
     address, port = "", DEFAULT_PORT
     if settings.rdzv_endpoint:
         address, port = host_port(settings.rdzv_endpoint)
-    else:
-        named = next((item for item in found if item.address), None)
-        if named is not None:
-            address, port = named.address, named.port
+    elif (named := next((item for item in found if item.address), None)) is not None:
+        address, port = named.address, named.port
     if not address:
         raise _bad("--rdzv-endpoint is missing", "nothing says where host 0 is")
     if not 0 <= port <= MAX_PORT:
@@ -98,6 +116,11 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
         host_port(hostport(address, port))
     except ValueError as error:
         raise _bad(f"host 0 at {address!r}", str(error)) from error
+    return address, port
+
+
+def _key(settings: IslandSettings, found: Sequence[Found], address: str) -> str:
+    """The rendezvous id; on one machine it may be empty."""
     key = settings.rdzv_id or next((item.key for item in found if item.key), "")
     if not key and not is_loopback(address):
         raise _bad(
@@ -105,7 +128,10 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
             "anybody who reaches host 0's port could take part as one of its hosts",
             "give all hosts the same one: a secret, long and random",
         )
-    return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
+    return key
+
+
+# --- flags ----------------------------------------------------------------------------------------
 
 
 def refuse_hosts(settings: IslandSettings, role: str) -> None:
