@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import singledispatch
 from signal import Signals
 from typing import TextIO
 from urllib.parse import quote
@@ -100,85 +101,23 @@ class Console:
 
 
 def render(event: Event, key: str = "") -> str:
-    """The line or lines of one event; empty for one that a terminal does not show."""
-    match event:
-        case Step():
-            return step_line(event)
-        case RoundDone():
-            return round_line(event)
-        case Validation(validation_loss=None):  # a script that has none
-            return ""
-        case Validation():
-            return f"round {event.round} not begun, validation loss {number(event.validation_loss)}"
-        case RoundFailed():
-            return f"round {event.round} failed: {clean(event.reason)}"
-        case Started():
-            return _started(event, key)
-        case JoinProgress():
-            mark = "" if event.ok else "! "
-            name = clean(event.name)
-            return f"{_INDENT}[{event.step}/{JOIN_STEPS}] {name:<8} {mark}{clean(event.text)}"
-        case ExchangesChosen():
-            beyond = max(0.0, event.distance - max(0.0, event.bound - 1) * event.lost)
-            far = "-" if not event.progress else f"{beyond / event.progress:.2f}"
-            return (
-                f"{event.exchanges} exchanges a round from round {event.round} on, was "
-                f"{event.before}: beyond what the codec loses islands disagree by {far} of what a "
-                f"round moves them (bound {event.bound:g})"
-            )
-        case Behind():
-            missed = event.head - event.round
-            how = "replays them" if event.action == "replay" else "downloads the state"
-            return f"behind by {missed} round{'s' * (missed != 1)}: {how}"
-        case PeerJoined():
-            where = f" in {clean(event.region)}" if event.region else ""
-            who = _who(event.peer, event.name)
-            what = f"{clean(event.role)}, atoll {clean(event.version) or '?'}"
-            return f"peer {who} joined{where} ({what})"
-        case PeerLeft():
-            return f"peer {_who(event.peer)} left{_because(event.reason)}"
-        case PeerSuspected():
-            return f"peer {_who(event.peer)} does not deliver{_because(event.reason)}"
-        case PeerRefused():
-            return f"peer {_who(event.peer)} refused, {clean(event.code)}{_because(event.reason)}"
-        case CheckpointSaved():
-            took = f"{megabytes(event.bytes)} in {event.seconds:.1f} s"
-            return f"checkpoint of round {event.round}: {took}, {clean(event.path)}"
-        case CheckpointSkipped():
-            return f"checkpoint of round {event.round} skipped{_because(event.reason)}"
-        case Problem():
-            word = "error" if event.fatal else "warning"
-            return (
-                f"{word} {event.code}: {clean(event.what, lines=True)}\n"
-                f"  why: {clean(event.why, lines=True)}\n  fix: {clean(event.fix, lines=True)}"
-            )
-        case AlarmRaised():
-            word = "ALARM" if event.level == "critical" else "alarm"
-            return f"{word} {event.alarm}: {clean(event.what)}\n  fix: {clean(event.fix)}"
-        case AlarmEnded(forgotten=gone):
-            who = ", ".join(map(short, gone[:NAMED])) + (", …" if len(gone) > NAMED else "")
-            more = f"; not back, but forgotten after long silence: {who}" if gone else ""
-            return f"alarm {event.alarm} has ended{more}"
-        case KnobSet():
-            was = "" if event.before is None else f", was {event.before}"
-            inputs = ", ".join(f"{name} {value:.3g}" for name, value in event.inputs.items())
-            given = f" ({inputs})" if inputs else ""
-            return f"{event.name} is {event.value}{was}: {clean(event.why)}{given}"
-        case DataAwaited():
-            who = f"rank {', '.join(map(str, event.ranks[:NAMED]))}"
-            who += ", …" if len(event.ranks) > NAMED else ""
-            return f"step {event.step} waits for its data: {who} has none yet"
-        case DataCame():
-            return f"step {event.step} has its data, after {event.seconds:.0f} s"
-        case Notice():
-            return clean(event.text)
-        case Stopping():
-            more = "again" if event.reason in Signals.__members__ else "twice"
-            return f"leaving: {clean(event.reason)} (Ctrl-C {more} stops now)"
-        case _:
-            return ""
+    """The line or lines of one event; empty for one that a terminal does not show.
+
+    ``key``: the dashboard's, which stands in its address for others.
+    """
+    return _started(event, key) if isinstance(event, Started) else _line(event)
 
 
+@singledispatch
+def _line(event: Event) -> str:
+    """That of an event's own kind, below; most kinds are not shown."""
+    return ""
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@_line.register
 def step_line(event: Step) -> str:
     """``step: 12 loss: 2.10 grad_norm: 0.9 tps: 14,021 mfu: - peers: 4``."""
     mfu = "-" if event.mfu is None else f"{event.mfu:.1%}"
@@ -189,6 +128,7 @@ def step_line(event: Step) -> str:
     )
 
 
+@_line.register
 def round_line(event: RoundDone) -> str:
     """``round 129 loss 2.31 5/6 peers sync 0.9 s util 93% sent 0.29 MB … ETA 38m``."""
     parts = [f"round {event.round}"]
@@ -218,12 +158,143 @@ def round_line(event: RoundDone) -> str:
     return line
 
 
+@_line.register
+def _validation(event: Validation) -> str:
+    if event.validation_loss is None:  # a script that has none
+        return ""
+    return f"round {event.round} not begun, validation loss {number(event.validation_loss)}"
+
+
+@_line.register
+def _round_failed(event: RoundFailed) -> str:
+    return f"round {event.round} failed: {clean(event.reason)}"
+
+
+@_line.register
+def _behind(event: Behind) -> str:
+    missed = event.head - event.round
+    how = "replays them" if event.action == "replay" else "downloads the state"
+    return f"behind by {missed} round{'s' * (missed != 1)}: {how}"
+
+
+@_line.register
+def _data_awaited(event: DataAwaited) -> str:
+    who = f"rank {', '.join(map(str, event.ranks[:NAMED]))}"
+    who += ", …" if len(event.ranks) > NAMED else ""
+    return f"step {event.step} waits for its data: {who} has none yet"
+
+
+@_line.register
+def _data_came(event: DataCame) -> str:
+    return f"step {event.step} has its data, after {event.seconds:.0f} s"
+
+
+@_line.register
+def _knob_set(event: KnobSet) -> str:
+    was = "" if event.before is None else f", was {event.before}"
+    inputs = ", ".join(f"{name} {value:.3g}" for name, value in event.inputs.items())
+    given = f" ({inputs})" if inputs else ""
+    return f"{event.name} is {event.value}{was}: {clean(event.why)}{given}"
+
+
+@_line.register
+def _exchanges_chosen(event: ExchangesChosen) -> str:
+    beyond = max(0.0, event.distance - max(0.0, event.bound - 1) * event.lost)
+    far = "-" if not event.progress else f"{beyond / event.progress:.2f}"
+    return (
+        f"{event.exchanges} exchanges a round from round {event.round} on, was "
+        f"{event.before}: beyond what the codec loses islands disagree by {far} of what a "
+        f"round moves them (bound {event.bound:g})"
+    )
+
+
+@_line.register
+def _checkpoint_saved(event: CheckpointSaved) -> str:
+    took = f"{megabytes(event.bytes)} in {event.seconds:.1f} s"
+    return f"checkpoint of round {event.round}: {took}, {clean(event.path)}"
+
+
+@_line.register
+def _checkpoint_skipped(event: CheckpointSkipped) -> str:
+    return f"checkpoint of round {event.round} skipped{_because(event.reason)}"
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+@_line.register
+def _peer_joined(event: PeerJoined) -> str:
+    where = f" in {clean(event.region)}" if event.region else ""
+    who = _who(event.peer, event.name)
+    what = f"{clean(event.role)}, atoll {clean(event.version) or '?'}"
+    return f"peer {who} joined{where} ({what})"
+
+
+@_line.register
+def _peer_left(event: PeerLeft) -> str:
+    return f"peer {_who(event.peer)} left{_because(event.reason)}"
+
+
+@_line.register
+def _peer_suspected(event: PeerSuspected) -> str:
+    return f"peer {_who(event.peer)} does not deliver{_because(event.reason)}"
+
+
+@_line.register
+def _peer_refused(event: PeerRefused) -> str:
+    return f"peer {_who(event.peer)} refused, {clean(event.code)}{_because(event.reason)}"
+
+
 def _who(peer: str, name: str = "") -> str:
     return f"{clean(name, 48)} ({short(peer)})" if name else short(peer)
 
 
 def _because(reason: str) -> str:
     return f": {clean(reason)}" if reason else ""
+
+
+# --- this node ------------------------------------------------------------------------------------
+
+
+@_line.register
+def _join_progress(event: JoinProgress) -> str:
+    mark = "" if event.ok else "! "
+    name = clean(event.name)
+    return f"{_INDENT}[{event.step}/{JOIN_STEPS}] {name:<8} {mark}{clean(event.text)}"
+
+
+@_line.register
+def _problem(event: Problem) -> str:
+    word = "error" if event.fatal else "warning"
+    return (
+        f"{word} {event.code}: {clean(event.what, lines=True)}\n"
+        f"  why: {clean(event.why, lines=True)}\n  fix: {clean(event.fix, lines=True)}"
+    )
+
+
+@_line.register
+def _alarm_raised(event: AlarmRaised) -> str:
+    word = "ALARM" if event.level == "critical" else "alarm"
+    return f"{word} {event.alarm}: {clean(event.what)}\n  fix: {clean(event.fix)}"
+
+
+@_line.register
+def _alarm_ended(event: AlarmEnded) -> str:
+    gone = event.forgotten
+    who = ", ".join(map(short, gone[:NAMED])) + (", …" if len(gone) > NAMED else "")
+    more = f"; not back, but forgotten after long silence: {who}" if gone else ""
+    return f"alarm {event.alarm} has ended{more}"
+
+
+@_line.register
+def _notice(event: Notice) -> str:
+    return clean(event.text)
+
+
+@_line.register
+def _stopping(event: Stopping) -> str:
+    more = "again" if event.reason in Signals.__members__ else "twice"
+    return f"leaving: {clean(event.reason)} (Ctrl-C {more} stops now)"
 
 
 def _started(event: Started, key: str) -> str:
