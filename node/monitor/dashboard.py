@@ -119,7 +119,7 @@ class Feed:
             "cursor": str(self.cursor()),
             "state": state,
             "history": self._history.columns(points),
-            "rounds": self._state.last_rounds(SHOWN_ROUNDS),
+            "rounds": self._state.rounds.plain(SHOWN_ROUNDS),
             "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
         }
 
@@ -138,7 +138,7 @@ class Feed:
         if cursor.instance != here.instance or not whole or rows is None:
             return here, b"event: restart\ndata: {}\n\n"
         done = sum(isinstance(record.event, RoundDone) for record in records)  # of all fragments
-        rounds = self._state.last_rounds(min(done, SHOWN_ROUNDS)) if done else []
+        rounds = self._state.rounds.plain(min(done, SHOWN_ROUNDS)) if done else []
         shown = [r for r in records if not isinstance(r.event, Step | RoundDone)]
         news = encoded(
             {

@@ -50,14 +50,15 @@ class SwarmCollector(Collector):
         build.add_metric((state.node.version, state.node.role), 1)
         yield build
         yield _gauge("swarm_start_time_seconds", "Unix time of the start", state.node.started)
-        yield _counter("swarm_rounds", "Rounds by outcome", "outcome", OUTCOMES, state.outcomes)
+        outcomes = state.rounds.outcomes
+        yield _counter("swarm_rounds", "Rounds by outcome", "outcome", OUTCOMES, outcomes)
         yield _gauge("swarm_round", "Rounds committed along the chain", state.round)
         yield _counter(
             "swarm_round_phase_seconds",
             "Seconds spent by phase of rounds",
             "phase",
             PHASES,
-            state.phase_seconds,
+            state.rounds.phase_seconds,
         )
         if state.run is not None:
             yield _gauge("swarm_target_rounds", "After which the run is over", self._target())
@@ -99,19 +100,20 @@ class SwarmCollector(Collector):
         return self._state.run.total_rounds if self._state.run is not None else 0
 
     def _training(self) -> Iterable[Metric]:
-        state = self._state
-        yield _total("swarm_trained_tokens", "Tokens trained by this node", state.tokens)
+        training = self._state.training
+        yield _total("swarm_trained_tokens", "Tokens trained by this node", training.tokens)
         short = "Times that memory did not suffice"
-        yield _total("swarm_out_of_memory", short, state.out_of_memory)
-        step = state.step
+        yield _total("swarm_out_of_memory", short, training.out_of_memory)
+        step = training.step
         if step is None:
             return
         yield _gauge("swarm_inner_step", "Inner steps taken", step.step)
         lost = "In a row whose loss or gradient is no number, to the newest one"
-        yield _gauge("swarm_lost_inner_steps", lost, state.lost_steps)
+        yield _gauge("swarm_lost_inner_steps", lost, training.lost_steps)
         yield _gauge("swarm_learning_rate", "Of the inner optimizer", step.lr)
         yield _gauge("swarm_tokens_per_second", "Of this node", step.tokens_per_second)
-        yield _gauge("swarm_round_steps_seconds", "A round's inner steps, here", state.steps_s())
+        steps_s = self._state.steps_s()
+        yield _gauge("swarm_round_steps_seconds", "A round's inner steps, here", steps_s)
         for name, text, value in (
             ("swarm_loss_nats", "Training loss of the last inner step", step.loss),
             ("swarm_gradient_norm", "Before clipping", step.grad_norm),
@@ -122,13 +124,15 @@ class SwarmCollector(Collector):
                 yield _gauge(name, text, value)
 
     def _last_round(self) -> Iterable[Metric]:
-        validated = self._state.validation_loss  # the newest: not every round has one
+        rounds = self._state.rounds
+        validated = rounds.validation_loss  # the newest: not every round has one
         if validated is not None:
             yield _gauge("swarm_validation_loss_nats", "On the shared shard, the newest", validated)
-        _, done = self._state.last_whole()
-        if done is None:
+        whole = rounds.last_whole()
+        if whole is None:
             return
-        newest, _ = self._state.rounds[-1]
+        _, done = whole
+        newest, _ = rounds.newest[-1]
         yield _gauge("swarm_round_time_seconds", "Unix time of the newest one", newest)
         yield _gauge("swarm_round_members", "Islands merged in the last round", done.members)
         if done.agreeing is not None:
@@ -156,7 +160,7 @@ class SwarmCollector(Collector):
         yield _counter("swarm_sent_bytes", "To peers, by kind", "kind", TRAFFIC, sent)
         yield _counter("swarm_received_bytes", "From peers, by kind", "kind", TRAFFIC, received)
         raw = "The elements that rounds sent, in fp32"
-        yield _total("swarm_uncompressed_bytes", raw, self._state.raw_bytes)
+        yield _total("swarm_uncompressed_bytes", raw, self._state.rounds.raw_bytes)
 
     def _peers(self) -> Iterable[Metric]:
         views = self._state.peers()

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from node.monitor.alarms import KEPT as ALARM_ROUNDS
-from node.monitor.alarms import RISEN_TIMES, Alarm, Here, raised
+from node.monitor.alarms import Alarm, Here, raised
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
     CheckpointSkipped,
-    DataAwaited,
-    DataCame,
     JoinProgress,
     KnobSet,
     PeerRefused,
@@ -28,13 +26,12 @@ from node.monitor.events import (
     Record,
     Rejected,
     RoundDone,
-    RoundFailed,
     Step,
     Stopping,
-    Validation,
     plain,
     table,
 )
+from node.monitor.so_far import Rounds, Training
 from node.monitor.views import (
     MAX_LINKS,
     KnownLinks,
@@ -46,12 +43,10 @@ from node.monitor.views import (
     Traffic,
 )
 from node.monitor.wording import join_hint, of_scripts
-from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
+from protocols.bounds import MAX_PEERS
 from protocols.errors import Reason
 
 SCHEMA = 1
-KEPT_ROUNDS = 256
-KEPT_STEPS = 1024
 KEPT_PROBLEMS = 20
 STALL_S = 120.0  # without an inner step, an island that takes part is not healthy
 STALL_STEPS = 20  # nor after that many times its usual step
@@ -96,53 +91,30 @@ class NodeState:
         self.providers = Providers()
         self.log = log
         self.join: dict[int, JoinProgress] = {}
-        self.step: Step | None = None
-        self.steps: deque[tuple[int, float | None]] = deque(maxlen=KEPT_STEPS)  # step, loss
-        self.awaited: DataAwaited | None = None  # data that the trainer waits for
-        self.tokens = 0  # trained by this node since the start
-        self.rounds: deque[tuple[float, RoundDone]] = deque(maxlen=KEPT_ROUNDS)
-        self.fragments: dict[int, tuple[float, RoundDone]] = {}  # the newest round of each
-        self.outcomes: Counter[str] = Counter()
-        self.phase_seconds: dict[str, float] = {}
-        self.sent_bytes = 0  # of rounds
-        self.received_bytes = 0
-        self.raw_bytes = 0
+        self.training = Training()
+        self.rounds = Rounds()
         self.rejected: Counter[str] = Counter()  # by reason
         self.refused: Counter[str] = Counter()  # by error code
-        self.lost_steps = 0  # inner steps in a row that were not finite
-        self.out_of_memory = 0  # times
         self.problems: deque[tuple[float, Problem]] = deque(maxlen=KEPT_PROBLEMS)
         self.knobs: dict[str, KnobSet] = {}  # what was chosen from measurements, the newest
         self.checkpoint: tuple[float, CheckpointSaved] | None = None
         self.skipped: CheckpointSkipped | None = None  # since the newest one
-        self.validation_loss: float | None = None  # the newest: not every round has one
-        self.lowest: tuple[int, float] | None = None  # validation loss, and in which round
-        self._validated: deque[float] = deque(maxlen=RISEN_TIMES)  # the newest of them
         self._clock = clock
         self._moved = clock()  # when training last moved
-        self._began: float | None = None  # when it took its first inner step
         self._dropped = 0  # times that its work was not finite, since some was merged
         log.subscribe(self)
 
     def __call__(self, record: Record) -> None:
         """Take one event in."""
+        self.training.take(record)
+        self.rounds.take(record)
         match record.event:
-            case Step() as step:
-                self.step = step
-                self._began = record.time if self._began is None else self._began
-                self.steps.append((step.step, step.loss))
-                self.lost_steps = 0 if step.finite else self.lost_steps + 1
-                self.tokens += step.tokens
+            case Step():
                 self._moved = record.time
-                self.awaited = None
-            case DataAwaited() as awaited:
-                self.awaited = awaited
-            case DataCame():
-                self.awaited = None
             case RoundDone() as done:
-                self._round_done(record.time, done)
-            case RoundFailed():
-                self.outcomes["failed"] += 1
+                self.round = max(self.round, done.round)
+                if "tokens" in done.islands.get(self.node.peer, {}):
+                    self._dropped = 0
             case JoinProgress() as progress:
                 self.join[progress.step] = progress
                 self._moved = record.time
@@ -153,15 +125,12 @@ class NodeState:
                 self.refused[code] += 1
             case Problem() as problem:
                 self.problems.append((record.time, problem))
-                self.out_of_memory += problem.code == "E401"
             case CheckpointSaved() as saved:
                 self.checkpoint, self.skipped = (record.time, saved), None
             case CheckpointSkipped() as skipped:
                 self.skipped = skipped
             case KnobSet() as knob:
                 self.knobs[knob.name] = knob
-            case Validation(validation_loss=loss):
-                self.validation_loss = loss
             case Stopping():
                 self.status = "leaving"
             case _:
@@ -177,9 +146,8 @@ class NodeState:
             reasons.append(f"it is {self.status}{waits}")
         elif self.node.role == "island":
             still = self._clock() - self._moved
-            usual = self.step.seconds if self.step is not None else 0.0
-            if still > max(STALL_S, STALL_STEPS * usual):
-                waits = ", it waits for its data" if self.awaited is not None else ""
+            if still > max(STALL_S, STALL_STEPS * self.training.step_s):
+                waits = ", it waits for its data" if self.training.awaited is not None else ""
                 reasons.append(f"no inner step for {still:.0f} s{waits}")
         return reasons
 
@@ -198,8 +166,9 @@ class NodeState:
         state = self.brief()
         if self.run is not None:
             state["run"]["manifest"] = plain(self.run.manifest)
-        state["training"]["steps"] = [[number, plain(loss)] for number, loss in self.steps]
-        state["rounds"]["last"] = self.last_rounds()
+        steps = self.training.steps
+        state["training"]["steps"] = [[number, plain(loss)] for number, loss in steps]
+        state["rounds"]["last"] = self.rounds.plain()
         state["network"]["links"] = [table(link) for link in self.providers.links()[:MAX_LINKS]]
         return state
 
@@ -225,17 +194,14 @@ class NodeState:
         found = {"peers": list(places), "links": rows}
         return found | ({"left_out": known.left_out} if known.left_out else {})
 
-    def last_rounds(self, limit: int = KEPT_ROUNDS) -> list[dict[str, Any]]:
-        """The newest rounds, oldest first, each with its ``time``."""
-        chosen = list(self.rounds)[-limit:]
-        return [table(done) | {"time": when} for when, done in chosen]
-
     def brief(self) -> dict[str, Any]:
         """As :meth:`snapshot` without what is long and changes little: for a live view."""
         now = self._clock()
         views = self.peers()
         reasons = self.unhealthy()
-        when, last = self.last_whole()
+        newest = self.rounds.last_whole()
+        last = newest[1] if newest is not None else None
+        fragments = self.rounds.fragments
         return {
             "schema": SCHEMA,
             "time": now,
@@ -250,14 +216,14 @@ class NodeState:
             },
             "run": None if self.run is None else _run(self.run) | {"parameters": self.parameters},
             "join": [table(self.join[step]) for step in sorted(self.join)],
-            "training": self._training() | {"eta_s": _left(last, now - when)},
+            "training": self._training() | {"eta_s": _left(newest, now)},
             "rounds": {
                 "committed": self.round,
-                "outcomes": dict(self.outcomes),
+                "outcomes": dict(self.rounds.outcomes),
             },
             "knobs": {name: table(knob) for name, knob in self.knobs.items()},
             "consensus": _consensus(last),
-            "fragments": [_fragment(*self.fragments[n]) for n in sorted(self.fragments)],
+            "fragments": [_fragment(*fragments[n]) for n in sorted(fragments)],
             "alarms": [table(alarm) for alarm in self.alarms(views)],
             "peers": [table(view) for view in views],
             "network": self._network(last),
@@ -278,78 +244,57 @@ class NodeState:
 
     def alarms(self, views: Sequence[PeerView]) -> list[Alarm]:
         """What an operator should look at, worst first."""
-        rounds = list(self.rounds)[-ALARM_ROUNDS:]
+        training, rounds = self.training, self.rounds
         here = Here(
-            self.lost_steps,
+            training.lost_steps,
             self._dropped,
-            self.lowest,
-            tuple(self._validated),
+            rounds.lowest,
+            tuple(rounds.validated),
             self.checkpoint[1] if self.checkpoint else None,
             self.skipped,
             self.providers.machine().disk_free,
-            self._began,
+            training.began,
             self.steps_s(),
             self.node.peer,
             self.providers.offices(),
-            None if self._began is None else self._moved,
-            self.step.seconds if self.step is not None else 0.0,
+            None if training.began is None else self._moved,
+            training.step_s,
         )
+        recent = list(rounds.newest)[-ALARM_ROUNDS:]
         # who trains and is never let in has no round to be late
-        training = self.status == "active" or (self.status == "joining" and not self.rounds)
-        return raised(views, rounds, self._clock(), training=training, here=here)
+        trains = self.status == "active" or (self.status == "joining" and not recent)
+        return raised(views, recent, self._clock(), training=trains, here=here)
 
     def steps_s(self) -> float:
         """What the inner steps of a round take this island, seconds; 0 before it is known."""
-        if self.step is None or self.run is None:
+        if self.run is None:
             return 0.0
-        return float(self.step.seconds * self.run.manifest.get("rounds", {}).get("inner_steps", 0))
+        steps = self.run.manifest.get("rounds", {}).get("inner_steps", 0)
+        return float(self.training.step_s * steps)
 
     def alarms_now(self) -> list[Alarm]:
         """As :meth:`alarms`, of the peers now."""
         return self.alarms(self.peers())
 
-    def last_whole(self) -> tuple[float, RoundDone | None]:
-        """The newest round and its time; with fragments, that of fragment 0, which tells of all."""
-        newest = self.rounds[-1] if self.rounds else (self._moved, None)
-        return next((one for one in reversed(self.rounds) if not one[1].fragment), newest)
-
-    def _round_done(self, when: float, done: RoundDone) -> None:
-        self.rounds.append((when, done))
-        if done.fragment < MAX_FRAGMENTS:
-            self.fragments[done.fragment] = (when, done)
-        self.round = max(self.round, done.round)
-        if (loss := done.validation_loss) is not None:
-            self.validation_loss = loss
-            self._validated.append(loss)
-            if self.lowest is None or loss < self.lowest[1]:
-                self.lowest = (done.round, loss)
-        if "tokens" in done.islands.get(self.node.peer, {}):
-            self._dropped = 0
-        self.outcomes[done.outcome] += 1
-        self.sent_bytes += done.sent_bytes
-        self.received_bytes += done.received_bytes
-        self.raw_bytes += done.raw_bytes
-        for phase, seconds in done.phases.items():
-            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
-
     def _training(self) -> dict[str, Any]:
-        step = table(self.step) if self.step is not None else None
+        seen = self.training
         return {
-            "step": step,
-            "awaits": None if self.awaited is None else table(self.awaited),
-            "tokens": self.tokens,
-            "out_of_memory": self.out_of_memory,
-            "validation_loss": self.validation_loss,
+            "step": None if seen.step is None else table(seen.step),
+            "awaits": None if seen.awaited is None else table(seen.awaited),
+            "tokens": seen.tokens,
+            "out_of_memory": seen.out_of_memory,
+            "validation_loss": self.rounds.validation_loss,
         }
 
     def _network(self, last: RoundDone | None) -> dict[str, Any]:
+        rounds = self.rounds
         return {
             "rounds": {
-                "sent_bytes": self.sent_bytes,
-                "received_bytes": self.received_bytes,
-                "raw_bytes": self.raw_bytes,
+                "sent_bytes": rounds.sent_bytes,
+                "received_bytes": rounds.received_bytes,
+                "raw_bytes": rounds.raw_bytes,
                 "codec": last.codec if last is not None else "",
-                "compression": self.raw_bytes / self.sent_bytes if self.sent_bytes else None,
+                "compression": rounds.raw_bytes / rounds.sent_bytes if rounds.sent_bytes else None,
             },
             "by_kind": {kind: table(item) for kind, item in self.providers.traffic().items()},
         }
@@ -362,12 +307,13 @@ def _run(run: RunView) -> dict[str, Any]:
     return {"id": run.id, "label": run.label, "total_rounds": run.total_rounds}
 
 
-def _left(last: RoundDone | None, since: float) -> float | None:
-    """Seconds until the run is over, ``since`` seconds after ``last``; a late round delays it."""
-    if last is None or last.eta_s is None:
+def _left(newest: tuple[float, RoundDone] | None, now: float) -> float | None:
+    """Seconds until the run is over, by its newest round; a late next one delays it."""
+    if newest is None or newest[1].eta_s is None:
         return None
+    when, last = newest
     rounds = max(1, last.total_rounds - last.round - 1)
-    return max(0.0, last.eta_s - min(max(0.0, since), last.eta_s / rounds))
+    return max(0.0, last.eta_s - min(max(0.0, now - when), last.eta_s / rounds))
 
 
 def _consensus(last: RoundDone | None) -> dict[str, Any] | None:

@@ -152,7 +152,7 @@ async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
         await page.go(url)
         await page.until(FILLED)
         assert not await page.evaluate(shown)  # merged as a whole
-        done = swarm.state.rounds[-1][1]
+        done = swarm.state.rounds.newest[-1][1]
         for number in range(3):
             swarm.log.emit(
                 replace(

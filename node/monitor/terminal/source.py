@@ -179,7 +179,7 @@ class Replay:
                 pass
         self.log.emit(record.event)
         if isinstance(event := record.event, RoundDone):
-            stood = [one.round for _, one in self.state.fragments.values()]
+            stood = [one.round for _, one in self.state.rounds.fragments.values()]
             if len(stood) == event.fragments:
                 self.state.round = min(stood) + 1  # rounds that all fragments have come through
 
