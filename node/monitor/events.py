@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from node.monitor.plain import table
 from protocols.errors import OperatorError, Reason
 
 if TYPE_CHECKING:
     from protocols.messages import Announce
-
-MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
-MAX_ITEMS = 1024  # of any list or mapping inside an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,36 +368,3 @@ class Record:
     def line(self) -> str:
         """One JSON line, without its end."""
         return json.dumps(self.plain(), ensure_ascii=True, allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """A value as bounded JSON: texts cut, non-finite numbers null, odd objects as text."""
-    kind = type(value)
-    if kind is str:  # the commonest first: a live view makes thousands of them a second
-        return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if kind in _FIELDS or dataclasses.is_dataclass(kind):
-        return table(value)
-    if isinstance(value, Mapping):
-        return {str(key)[:MAX_TEXT]: plain(item) for key, item in _head(value.items())}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in _head(value)]
-    return str(value)[:MAX_TEXT]
-
-
-def table(view: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, as JSON values (:func:`plain`)."""
-    names = _FIELDS.get(type(view))
-    if names is None:
-        names = _FIELDS[type(view)] = tuple(item.name for item in dataclasses.fields(view))
-    return {name: plain(getattr(view, name)) for name in names}
-
-
-_FIELDS: dict[type, tuple[str, ...]] = {}  # of the dataclasses seen so far
-
-
-def _head(items: Any) -> list[Any]:
-    return [item for _, item in zip(range(MAX_ITEMS), items, strict=False)]

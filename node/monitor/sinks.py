@@ -27,7 +27,8 @@ from typing import Any, Protocol
 from bootstrap.validation import bad_config
 from node.errors import operator_error, with_extra
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice, Record, RoundDone, Step, plain
+from node.monitor.events import Notice, Record, RoundDone, Step
+from node.monitor.plain import plain
 from node.monitor.whole_rounds import WholeRounds
 from protocols.errors import OperatorError, reason
 

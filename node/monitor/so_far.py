@@ -15,8 +15,8 @@ from node.monitor.events import (
     RoundFailed,
     Step,
     Validation,
-    table,
 )
+from node.monitor.plain import table
 from protocols.bounds import MAX_FRAGMENTS
 
 KEPT_ROUNDS = 256

@@ -28,9 +28,8 @@ from node.monitor.events import (
     RoundDone,
     Step,
     Stopping,
-    plain,
-    table,
 )
+from node.monitor.plain import plain, table
 from node.monitor.so_far import Rounds, Training
 from node.monitor.views import (
     MAX_LINKS,

@@ -31,6 +31,7 @@ from node.monitor.events import (
     Stopping,
     Validation,
 )
+from node.monitor.plain import MAX_ITEMS, MAX_TEXT
 from node.monitor.wording import clean, duration, megabytes
 from protocols.bounds import ENDLESS_ROUNDS
 
@@ -99,8 +100,8 @@ def test_odd_values_become_bounded_json():
     )
     plain = json.loads(EventLog().emit(event).line())
     assert plain["loss"] is None
-    assert len(plain["phases"]) == events.MAX_ITEMS
-    assert max(map(len, plain["dropped"])) == events.MAX_TEXT
+    assert len(plain["phases"]) == MAX_ITEMS
+    assert max(map(len, plain["dropped"])) == MAX_TEXT
 
 
 def test_the_log_is_appended_to_and_private(tmp_path):

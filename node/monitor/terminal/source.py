@@ -27,9 +27,9 @@ from node.monitor.events import (
     Record,
     RoundDone,
     Started,
-    table,
 )
 from node.monitor.history import History
+from node.monitor.plain import table
 from node.monitor.reading import read_record
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, PeerView, RunView
