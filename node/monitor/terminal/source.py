@@ -133,37 +133,9 @@ class Replay:
         self._seq = record.seq
         match record.event:
             case Started() as started:
-                self.state.node = NodeView(
-                    peer=started.peer,
-                    role=started.role,
-                    version=started.version,
-                    device=started.device,
-                    started=record.time,
-                    listen=started.listen,
-                    public_addr=started.public_addr,
-                    join_address=started.join_address,
-                    invitation_needed=started.invitation_needed,
-                )
-                if self.state.run is not None and self.state.run.label != started.run:
-                    self.history.begin(started.run)
-                self.state.run = RunView(id="", label=started.run, total_rounds=0, manifest={})
+                self._start(started)
             case RoundDone() as done:
-                self.state.status = "active"
-                if self.state.run is not None:
-                    label = self.state.run.label
-                    self.state.run = RunView(
-                        id="", label=label, total_rounds=done.total_rounds, manifest={}
-                    )
-                self._peers |= {
-                    peer: replace(
-                        self._view(peer),
-                        status="active",
-                        round=done.round + 1,
-                        loss=item.get("loss"),
-                        distance=item.get("distance"),
-                    )
-                    for peer, item in done.islands.items()
-                }
+                self._train(done)
             case PeerJoined(peer=peer) as joined:
                 if len(self._joined) < MAX_PEERS or peer in self._joined:
                     self._joined[peer] = joined
@@ -182,6 +154,39 @@ class Replay:
             stood = [one.round for _, one in self.state.rounds.fragments.values()]
             if len(stood) == event.fragments:
                 self.state.round = min(stood) + 1  # rounds that all fragments have come through
+
+    def _start(self, started: Started) -> None:
+        """A process says who it is, and in which run."""
+        self.state.node = NodeView(
+            peer=started.peer,
+            role=started.role,
+            version=started.version,
+            device=started.device,
+            started=self.now,
+            listen=started.listen,
+            public_addr=started.public_addr,
+            join_address=started.join_address,
+            invitation_needed=started.invitation_needed,
+        )
+        if self.state.run is not None and self.state.run.label != started.run:
+            self.history.begin(started.run)
+        self.state.run = RunView(id="", label=started.run, total_rounds=0, manifest={})
+
+    def _train(self, done: RoundDone) -> None:
+        """A round tells how long the run is, and of the islands in it."""
+        self.state.status = "active"
+        if self.state.run is not None:
+            self.state.run = replace(self.state.run, total_rounds=done.total_rounds)
+        self._peers |= {
+            peer: replace(
+                self._view(peer),
+                status="active",
+                round=done.round + 1,
+                loss=item.get("loss"),
+                distance=item.get("distance"),
+            )
+            for peer, item in done.islands.items()
+        }
 
     def _view(self, peer: str) -> PeerView:
         """What is known of a peer by now."""
