@@ -188,12 +188,7 @@ class OuterReplica:
         rates = self._rates(outcome)
 
         def step() -> bytes:
-            if self.residual is not None and mine:
-                self.residual.settle(outcome, self.me, codec, self._progress)
-            elif self.residual is not None and merged:
-                self.residual.settle_unseen([(0, self.size)] if reset else merged)
-            elif self.residual is not None:
-                self.residual.forget_round()
+            self._settle_residual(outcome, mine, [(0, self.size)] if reset else merged)
             self._set_back(mine)
             if self.voids:
                 self._void(merged)
@@ -242,27 +237,20 @@ class OuterReplica:
         round of the unanswered snapshot has merged of it, by the outcome ``decided``; where that
         is not known, all of the snapshot if it was ``sent``.
         """
-        if self.inherited and keep == "local" and state.place.round > self._place.round:
+        ahead = state.place.round > self._place.round
+        self.relived = self.inherited and ahead
+        self.inherited = self.inherited and not ahead
+        if self.relived and keep == "local":
             keep = "nothing"
-        self.relived = self.inherited and state.place.round > self._place.round
-        self.inherited = self.inherited and not self.relived
-        onward = self._place.round < state.place.round and keep == "local"
+        onward = ahead and keep == "local"
         out = await self._hold() == self._place.round
-        merged: list[tuple[int, int]] = []
-        if onward and decided is not None:
-            merged = self.merged_of_mine(decided)
-        elif onward and sent:
-            merged = [(0, self.size)]
+        merged = self._merged_meanwhile(decided, sent=sent) if onward else []
         counted = merged if out else []  # else the ranks that sent it have died since
         self.brought = decided if merged else None
         self.voids = False
 
         def move() -> None:
-            if self.residual is not None and counted and decided is not None:
-                codec = self.codec.named(decided.codec)
-                self.residual.settle(decided, self.me, codec, self._progress)
-            elif self.residual is not None and merged:
-                self.residual.settle_unseen(merged)
+            self._settle_residual(decided, counted, merged)
             self._set_back(counted)
             if keep == "all":
                 self.sent.copy_(vectors[0])
@@ -272,8 +260,6 @@ class OuterReplica:
                 self.turning.reset()
             if self.residual is not None and keep == "nothing":
                 self.residual.reset()
-            elif self.residual is not None:
-                self.residual.forget_round()
 
         missed = state.place.round - self._place.round
         await self._thawed()
@@ -304,6 +290,34 @@ class OuterReplica:
             for included in result.included
             if included.contributor == at and included.elements
         ]
+
+    def _merged_meanwhile(self, decided: Outcome | None, *, sent: bool) -> list[tuple[int, int]]:
+        """Ranges of the unanswered snapshot that its round has merged; not known: all, if sent."""
+        if decided is not None:
+            return self.merged_of_mine(decided)
+        return [(0, self.size)] if sent else []
+
+    def _settle_residual(
+        self,
+        outcome: Outcome | None,
+        mine: list[tuple[int, int]],
+        unseen: list[tuple[int, int]],
+    ) -> None:
+        """Before the state moves: what was merged of a contribution leaves the residual.
+
+        ``mine``: ranges that ``outcome`` has merged of the snapshot that is here, so it can be told
+        what its codec lost of them. Else ``unseen``: of one that is here no more, or by an outcome
+        that is not known.
+        """
+        if self.residual is None:
+            return
+        if mine and outcome is not None:
+            codec = self.codec.named(outcome.codec)
+            self.residual.settle(outcome, self.me, codec, self._progress)
+        elif unseen:
+            self.residual.settle_unseen(unseen)
+        else:
+            self.residual.forget_round()
 
     def _set_back(self, merged: list[tuple[int, int]]) -> None:
         """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
