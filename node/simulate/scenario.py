@@ -224,7 +224,18 @@ class Scenario(BaseModel):
 
     @model_validator(mode="after")
     def _combination(self) -> Scenario:
-        from diloco import fragments, mixing, optimizers
+        self._check_fragments()
+        self._check_optimizers()
+        self._check_codec()
+        self._check_rounds()
+        if self.mode in PAIRED:
+            self._check_pairs()
+        self._check_islands()
+        return self
+
+    def _check_fragments(self) -> None:
+        """Whether the model can be merged in so many."""
+        from diloco import fragments
 
         if self.model == "llama" and self.hidden % (2 * HEADS):
             raise ValueError(f"hidden {self.hidden} of a llama is no multiple of {2 * HEADS}")
@@ -244,7 +255,12 @@ class Scenario(BaseModel):
             )
         if self.mode == "streaming" and self.inner_steps:
             fragments.Schedule(self.inner_steps, self.pieces, self.delay)
-        if self.mode in ("allreduce", "diloco", "streaming", "eager", "async", "server", "fedavg"):
+
+    def _check_optimizers(self) -> None:
+        """Whether the outer and the inner one can take the steps of the mode."""
+        from diloco import optimizers
+
+        if self.mode in ("allreduce", *WITH_OUTER):
             outer = "adam" if self.mode == "allreduce" else self.outer
             rule = optimizers.named(outer)
             momentum = rule.momentum if self.outer_momentum is None else self.outer_momentum
@@ -257,31 +273,32 @@ class Scenario(BaseModel):
             )
         if self.at_will:
             check_arrivals(self.outer_rule, self.outer_lr or optimizers.named(self.outer).lr)
+        if self.inner != "adamw" and self.mode in OF_GRADIENTS:
+            raise ValueError(
+                f"inner {self.inner} with mode {self.mode}, where AdamW takes the step, element by "
+                "element; leave inner at adamw"
+            )
+
+    def _check_codec(self) -> None:
+        """Whether what a coarse one loses is sent later by somebody."""
         if self.coarse and self.mode in ("sparta", "btm"):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: what it loses is never sent; use int4 "
                 "or a finer one"
-            )
-        if self.inner != "adamw" and self.mode in ("allreduce", "powersgd", "onebit-adam"):
-            raise ValueError(
-                f"inner {self.inner} with mode {self.mode}, where AdamW takes the step, element by "
-                "element; leave inner at adamw"
             )
         if self.coarse and self.mode == "powersgd":
             raise ValueError(
                 f"codec {self.codec} with mode powersgd: what factors lose is kept and sent later, "
                 "what a coarse codec loses of factors is not; use int4 or a finer one"
             )
-        if self.rule not in ("clip", "mean") and self.mode in PAIRED:
-            raise ValueError(
-                f"rule {self.rule} with mode {self.mode}: rules other than the mean are simulated "
-                "with modes of certified rounds alone; use diloco"
-            )
         if self.coarse and self.mode in ("server", "fedavg"):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: nobody could send later what a server "
                 "loses where it encodes the sum; use int4 or a finer one"
             )
+
+    def _check_rounds(self) -> None:
+        """Whether rounds of the mode can be so long, and have servers."""
         if self.most_steps and self.mode in FIXED_STEPS:
             raise ValueError(
                 f"most_steps {self.most_steps} with mode {self.mode}: the inner steps between its "
@@ -294,7 +311,17 @@ class Scenario(BaseModel):
                 f"owners {self.owners} with mode {self.mode}, where every island owns a part; "
                 "use mode server"
             )
-        if self.mode in PAIRED and self.codec in (*COARSE, "int4"):
+
+    def _check_pairs(self) -> None:
+        """Whether islands that meet in pairs can do so."""
+        from diloco import mixing
+
+        if self.rule not in ("clip", "mean"):
+            raise ValueError(
+                f"rule {self.rule} with mode {self.mode}: rules other than the mean are simulated "
+                "with modes of certified rounds alone; use diloco"
+            )
+        if self.codec in (*COARSE, "int4"):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: neighbours exchange parameters, not "
                 "differences, and a tenth of them would be noise; use bf16 or int8"
@@ -302,19 +329,21 @@ class Scenario(BaseModel):
         if self.mode == "gossip" and self.pairs == "noloco":
             beta, alpha = self.noloco
             mixing.check_noloco(alpha, beta, beta)
-        if self.churn and self.islands < 2:
-            raise ValueError("churn of one island: who comes has nobody to get the state from")
-        if self.stragglers + self.attackers > self.islands:
-            raise ValueError("more stragglers and attackers than islands")
-        if self.stragglers + self.narrow > self.islands:
-            raise ValueError("more stragglers and narrow links than islands")
         averages = self.mode == "gossip" and self.pairs == "average"
         if averages and (self.outer_lr, self.outer_momentum) != (None, None):
             raise ValueError(
                 "outer_lr or outer_momentum with pairs average, which has no outer step; use pairs "
                 "noloco"
             )
-        return self
+
+    def _check_islands(self) -> None:
+        """Whether there are as many as are replaced, slow, or attack."""
+        if self.churn and self.islands < 2:
+            raise ValueError("churn of one island: who comes has nobody to get the state from")
+        if self.stragglers + self.attackers > self.islands:
+            raise ValueError("more stragglers and attackers than islands")
+        if self.stragglers + self.narrow > self.islands:
+            raise ValueError("more stragglers and narrow links than islands")
 
     @model_validator(mode="after")
     def _is_read(self) -> Scenario:
