@@ -59,40 +59,18 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     dims = ranks.dims
     fsdp = _Fsdp.over(ranks, computing) if ranks.mesh is not None else None
     if isinstance(model, ForeignDecoder):
-        if dims.ep > 1:
-            try_experts(model, dims.ep)
-        if dims.cp > 1:
-            share_sequences(model, ranks.axis("cp"), dims.attention, seq_len)
-        _lay_out_foreign(model, ranks, computing, fsdp)
-        if dims.cp > 1:
-            _tell_positions(model, ranks, seq_len)
+        _lay_out_foreign(model, ranks, computing, fsdp, seq_len)
         return
     for block in model.layers.values():
         assert isinstance(block, Block)
         _materialise(block)
-        if dims.tp > 1:
-            parallelize_module(block, ranks.axis("tp"), _block_plan(model.config))
-        if dims.cp > 1:
-            block.self_attn.attend = attention_over(ranks.axis("cp"), dims.attention)
-        if isinstance(block.mlp, MixtureOfExperts):
-            share_mixture(block.mlp, ranks)
+        _divide_block(block, model.config, ranks)
         computing.prepare(block)
         if fsdp is not None:
-            apart: set[nn.Parameter] = set()  # the experts' own, on a mesh of theirs or on none
-            if isinstance(block.mlp, MixtureOfExperts) and dims.ep > 1:
-                fsdp.shard(block.mlp.experts, fsdp.experts)
-                apart = set(block.mlp.experts.parameters())
-            if isinstance(block.mlp, MixtureOfExperts):
-                fsdp.shard_router(block.mlp.gate)
-            fsdp.shard(block, fsdp.dense, apart)
+            _shard_block(block, ranks, fsdp)
         else:
             block.to(ranks.device)
-    for outer in (model.embed_tokens, model.norm, model.lm_head):
-        if outer is not None:
-            _materialise(outer)
-    if dims.tp > 1:
-        plan = {name: style for name, style in _outer_plan().items() if getattr(model, name)}
-        parallelize_module(model, ranks.axis("tp"), plan)
+    _divide_ends(model, ranks)
     if model.embed_tokens is not None:
         model.embed_tokens.register_forward_hook(partial(_rounded, computing.dtype))
     model.tie()
@@ -105,14 +83,51 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
         _tell_positions(model, ranks, seq_len)
 
 
+def _divide_block(block: Block, config: Model, ranks: Ranks) -> None:
+    """Cut it for ``tp``, and share its attention over ``cp`` and its experts over ``ep``."""
+    dims = ranks.dims
+    if dims.tp > 1:
+        parallelize_module(block, ranks.axis("tp"), _block_plan(config))
+    if dims.cp > 1:
+        block.self_attn.attend = attention_over(ranks.axis("cp"), dims.attention)
+    if isinstance(block.mlp, MixtureOfExperts):
+        share_mixture(block.mlp, ranks)
+
+
+def _shard_block(block: Block, ranks: Ranks, fsdp: _Fsdp) -> None:
+    """Shard it; by themselves what chooses among experts, and those that are dealt out."""
+    apart: set[nn.Parameter] = set()  # the experts' own, on a mesh of theirs or on none
+    if isinstance(block.mlp, MixtureOfExperts):
+        if ranks.dims.ep > 1:
+            fsdp.shard(block.mlp.experts, fsdp.experts)
+            apart = set(block.mlp.experts.parameters())
+        fsdp.shard_router(block.mlp.gate)
+    fsdp.shard(block, fsdp.dense, apart)
+
+
+def _divide_ends(model: Decoder, ranks: Ranks) -> None:
+    """Make what this stage has before and after its blocks, and cut it for ``tp``."""
+    for outer in (model.embed_tokens, model.norm, model.lm_head):
+        if outer is not None:
+            _materialise(outer)
+    if ranks.dims.tp > 1:
+        plan = {name: style for name, style in _outer_plan().items() if getattr(model, name)}
+        parallelize_module(model, ranks.axis("tp"), plan)
+
+
 def _lay_out_foreign(
-    model: ForeignDecoder, ranks: Ranks, computing: Computing, fsdp: _Fsdp | None
+    model: ForeignDecoder, ranks: Ranks, computing: Computing, fsdp: _Fsdp | None, seq_len: int
 ) -> None:
     """Cut by the family's own plan; the rest by layers."""
-    if ranks.dims.tp > 1:
+    dims = ranks.dims
+    if dims.ep > 1:
+        try_experts(model, dims.ep)
+    if dims.cp > 1:
+        share_sequences(model, ranks.axis("cp"), dims.attention, seq_len)
+    if dims.tp > 1:
         cut_foreign(model, ranks.axis("tp"))
     dealt: list[nn.Module] = []
-    if ranks.dims.ep > 1:
+    if dims.ep > 1:
         deal_out(model, ranks.axis("ep"))
         dealt = experts_of(model)
     routers: list[nn.Module] = []
@@ -120,22 +135,30 @@ def _lay_out_foreign(
         routers = routers_of(model)
         for router in routers:
             route_in_fp32(router, ranks.device)
-    apart = {parameter for experts in dealt for parameter in experts.parameters()}
     for block in model.blocks:
         computing.prepare(block, [*dealt, *routers])
-        if fsdp is None:
-            continue
-        for experts in dealt:
-            if experts in block.modules():
-                fsdp.shard(experts, fsdp.experts)
-        for router in routers:
-            if router in block.modules():
-                fsdp.shard_router(router)
-        fsdp.shard(block, fsdp.dense, apart)
+        if fsdp is not None:
+            _shard_foreign_block(block, dealt, routers, fsdp)
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense, kept=True)
     give_storage(model, torch.device("cpu") if computing.offload else ranks.device)
     _settle(model, ranks, computing)
+    if dims.cp > 1:
+        _tell_positions(model, ranks, seq_len)
+
+
+def _shard_foreign_block(
+    block: nn.Module, dealt: list[nn.Module], routers: list[nn.Module], fsdp: _Fsdp
+) -> None:
+    """``dealt`` are the model's experts that are dealt out, on a mesh of theirs or on none."""
+    apart = {parameter for experts in dealt for parameter in experts.parameters()}
+    for experts in dealt:
+        if experts in block.modules():
+            fsdp.shard(experts, fsdp.experts)
+    for router in routers:
+        if router in block.modules():
+            fsdp.shard_router(router)
+    fsdp.shard(block, fsdp.dense, apart)
 
 
 def _settle(model: Decoder, ranks: Ranks, computing: Computing) -> None:
