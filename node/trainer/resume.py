@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -174,9 +175,36 @@ def load(
     elements that it holds now, or rank 0 all of them where not all see ``one_disk``. Raises E404
     when files are missing, damaged, or of another model.
     """
-    folder, problem, raw = directory / FOLDER, "", b""
+    folder = directory / FOLDER
     if earlier and not folder.exists():
         folder = directory / MOMENTS
+    state, types = _look_into(folder, weights)
+    now = kinds(optimizer, weights)
+    fitting = {
+        name: {moment: getattr(torch, dtype) for moment, dtype in kept.items()}
+        for name, kept in _by_parameter(types).items()
+        if state.optimizer_steps and state.kinds.get(name, now.get(name)) == now.get(name)
+    }
+    places = _Places(weights, optimizer.state, fitting, moments_only=earlier)
+    places.make(state, counted_beside(optimizer))
+    if one_disk:
+        problem = _read(places.of_this_rank(), folder, weights.ranks.background())
+    else:
+        problem = places.read_whole(folder)
+    if problem:
+        places.states.clear()  # some of it may have been read
+        raise _unreadable(directory, problem)
+    if one_disk:
+        places.fill_twins()
+    return state, "; ".join(filter(None, (changed(state.kinds, now), state.unkept)))
+
+
+def _look_into(folder: Path, weights: Weights) -> tuple[TrainerState, dict[str, str]]:
+    """What is in a folder, and the types of the tensors in it; every rank must call it.
+
+    Rank 0 looks. Raises E404 on all of them where the files do not fit.
+    """
+    problem, raw = "", b""
     found: dict[str, tuple[torch.Size, torch.dtype]] = {}
     if weights.ranks.leads:
         try:
@@ -189,75 +217,75 @@ def load(
     told = json.dumps([problem, raw.decode(errors="replace"), types])
     problem, text, types = json.loads(weights.ranks.broadcast(told.encode()))
     if problem:
-        raise _unreadable(directory, problem)
-    state = TrainerState.model_validate_json(text)
-    now = kinds(optimizer, weights)
-    there = {
-        name: {moment: getattr(torch, dtype) for moment, dtype in kept.items()}
-        for name, kept in _by_parameter(types).items()
-        if state.optimizer_steps and state.kinds.get(name, now.get(name)) == now.get(name)
-    }
-    left_out = "; ".join(filter(None, (changed(state.kinds, now), state.unkept)))
-    tensors: dict[str, Tensor] = {}
-    counted, states = counted_beside(optimizer), optimizer.state
-    for name, parts in weights.parts.items():
-        if not earlier:
-            tensors[PARAMETER + name] = parts[0].detach()
-        kept = there.get(name, {})
-        for parameter in parts if kept else ():
+        raise _unreadable(folder.parent, problem)
+    return TrainerState.model_validate_json(text), types
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a checkpoint is read into: parameters, and their moments in an optimizer."""
+
+    weights: Weights
+    states: MutableMapping[Tensor, Any]  # the optimizer's
+    fitting: Mapping[str, Mapping[str, torch.dtype]]  # moments to be read, by parameter: their type
+    moments_only: bool
+
+    def make(self, state: TrainerState, beside: Set[Tensor]) -> None:
+        """Give the optimizer all that ``state`` has of these moments, zeros where they come.
+
+        ``beside``: see :func:`~node.trainer.optimizer_state.counted_beside`.
+        """
+        for name, parts in self.weights.parts.items():
+            kept = self.fitting.get(name, {})
             steps = state.fewer.get(name, state.optimizer_steps)
-            beside = parameter in counted
-            made = new_moments(parameter, kept, steps, beside=beside)
             numbers = state.numbers.get(name, {})
-            states[parameter] = made | {k: n.restored(parameter) for k, n in numbers.items()}
-        tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
-    if one_disk:
-        problem = _read(tensors, folder, weights.ranks.background())
-    else:
-        problem = _read_whole(folder, weights, states, there, moments_only=earlier)
-    if problem:
-        states.clear()  # some of it may have been read
-        raise _unreadable(directory, problem)
-    if not one_disk:
-        return state, left_out
-    for name, parts in weights.parts.items():  # tied ones that are two tensors here
-        for twin in parts[1:]:
-            local(twin).copy_(local(parts[0]))  # no change if parameters were not read
-            for moment in there.get(name, ()):
-                local(states[twin][moment]).copy_(local(states[parts[0]][moment]))
-    return state, left_out
+            for parameter in parts if kept else ():
+                made = new_moments(parameter, kept, steps, beside=parameter in beside)
+                made |= {key: number.restored(parameter) for key, number in numbers.items()}
+                self.states[parameter] = made
 
+    def of_this_rank(self) -> dict[str, Tensor]:
+        """The elements that this rank holds, by their names in the files."""
+        tensors: dict[str, Tensor] = {}
+        for name, parts in self.weights.parts.items():
+            if not self.moments_only:
+                tensors[PARAMETER + name] = parts[0].detach()
+            kept = self.fitting.get(name, ())
+            tensors |= {f"{m}/{name}": self.states[parts[0]][m] for m in kept}
+        return tensors
 
-def _read_whole(
-    folder: Path,
-    weights: Weights,
-    states: Mapping[Tensor, Any],
-    there: Mapping[str, Mapping[str, torch.dtype]],
-    *,
-    moments_only: bool,
-) -> str:
-    """Read tensor by tensor on rank 0 into the parts of all; every rank must call it.
+    def fill_twins(self) -> None:
+        """Tied parameters that are two tensors here: one of them was read."""
+        for name, parts in self.weights.parts.items():
+            for twin in parts[1:]:
+                local(twin).copy_(local(parts[0]))  # no change if parameters were not read
+                for moment in self.fitting.get(name, ()):
+                    local(self.states[twin][moment]).copy_(local(self.states[parts[0]][moment]))
 
-    What went wrong there is returned on all of them.
-    """
-    for name, shape in weights.shapes.items():
-        picks: dict[str, Pick] = {} if moments_only else {PARAMETER + name: itself}
-        kept = there.get(name, {})
-        picks |= {f"{m}/{name}": moment_of(states, m) for m in kept}
-        types = {f"{m}/{name}": dtype for m, dtype in kept.items() if dtype in WIDE}
-        whole, problem = dict.fromkeys(picks, torch.empty(0)), ""
-        if weights.ranks.leads:
-            whole = {
-                key: torch.empty(shape, dtype=types.get(key, torch.float32), device="cpu")
-                for key in picks
-            }
-            problem = _read(whole, folder, None)
-        if not weights.ranks.all_true(not problem):
-            return weights.ranks.broadcast(problem.encode(errors="replace")).decode()
-        for key, pick in picks.items():
-            read = whole[key] if weights.ranks.leads else None
-            weights.set(name, read, pick, types.get(key, torch.float32))
-    return ""
+    def read_whole(self, folder: Path) -> str:
+        """Read tensor by tensor on rank 0 into the parts of all; every rank must call it.
+
+        What went wrong there is returned on all of them.
+        """
+        ranks = self.weights.ranks
+        for name, shape in self.weights.shapes.items():
+            picks: dict[str, Pick] = {} if self.moments_only else {PARAMETER + name: itself}
+            kept = self.fitting.get(name, {})
+            picks |= {f"{m}/{name}": moment_of(self.states, m) for m in kept}
+            types = {f"{m}/{name}": dtype for m, dtype in kept.items() if dtype in WIDE}
+            whole, problem = dict.fromkeys(picks, torch.empty(0)), ""
+            if ranks.leads:
+                whole = {
+                    key: torch.empty(shape, dtype=types.get(key, torch.float32), device="cpu")
+                    for key in picks
+                }
+                problem = _read(whole, folder, None)
+            if not ranks.all_true(not problem):
+                return ranks.broadcast(problem.encode(errors="replace")).decode()
+            for key, pick in picks.items():
+                read = whole[key] if ranks.leads else None
+                self.weights.set(name, read, pick, types.get(key, torch.float32))
+        return ""
 
 
 class _Reader(HuggingFaceStorageReader):
