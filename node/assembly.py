@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -141,16 +142,22 @@ def make_swarm(
     return swarm
 
 
+@dataclass(frozen=True)
+class Workplace:
+    """What an island's ranks work with on this machine."""
+
+    layout: Outline
+    vectors: SharedVectors
+    tokens: str  # where they are
+    hardware: Hardware
+    hub: Hub | None  # of the island's other hosts
+
+
 def make_conductor(
     node: Node,
-    manifest: Manifest,
     replicas: Sequence[OuterReplica],
-    vectors: SharedVectors,
     swarm: AnySwarm,
-    layout: Outline,
-    tokens: str,
-    hardware: Hardware,
-    hub: Hub | None,
+    place: Workplace,
     restored: Restored | None,
     gathering: Gathering,
     on_applied: Callable[[Applied], Awaitable[None]],
@@ -158,45 +165,20 @@ def make_conductor(
     joined: bool,
 ) -> Conductor:
     """The trainer's ranks and their conductor; ``joined``: the optimizer is cold."""
-    config = node.config
-    hosts = 1 if hub is None else hub.meeting.maximum
-    trained, why = training(config, manifest, layout.size, hardware, hosts)
-    if why:
-        node.events.emit(Notice(text=f"layout {why}"))
-    script = node.daemon.script
-    on_cores = script is None and hardware[0] == "cpu"
-    if on_cores and (hint := contention(config.threads, node.home.root)):
-        node.events.emit(Notice(text=hint))
-    wait_s = max(manifest.rounds.min_grace_s, MIN_WAIT_S)
-    settings = TrainerSettings(
-        manifest=manifest,
-        tokens=tokens,
-        cache=node.home.root / "data-cache",
-        cache_bytes=int(config.data_cache),
-        evaluation=node.home.root / "evaluation.bin",
-        wait_s=wait_s,
-        **trained,
-    )
-    fitting = None
-    if script is None:
-        memory = device_memory(*hardware)
-        fitting = Fitting(node.home.micro_batch, settings.micro_batch, memory)
-        if known := fitting.known(settings):
-            settings = settings.model_copy(update={"micro_batch": known})
-            node.events.emit(Notice(text=fitting.told))
+    manifest, script = replicas[0].manifest, node.daemon.script
+    settings = _settings_of(node, manifest, place)
+    island: Island
+    if script is not None:
+        fitting = None
+        island = Attached(script, manifest, node.home.logs, settings.wait_s, node.leave)
+    else:
+        island, fitting = _island_of(node, settings, place)
     conductor = Conductor(
         manifest,
         node.identity.peer_id,
-        Attached(script, manifest, node.home.logs, wait_s, node.leave)
-        if script is not None
-        else Island(
-            settings,
-            vectors,
-            node.home.logs,
-            crew_of(hub, config, settings, layout.size, hardware, fitting),
-        ),
+        island,
         tuple(replicas),
-        layout,
+        place.layout,
         node.events,
         Beginning(
             manifest,
@@ -207,13 +189,44 @@ def make_conductor(
         on_applied,
         swarm=swarm,
         gathering=gathering,
-        own_inner_steps=config.inner_steps,
+        own_inner_steps=node.config.inner_steps,
         fitting=fitting,
     )
     if restored is not None:
         conductor.pace.step = restored.facts.step
         conductor.pace.tokens = restored.facts.tokens
     return conductor
+
+
+def _settings_of(node: Node, manifest: Manifest, place: Workplace) -> TrainerSettings:
+    """The trainer's, as the operator asks for them and the machine allows."""
+    config = node.config
+    hosts = 1 if place.hub is None else place.hub.meeting.maximum
+    trained, why = training(config, manifest, place.layout.size, place.hardware, hosts)
+    if why:
+        node.events.emit(Notice(text=f"layout {why}"))
+    on_cores = node.daemon.script is None and place.hardware[0] == "cpu"
+    if on_cores and (hint := contention(config.threads, node.home.root)):
+        node.events.emit(Notice(text=hint))
+    return TrainerSettings(
+        manifest=manifest,
+        tokens=place.tokens,
+        cache=node.home.root / "data-cache",
+        cache_bytes=int(config.data_cache),
+        evaluation=node.home.root / "evaluation.bin",
+        wait_s=max(manifest.rounds.min_grace_s, MIN_WAIT_S),
+        **trained,
+    )
+
+
+def _island_of(node: Node, settings: TrainerSettings, place: Workplace) -> tuple[Island, Fitting]:
+    """Ranks to be started, with as many sequences at a time as fitted into memory before."""
+    fitting = Fitting(node.home.micro_batch, settings.micro_batch, device_memory(*place.hardware))
+    if known := fitting.known(settings):
+        settings = settings.model_copy(update={"micro_batch": known})
+        node.events.emit(Notice(text=fitting.told))
+    crew = crew_of(place.hub, node.config, settings, place.layout.size, place.hardware, fitting)
+    return Island(settings, place.vectors, node.home.logs, crew), fitting
 
 
 def make_reports(

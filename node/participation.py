@@ -19,7 +19,13 @@ from gossip.hooks import Hooks
 from gossip.membership.members import MEMBERS
 from gossip.pairs.rounded import Rounded
 from gossip.rounds.gathering import Gathering
-from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
+from node.assembly import (
+    Workplace,
+    make_conductor,
+    make_replicas,
+    make_reports,
+    make_swarm,
+)
 from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.copying import Copying
@@ -230,14 +236,9 @@ class Participation:
         if self.config.role == "island":
             self.conductor = make_conductor(
                 self.node,
-                run.manifest,
                 self.replicas,
-                vectors,
                 self.swarm,
-                self._layout,
-                tokens,
-                self._hardware(),
-                self.hub,
+                Workplace(self._layout, vectors, tokens, self._hardware(), self.hub),
                 restored,
                 self.gathering,
                 self._on_applied,
