@@ -19,13 +19,7 @@ from gossip.hooks import Hooks
 from gossip.membership.members import MEMBERS
 from gossip.pairs.rounded import Rounded
 from gossip.rounds.gathering import Gathering
-from node.assembly import (
-    Workplace,
-    make_conductor,
-    make_replicas,
-    make_reports,
-    make_swarm,
-)
+from node.assembly import Workplace, make_conductor, make_reports, make_swarm
 from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.copying import Copying
@@ -37,14 +31,14 @@ from node.conductor import Conductor
 from node.entry.donors import clean
 from node.entry.entrance import Entrance, Run
 from node.entry.fetching import Fetcher
-from node.entry.finding import Finder, check_known
+from node.entry.finding import check_known
 from node.entry.lookout import Lookout
 from node.entry.past import ask_past, tell_past
-from node.entry.preflight import preflight
-from node.entry.serving import offer_run, serve_moments, serve_state
+from node.entry.serving import serve_moments, serve_state
 from node.entry.waiting import Gatherer, Waiting, gathering_of
+from node.groundwork import Basis, Groundwork
 from node.headway import counted
-from node.hosts.crew import job_of, open_hub
+from node.hosts.crew import open_hub
 from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
 from node.island.hardware import Hardware, device_kind, hardware
@@ -53,12 +47,10 @@ from node.member import Origin
 from node.modes import is_over
 from node.monitor.events import JoinProgress, Notice
 from node.multiples import Multiples
-from node.reading import Reading
 from node.replicas.replica import OuterReplica
 from node.reports.links import own_speeds, tell_links
 from node.reports.peers import PeerReports
 from node.trainer.channel import Applied
-from node.trainer.shared import SharedVectors
 from protocols.codecs import kernels
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
@@ -84,7 +76,7 @@ class Participation:
         self.finishing = False
         self.failed: OperatorError | None = None  # why its trainer could not be kept alive
         self.news = asyncio.Event()  # somebody announced something
-        self._layout: Outline  # of the run that was found
+        self._layout: Outline  # of the run
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
         self.states: StateServer
@@ -114,10 +106,12 @@ class Participation:
         if not self.config.resume:
             store.begin_anew()
         restored = await self._restored(store)
-        run, vectors, tokens = await self._find(store, restored)
-        stack.callback(vectors.close)
+        ground = Groundwork(self.node, self.entrance, store, self.hub, self._on_learned)
+        basis = await ground.lay(restored)
+        stack.callback(basis.vectors.close)
         await self.node.offload(kernels.load)  # else the data thread waits for it, and all lanes do
-        self._assemble(store, restored, run, vectors, tokens)
+        self._assemble(store, restored, basis)
+        run = basis.run
         await self._keep_start(run)
         self._serve(stack, run)
         await self._start(stack, run)
@@ -137,61 +131,10 @@ class Participation:
             check_known(self.node, restored)
         return restored
 
-    async def _find(
-        self, store: CheckpointStore, restored: Restored | None
-    ) -> tuple[Run, SharedVectors, str]:
-        """The run, its state in shared memory, and where the training tokens are."""
-        tokens = ""
-        reading = Reading(self.config, self.node.identity, self.events, self.node.offload)
-        ready = partial(self._ready, store)
-        finder = Finder(self.node, self.entrance, reading, partial(offer_run, self.node), ready)
-        while True:
-            run = await finder.find(restored.signed if restored else None)
-            # reading takes long: in vain where the run is over, which a checkpoint or peers tell
-            first = restored is None and not any(
-                is_over(run.manifest, one.round, one.work) for one in run.announced
-            )
-            if first:
-                tokens = await self._read(reading, run)
-            script = self.node.daemon.script
-            vectors = script.vectors if script else await self._shared(self._layout.size)
-            try:
-                self.replicas = make_replicas(self.node, run, self._layout, vectors)
-                base, _ = vectors.tensors()
-                self.fetcher = Fetcher(self.node, run, self.replicas, base, self._on_learned)
-                await self.fetcher.get(restored)
-                rounds = min(replica.place.round for replica in self.replicas)
-                if not first and not is_over(run.manifest, rounds, self.replicas[0].place.work):
-                    tokens = await self._read(reading, run)
-            except BaseException as error:  # also cancellation: shared memory is given back
-                vectors.close()
-                if not (isinstance(error, OperatorError) and finder.release(error)):
-                    raise
-            else:
-                return run, vectors, tokens
-
-    async def _read(self, reading: Reading, run: Run) -> str:
-        """Where this island's training tokens are; its other hosts are told to make theirs."""
-        if self.config.role != "island":
-            return ""
-        tokens = await reading.tokens(run)
-        await self._tell_hosts(run, tokens, reading.place)
-        return tokens
-
-    async def _shared(self, size: int) -> SharedVectors:
-        """New vectors with all memory reserved, which takes seconds per ten GB. Raises E401."""
-        vectors: SharedVectors = await self.node.offload(lambda: SharedVectors.create(size))
-        return vectors
-
-    def _assemble(
-        self,
-        store: CheckpointStore,
-        restored: Restored | None,
-        run: Run,
-        vectors: SharedVectors,
-        tokens: str,
-    ) -> None:
+    def _assemble(self, store: CheckpointStore, restored: Restored | None, basis: Basis) -> None:
         """Make swarm, checkpoints, trainer and reports around the state."""
+        run, self._layout = basis.run, basis.layout
+        self.replicas, self.fetcher = basis.replicas, basis.fetcher
         store.ahead = self.fetcher.ahead
         self.gathering = gathering_of(
             self.config.wait_for, self.replicas[0], restored=restored, events=self.events
@@ -238,7 +181,7 @@ class Participation:
                 self.node,
                 self.replicas,
                 self.swarm,
-                Workplace(self._layout, vectors, tokens, self._hardware(), self.hub),
+                Workplace(basis.layout, basis.vectors, basis.tokens, self._hardware(), self.hub),
                 restored,
                 self.gathering,
                 self._on_applied,
@@ -263,9 +206,6 @@ class Participation:
         waits = run.created and self.gathering.on(self.replicas[0].place)
         if waits and self.node.daemon.script is not None and self.config.checkpoint_every:
             await self._save()
-
-    async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
-        self._layout = await preflight(self.node, store, manifest)
 
     @property
     def _copy(self) -> CheckpointCopy | None:
@@ -438,12 +378,6 @@ class Participation:
             return "cpu", 1  # the script's own business
         place = meeting(self.config, os.environ)
         return hardware(self.config, place.maximum if place is not None else 1)
-
-    async def _tell_hosts(self, run: Run, tokens: str, place: str) -> None:
-        """Let this island's other hosts make their tokens, while this one goes on."""
-        if self.hub is not None:
-            cache = self.node.home.root / "data-cache"
-            self.hub.offer(await self.node.offload(lambda: job_of(run, tokens, place, cache)))
 
     def _notice(self, text: str) -> None:
         self.events.emit(Notice(text=text))

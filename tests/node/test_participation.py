@@ -19,6 +19,7 @@ from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints.index import Facts
 from node.entry.entrance import Run
 from node.entry.preflight import preflight
+from node.groundwork import Groundwork
 from node.multiples import Multiples
 from node.participation import Participation
 from node.trainer.channel import Applied
@@ -171,21 +172,26 @@ async def test_no_text_is_read_for_a_run_that_is_over(
         return AsyncMock(side_effect=lambda *given: did.append(what) or result)
 
     found = SimpleNamespace(find=AsyncMock(return_value=run))
-    monkeypatch.setattr("node.participation.Finder", lambda *given: found)
+    monkeypatch.setattr("node.groundwork.Finder", lambda *given: found)
     fetcher = SimpleNamespace(get=does_so("get"))
-    monkeypatch.setattr("node.participation.Fetcher", lambda *given: fetcher)
+    monkeypatch.setattr("node.groundwork.Fetcher", lambda *given: fetcher)
     reading = SimpleNamespace(tokens=does_so("read", "tokens"), place="")
-    monkeypatch.setattr("node.participation.Reading", lambda *given: reading)
+    monkeypatch.setattr("node.groundwork.Reading", lambda *given: reading)
     replicas = [SimpleNamespace(place=replace(PLACE, round=at, work=5))]
-    monkeypatch.setattr("node.participation.make_replicas", lambda *given: replicas)
-    part: Any = MagicMock(_tell_hosts=AsyncMock())
-    part.config.role = "island"
-    part.node.daemon.script.vectors.tensors.return_value = (None, None)
-    part._read = partial(Participation._read, part)
+    monkeypatch.setattr("node.groundwork.make_replicas", lambda *given: replicas)
+    ground: Any = MagicMock(_tell_hosts=AsyncMock())
+    ground.config.role = "island"
+    ground.node.daemon.script.vectors.tensors.return_value = (None, None)
+    ground._read = partial(Groundwork._read, ground)
     restored: Any = MagicMock() if resumes else None
-    *_, tokens = await Participation._find(part, MagicMock(), restored)
+    basis = await Groundwork.lay(ground, restored)
     assert did == does
-    assert (tokens == "tokens") is part._tell_hosts.called is ("read" in does)
+    assert (basis.tokens == "tokens") is ground._tell_hosts.called is ("read" in does)
+
+
+def laid(**run: bool) -> Any:
+    """Groundwork that is laid at once, for a run like this."""
+    return MagicMock(lay=AsyncMock(return_value=MagicMock(run=MagicMock(**run))))
 
 
 async def test_compiled_loops_are_there_before_slices_come(
@@ -196,7 +202,7 @@ async def test_compiled_loops_are_there_before_slices_come(
     part: Any = MagicMock()
     part.config.role = "server"
     part._restored = part._keep_start = part._start = AsyncMock()
-    part._find = AsyncMock(return_value=(MagicMock(), MagicMock(), ""))
+    monkeypatch.setattr("node.participation.Groundwork", MagicMock(return_value=laid()))
     part.node.offload = AsyncMock()
     part._assemble.side_effect = lambda *given: part.node.offload.assert_awaited_with(kernels.load)
     await Participation.enter(part, MagicMock())
@@ -231,7 +237,8 @@ async def test_the_start_of_a_script_that_waits_for_others_is_kept_before_they_c
     part.gathering.on = lambda place: waits
     part._restored = part._start = AsyncMock()
     part._keep_start = partial(Participation._keep_start, part)
-    part._find = AsyncMock(return_value=(MagicMock(created=created), MagicMock(), ""))
+    ground = laid(created=created)
+    monkeypatch.setattr("node.participation.Groundwork", MagicMock(return_value=ground))
     part._save, saved = AsyncMock(), list[bool]()
     part._serve.side_effect = lambda *given: saved.append(part._save.called)
     await Participation.enter(part, MagicMock())
@@ -255,5 +262,5 @@ def test_who_resumes_knows_the_loss_of_what_it_begins_with(
         monkeypatch.setattr(f"node.participation.{name}", MagicMock())
     part, restored = MagicMock(), MagicMock()
     restored.facts = Facts(run="r", round=7, step=0, tokens=0, state="0a", validation=loss)
-    Participation._assemble(part, MagicMock(), restored, MagicMock(), MagicMock(), "")
+    Participation._assemble(part, MagicMock(), restored, MagicMock())
     assert part.keeper.validated == known
