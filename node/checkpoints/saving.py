@@ -40,6 +40,7 @@ from node.checkpoints.earlier import moments_in, take_over
 from node.checkpoints.freezing import FrozenOuter
 from node.checkpoints.index import Facts, bytes_in
 from node.checkpoints.outer_files import PREFIX, write_beside, write_outer
+from node.checkpoints.patience import Patience
 from node.checkpoints.restoring import standing_files
 from node.checkpoints.trainer_files import Asked, Taken
 from node.checkpoints.under_way import room_beside
@@ -56,10 +57,6 @@ from node.trainer.channel import ChannelClosedError
 from protocols.errors import OperatorError
 from protocols.tasks import Offload
 
-# for the trainer's copy, plus STEPS of its inner steps: the present one may take far longer than
-# those before. HURRIED_S takes the place of the first where somebody waits, as to leave
-TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
-FIRST_STEP_S = 3600.0  # in its place while no inner step has been timed
 MIN_PAUSE_S = 0.1
 RARELY = 10.0  # times what the last checkpoint took: the least pause between those by time
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
@@ -103,10 +100,13 @@ class Keeper:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
     _deserted: bool = False  # the trainer has not given its part of the last one
-    _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
-    _limit: asyncio.Timeout | None = None  # of the present wait for the trainer
     _began: float = field(default_factory=time.monotonic)  # start of the newest, or of this keeper
     _told: set[str] = field(default_factory=set)  # what is said once
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(
+            lambda: self.conductor.pace.step_s if self.conductor is not None else 0.0
+        )
 
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
@@ -124,16 +124,11 @@ class Keeper:
             return False
         if self._lock.locked() and not wait:
             return False
-        self._waiting += wait
-        try:
-            if wait and self._limit is not None and not self._limit.expired():
-                self._limit.reschedule(self._latest())
+        with self._patience.hurried() if wait else nullcontext():
             async with self._lock:
                 saved = await self._save(last, follows=not wait)
                 if not saved and wait and self._deserted:
                     saved = await self._save(last, alone=True)
-        finally:
-            self._waiting -= wait
         if wait and self.copying is not None:
             await self.copying.done()
         return saved
@@ -244,7 +239,7 @@ class Keeper:
         except Exception:  # whatever it was, and it is passed on: the draft is about to be removed
             if asked is not None and asked.copied.done() and not asked.copied.cancelled():
                 with suppress(TimeoutError):  # else its files come back into a folder that is gone
-                    await asked.all_written(draft, self._patience_s)
+                    await asked.all_written(draft, self._patience.seconds)
             elif asked is not None:
                 asked.written.cancel()  # nobody waits for it any more
             raise
@@ -265,10 +260,11 @@ class Keeper:
         conductor = None if alone else self.conductor
         while True:
             if conductor is not None and conductor.training:
-                async with self._patience():
+                async with self._patience.limited():
                     await conductor.take_back()
             async with AsyncExitStack() as stack:
-                async with self._patience():  # a round that is applied waits for the trainer, too
+                # a round that is applied waits for the trainer, too
+                async with self._patience.limited():
                     await stack.enter_async_context(self.still())
                 asked = None
                 if conductor is not None and conductor.training:
@@ -280,29 +276,6 @@ class Keeper:
                     self.still = nullcontext  # from now on no round is applied anyway
                 yield asked
                 return
-
-    @asynccontextmanager
-    async def _patience(self) -> AsyncIterator[None]:
-        """Raise TimeoutError where the trainer takes longer than it may be in one inner step."""
-        began = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout_at(self._latest()) as self._limit:
-                yield
-        except TimeoutError:
-            took = asyncio.get_running_loop().time() - began
-            raise TimeoutError(f"the trainer was at one inner step for {took:.0f} s") from None
-        finally:
-            self._limit = None
-
-    def _latest(self) -> float:
-        """When the trainer's time is up, by the event loop's clock."""
-        return asyncio.get_running_loop().time() + self._patience_s()
-
-    def _patience_s(self) -> float:
-        step_s = self.conductor.pace.step_s if self.conductor is not None else 0.0
-        patience = TRAINER_TIMEOUT_S if step_s else FIRST_STEP_S
-        seconds = HURRIED_S if self._waiting else patience
-        return seconds + STEPS * step_s
 
     async def _outer(self, asked: Asked | None = None) -> _Outer:
         """Freeze the outer state and its place in the chain: later rounds do not change them.
@@ -353,7 +326,7 @@ class Keeper:
         if asked is None:
             return
         try:
-            async with self._patience():
+            async with self._patience.limited():
                 await asked.copied
         except BaseException:  # cancelled as well: the write that nobody wants is to end
             outer.files.close()
@@ -377,7 +350,7 @@ class Keeper:
         """Wait for the trainer's files; raises what kept it from writing them."""
         if asked is None:
             return
-        await asked.all_written(draft, self._patience_s)
+        await asked.all_written(draft, self._patience.seconds)
         saved = asked.written.result()
         if saved.full:
             raise DiskFullError(draft, saved.problem)

@@ -20,7 +20,7 @@ from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints import saving, trainer_files
+from node.checkpoints import patience, saving, trainer_files
 from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.index import Facts, said_by, verify
@@ -118,7 +118,7 @@ def test_a_long_inner_step_holds_up_no_round(
 ) -> None:
     """A round that is applied before the trainer has copied its files is not in the checkpoint."""
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
-    monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(patience, "TRAINER_TIMEOUT_S", 1.0)
     keeper = keeper_at(tmp_path, [])
 
     async def story() -> None:
@@ -213,13 +213,13 @@ def test_steps_that_are_far_longer_all_at_once_are_waited_for(
 async def test_a_trainer_that_is_stuck_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(patience, "TRAINER_TIMEOUT_S", 0.1)
     events: list[Any] = []
     trainer, keeper = SlowTrainer(copies=False), keeper_at(tmp_path, events)
     if begun:
         trainer.pace.add(StepDone(3, 5, 1.0, 1.0, 1e-3, 64, 0.001))
     else:  # who is at its first step may take longer
-        monkeypatch.setattr(saving, "FIRST_STEP_S", 0.3)
+        monkeypatch.setattr(patience, "FIRST_STEP_S", 0.3)
     keeper.conductor = cast(Conductor, trainer)
     began = asyncio.get_running_loop().time()
     async with asyncio.timeout(60):  # an hour, if it counted as at its first step

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_kit import make
 from saving_kit import SlowTrainer, keeper_at
 
-from node.checkpoints import saving
+from node.checkpoints import patience, saving
 from node.checkpoints.index import Facts, verify
 from node.conductor import Conductor
 from node.multiples import Multiples
@@ -26,7 +26,7 @@ async def test_a_round_that_waits_for_a_stuck_trainer_does_not_hold_up_who_leave
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is applied once the trainer has taken in the one before, which may be never."""
-    monkeypatch.setattr(saving, "HURRIED_S", 0.1)
+    monkeypatch.setattr(patience, "HURRIED_S", 0.1)
     events: list[Any] = []
     rounds, keeper = asyncio.Lock(), keeper_at(tmp_path, events)
     keeper.conductor = cast(Conductor, SlowTrainer())
@@ -53,7 +53,7 @@ def test_who_leaves_waits_for_a_slow_disk_and_for_no_trainer_that_is_stuck_at_it
             while not trainer.draft.name:  # noqa: ASYNC110 - a field of a fake
                 await asyncio.sleep(0)
             for part in range(6):
-                await asyncio.sleep(0.9 * saving.HURRIED_S)
+                await asyncio.sleep(0.9 * patience.HURRIED_S)
                 (trainer.draft / f"part-{part}").write_bytes(b"x")
             assert not saving_.done()
         assert saving_.result(), "without it"
