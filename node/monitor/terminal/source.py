@@ -133,9 +133,9 @@ class Replay:
         self._seq = record.seq
         match record.event:
             case Started() as started:
-                self._start(started)
+                self._on_started(started)
             case RoundDone() as done:
-                self._train(done)
+                self._on_round(done)
             case PeerJoined(peer=peer) as joined:
                 if len(self._joined) < MAX_PEERS or peer in self._joined:
                     self._joined[peer] = joined
@@ -155,7 +155,7 @@ class Replay:
             if len(stood) == event.fragments:
                 self.state.round = min(stood) + 1  # rounds that all fragments have come through
 
-    def _start(self, started: Started) -> None:
+    def _on_started(self, started: Started) -> None:
         """A process says who it is, and in which run."""
         self.state.node = NodeView(
             peer=started.peer,
@@ -172,7 +172,7 @@ class Replay:
             self.history.begin(started.run)
         self.state.run = RunView(id="", label=started.run, total_rounds=0, manifest={})
 
-    def _train(self, done: RoundDone) -> None:
+    def _on_round(self, done: RoundDone) -> None:
         """A round tells how long the run is, and of the islands in it."""
         self.state.status = "active"
         if self.state.run is not None:
