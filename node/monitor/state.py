@@ -308,9 +308,11 @@ def _run(run: RunView) -> dict[str, Any]:
 
 def _left(newest: tuple[float, RoundDone] | None, now: float) -> float | None:
     """Seconds until the run is over, by its newest round; a late next one delays it."""
-    if newest is None or newest[1].eta_s is None:
+    if newest is None:
         return None
     when, last = newest
+    if last.eta_s is None:
+        return None
     rounds = max(1, last.total_rounds - last.round - 1)
     return max(0.0, last.eta_s - min(max(0.0, now - when), last.eta_s / rounds))
 
