@@ -1,9 +1,11 @@
-"""A checkpoint of numbers that anybody can check, and what of it is read."""
+"""A checkpoint of numbers that anybody can check, what of it is read, and a link that goes down."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +34,20 @@ def make(
         return store.commit(draft, facts)
 
 
+def there(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
 def names(store: CheckpointStore) -> list[str]:
-    return sorted(path.name for path in store.directory.iterdir())
+    return there(store.directory)
+
+
+def flip(checkpoint: Path) -> None:
+    """What a disk may do to a file without any sign of it."""
+    file = checkpoint / "outer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -48,3 +62,31 @@ def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module in (checkpoint, index):  # as one is made, and as it is verified
         monkeypatch.setattr(module, "fingerprint", counted)
     return read
+
+
+def refuses(*given: object, **named: object) -> None:
+    """Whatever was asked of a second place."""
+    raise OSError("the link went down")
+
+
+class LinkDown:
+    """A file there, of which one piece comes before the link goes down."""
+
+    def __init__(self, file: Any, piece: int) -> None:
+        self.file, self.piece = file, piece
+        self.read_before = False
+
+    def __enter__(self) -> LinkDown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def seek(self, at: int) -> None:
+        self.file.seek(at)
+
+    def read(self, size: int) -> bytes:
+        if self.read_before:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        self.read_before = True
+        return bytes(self.file.read(min(size, self.piece)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from badinput_kit import CREATOR, OTHER, RUN, START
+from checkpoint_kit import flip
 
 from bootstrap.manifest import Model
 from bootstrap.signed_manifest import SignedManifest
@@ -170,11 +171,8 @@ def checkpoint(directory: Path, round_: int) -> Path:
 def test_every_checkpoint_is_damaged(refused, tmp_path):
     state = tmp_path / "state"
     state.mkdir()
-    flipped, cut = checkpoint(state, 1) / "outer.safetensors", checkpoint(state, 2)
-    data = bytearray(flipped.read_bytes())
-    data[-1] ^= 1
-    flipped.write_bytes(data)
-    index = cut / "checkpoint.json"
+    flip(checkpoint(state, 1))
+    index = checkpoint(state, 2) / "checkpoint.json"
     index.write_bytes(index.read_bytes()[:40])
     before = {p: p.read_bytes() for p in state.rglob("*") if p.is_file()}
     text, events = refused("E404", *START, "--resume")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_kit import VALUES, make, names
+from checkpoint_kit import VALUES, flip, make, names
 
 from node.checkpoints import checkpoint
 from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
@@ -60,12 +60,6 @@ def test_one_of_the_same_round_takes_the_place_of_the_other_or_leaves_it(
 
 def truncate(path: Path) -> None:
     os.truncate(path / "outer.safetensors", 100)
-
-
-def flip(path: Path) -> None:
-    data = bytearray((path / "outer.safetensors").read_bytes())
-    data[-1] ^= 1
-    (path / "outer.safetensors").write_bytes(data)
 
 
 def lose(path: Path) -> None:

@@ -1,0 +1,105 @@
+"""The best checkpoint at a second place: kept there, brought back, and copied again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoint_kit import make, refuses, there
+from fsspec.implementations.local import LocalFileSystem
+
+from node.checkpoints.checkpoint import CheckpointStore
+from node.checkpoints.checkpoint_copy import CheckpointCopy
+from node.checkpoints.index import verify
+from protocols.errors import OperatorError
+
+
+def test_the_best_is_kept_there_and_comes_back_besides_the_newest(
+    store: CheckpointStore, tmp_path: Path
+):
+    """Else nothing could go back to it once the disk is lost."""
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    for round, loss in enumerate((2.0, 1.5, 1.7, 2.4), start=1):
+        copy.put(make(store, round, loss=loss).path)
+    assert there(tmp_path / "copy") == ["ckpt-00000002", "ckpt-00000004"]
+    other, told = CheckpointStore(tmp_path / "other"), list[OperatorError]()
+    newest = copy.get_newest(other)
+    assert newest == tmp_path / "other" / "ckpt-00000004"
+    copy.get_best(other, newest, told.append)
+    assert (other.best(), other.paths()[0], told) == (
+        tmp_path / "other" / "ckpt-00000002",
+        newest,
+        [],
+    )
+    make(other, 5, loss=1.4)
+    copy.put(other.paths()[0])
+    assert there(tmp_path / "copy") == ["ckpt-00000005"]
+    copy.get_best(other, other.paths()[0])
+    assert there(other.directory) == ["ckpt-00000004", "ckpt-00000005"]
+
+
+def test_the_best_that_was_damaged_here_is_the_best_again_once_it_came_back(
+    store: CheckpointStore, tmp_path: Path
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    for round, loss in ((1, 1.5), (2, 1.7)):
+        path = make(store, round, loss=loss).path
+        copy.put(path)
+        (path / "trainer.json").write_text("[]")  # as long as before
+    again = CheckpointStore(store.directory)
+    assert (again.latest().checkpoint, again.best()) == (None, None)
+    newest = copy.get_newest(again)
+    assert newest is not None
+    copy.get_best(again, newest)
+    assert again.best() == store.directory / "ckpt-00000001"
+
+
+def test_a_best_one_that_cannot_come_back_is_told_and_holds_nothing_up(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    for round, loss in ((1, 1.5), (2, 1.7)):
+        copy.put(make(store, round, loss=loss).path)
+    (tmp_path / "copy" / "ckpt-00000001" / "outer.safetensors").unlink()
+    other, told = CheckpointStore(tmp_path / "other"), list[OperatorError]()
+    newest = copy.get_newest(other)
+    assert newest is not None
+    copy.get_best(other, newest, told.append)
+    monkeypatch.setattr(LocalFileSystem, "ls", refuses)
+    copy.get_best(other, newest, told.append)
+    assert [error.code for error in told] == ["E404", "E407"]
+    assert "remove it there" in told[0].fix
+    assert there(other.directory) == [newest.name]
+
+
+def test_one_that_was_passed_over_and_is_the_best_is_copied_later(
+    store: CheckpointStore, tmp_path: Path
+):
+    """An older one than those there takes the place of none of the newest."""
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    best = make(store, 1, loss=1.5).path
+    copy.put(make(store, 2, loss=1.7).path)
+    for _ in range(2):
+        copy.put(best)
+        assert there(tmp_path / "copy") == ["ckpt-00000001", "ckpt-00000002"]
+    moved: list[bool] = []
+    copy.put(best, lambda: moved.append(True))
+    assert not moved, "it is there already"
+
+
+def test_the_best_is_copied_again_where_the_one_there_lacks_files(
+    store: CheckpointStore, tmp_path: Path
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    best = make(store, 1, loss=1.5).path
+    copy.put(best)
+    copy.put(make(store, 2, loss=1.7).path)
+    moved: list[bool] = []
+    for name in ("outer.safetensors", "trainer.json"):
+        (found,) = (tmp_path / "copy").glob("ckpt-*1")
+        (found / name).write_bytes(b"short")
+        copy.put_best(best)
+        (found,) = (tmp_path / "copy").glob("ckpt-*1")
+        assert verify(found) == verify(best)
+        copy.put_best(best, lambda: moved.append(True))
+        assert not moved, "it is there already"
