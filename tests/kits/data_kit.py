@@ -63,11 +63,15 @@ class Server:
         self.after = 0  # answers before those
         self.status = 503
         self.url = ""
+        self.stands, self.ended = threading.Event(), threading.Event()
 
 
 @contextmanager
-def serving(root: Path) -> Iterator[Server]:
-    """The files under ``root`` on a port of the loopback address."""
+def serving(root: Path, stalls: str = "") -> Iterator[Server]:
+    """The files under ``root`` on a port of the loopback address.
+
+    An answer of the name ``stalls`` stands still in its midst to the end; ``stands`` tells of it.
+    """
     state = Server()
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -110,6 +114,15 @@ def serving(root: Path) -> Iterator[Server]:
             self.wfile.write(data)
             return None
 
+        def copyfile(self, source: Any, outputfile: Any) -> None:
+            if stalls and self.path.endswith(f"/{stalls}"):
+                outputfile.write(source.read(1000))
+                outputfile.flush()
+                state.stands.set()
+                state.ended.wait(60)
+            else:
+                super().copyfile(source, outputfile)
+
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -117,6 +130,7 @@ def serving(root: Path) -> Iterator[Server]:
     try:
         yield state
     finally:
+        state.ended.set()
         server.shutdown()
         thread.join()
         server.server_close()
