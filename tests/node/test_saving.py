@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -14,27 +13,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
-from checkpoint_kit import files_read, make
+from checkpoint_kit import make
 from saving_kit import SlowTrainer, keeper_at
 
-from bootstrap.manifest import Manifest
-from bootstrap.signed_manifest import SignedManifest
 from node.checkpoints import patience, saving, trainer_files
 from node.checkpoints.checkpoint import CheckpointStore, DiskFullError
-from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.index import Facts, said_by, verify
-from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
-from node.checkpoints.restoring import restore
-from node.checkpoints.trainer_files import Asked, TrainerFiles
+from node.checkpoints.outer_files import OuterFiles
+from node.checkpoints.trainer_files import Asked
 from node.conductor import Conductor
-from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSkipped, Notice, Problem
-from node.statedir import StateDir
-from node.trainer.channel import Save, Saved, Staged, StepDone
-from node.trainer.layout import Layout
-from protocols.errors import OperatorError
-from protocols.identity import Identity
+from node.monitor.events import CheckpointSkipped, Notice
+from node.trainer.channel import StepDone
 from protocols.memory import virtual_time
 
 
@@ -231,64 +220,6 @@ async def test_a_trainer_that_is_stuck_is_given_up(
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
-def test_where_none_here_is_whole_the_second_place_has_one(tmp_path: Path, damaged: str) -> None:
-    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
-    size = Layout.of_manifest(signed.manifest).size
-    store = CheckpointStore(tmp_path / "here")
-    copy = CheckpointCopy(str(tmp_path / "there"), keep=2)
-    with store.draft() as draft:
-        write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
-        facts = Facts(run=signed.run_id.hex(), round=0, step=0, tokens=0)
-        path = store.commit(draft, facts).path
-    copy.put(path)
-    os.truncate(path / "outer.safetensors", 100)
-    path.rename(path.with_name(damaged))
-    events: list[Any] = []
-    log = cast(EventLog, SimpleNamespace(emit=events.append))
-    with pytest.raises(OperatorError, match="no checkpoint in"):
-        restore(store, log)
-    restored = restore(store, log, copy)
-    assert restored is not None
-    assert restored.base.unique().tolist() == [1]
-    assert {type(event) for event in events} == {Problem}
-
-
-def test_the_best_comes_back_from_the_second_place_as_well(tmp_path: Path) -> None:
-    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
-    size = Layout.of_manifest(signed.manifest).size
-    store, copy = CheckpointStore(tmp_path / "lost"), CheckpointCopy(str(tmp_path / "there"), 1)
-    for round_, loss in ((3, 1.5), (0, 2.0)):  # that of a split's other side, and its own
-        with store.draft() as draft:
-            write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
-            run = signed.run_id.hex()
-            facts = Facts(run=run, round=round_, step=0, tokens=0, validation=loss)
-            copy.put(store.commit(draft, facts).path)
-    here = CheckpointStore(tmp_path / "here")
-    restored = restore(here, cast(EventLog, SimpleNamespace(emit=None)), copy)
-    assert restored is not None
-    assert (restored.facts.round, here.best()) == (0, here.directory / "ckpt-00000003")
-
-
-@pytest.mark.parametrize("resumes", [True, False])
-def test_what_is_read_back_is_read_through_once_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool
-) -> None:
-    """Hundreds of GB of a large model take minutes each time."""
-    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
-    size = Layout.of_manifest(signed.manifest).size
-    store = CheckpointStore(StateDir(tmp_path).checkpoints)
-    with store.draft() as draft:
-        write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
-        store.commit(draft, Facts(run=signed.run_id.hex(), round=0, step=0, tokens=0))
-    read = files_read(monkeypatch)
-    if resumes:
-        assert restore(store, cast(EventLog, SimpleNamespace(emit=None))) is not None
-    else:
-        read_newest(tmp_path)
-    assert len(read) == len(set(read)) > 1
-
-
 def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,28 +235,6 @@ def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
     store.drop(aside)
     assert os.listdir(tmp_path) == [path.name]
     verify(path)
-
-
-async def test_a_checkpoint_that_was_given_up_says_nothing_of_the_next_one() -> None:
-    """A trainer in a long step answers both, one after the other: the first one's draft is gone."""
-
-    class Island:
-        async def send(self, command: Save) -> None:
-            pass
-
-    files = TrainerFiles(cast(Any, Island()))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await (await files.save(Path("first"))).copied
-    asked = await files.save(Path("second"))
-    files.told(Staged("first"))
-    files.told(Saved("first", "No such file or directory", full=False))
-    assert not asked.copied.done(), "the trainer has not copied anything yet"
-    files.told(Staged("second"))
-    await asked.copied
-    assert not asked.written.done()
-    files.told(Saved("second", "", full=False))
-    assert (await asked.written).directory == "second"
 
 
 def test_checkpoints_by_time_leave_the_disk_to_others(
@@ -359,22 +268,6 @@ def test_checkpoints_by_time_leave_the_disk_to_others(
     assert len(said) == 2, "each is said once"
     assert "260 s" in said[0]  # two of them, and a minute
     assert "16m between two of them" in said[1]
-
-
-async def test_what_grows_is_waited_for_however_long_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moment = itertools.count(0.0, 30.0)  # each look at the clock is half a minute later
-    monkeypatch.setattr(trainer_files, "time", SimpleNamespace(monotonic=lambda: next(moment)))
-    monkeypatch.setattr(trainer_files, "LOOK_S", 0.0)
-    sizes = itertools.chain(range(400), itertools.repeat(400))
-    monkeypatch.setattr(trainer_files, "bytes_in", lambda draft: next(sizes))
-    loop = asyncio.get_running_loop()
-    asked = Asked(loop.create_future(), loop.create_future())
-    with pytest.raises(TimeoutError, match="written nothing"):
-        await asked.all_written(tmp_path, lambda: 100.0)
-    assert next(sizes) == 400
-    assert next(moment) > 2 * 3600
 
 
 def _now() -> float:
