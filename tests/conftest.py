@@ -28,7 +28,10 @@ from protocols.identity import Identity, verify
 from protocols.transport import Transport
 
 if TYPE_CHECKING:
+    from api_kit import Kit
     from browser_kit import Page
+
+    from node.monitor.api import ApiServer
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
 # nodes of tests are none of this user's
@@ -158,6 +161,23 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "node.daemon", module)
     return started
+
+
+@pytest.fixture
+def kit() -> Kit:
+    """What a node's API tells of, with a clock in hand."""
+    from api_kit import Kit
+
+    return Kit()
+
+
+@pytest.fixture
+async def api_server(kit: Kit) -> AsyncIterator[ApiServer]:
+    """That API, which listens."""
+    from api_kit import listening
+
+    async with listening(kit) as server:
+        yield server
 
 
 @pytest.fixture(params=NETWORKS)

@@ -1,10 +1,15 @@
-"""A node's state with a clock in hand."""
+"""A node's state with a clock in hand, and its API."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
     RoundDone,
     Step,
 )
+from node.monitor.history import History
 from node.monitor.state import NodeState
 from node.monitor.views import LinkView, NodeView, PeerView, RunView, Traffic
 
@@ -62,3 +67,15 @@ class Kit:
         self.state.providers.traffic = lambda: {"gradients": Traffic(5, 6), "gossip": Traffic(7, 8)}
         self.state.providers.links = lambda: [LinkView(PEER, "x", 1e6)]
         return self
+
+
+@asynccontextmanager
+async def listening(kit: Kit, key: str = "") -> AsyncIterator[ApiServer]:
+    """The API of it."""
+    app = make_app(kit.state, kit.log, History(), key=key)
+    server = ApiServer(app, "127.0.0.1:0", may_move=False)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.aclose()

@@ -35,11 +35,6 @@ def alerts():
 
 
 @pytest.fixture
-def kit():
-    return Kit()
-
-
-@pytest.fixture
 async def client(kit):
     async with TestClient(TestServer(make_app(kit.state, kit.log, History()))) as client:
         yield client

@@ -179,3 +179,29 @@ def test_a_lock_tells_where_its_number_means_something(
     assert (tmp_path / "daemon.lock").read_text() == f"{os.getpid()}\n"
     assert home.held_by() == Holder(os.getpid(), here=True)
     home.unlock()
+
+
+def test_one_daemon_a_directory(tmp_path):
+    first, second = StateDir(tmp_path / "s"), StateDir(tmp_path / "s")
+    first.lock()
+    with pytest.raises(OperatorError, match="in use") as caught:
+        second.lock()
+    assert caught.value.code == "E105"
+    first.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OperatorError) as caught:
+        StateDir(tmp_path / "file" / "s").lock()
+    assert caught.value.code == "E105"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"address": 1}', '{"address":"a:1","pid":"x"}', "[" * 4096]
+)
+def test_a_damaged_api_file_is_as_good_as_none(tmp_path, text):
+    (tmp_path / "api.json").write_text(text)
+    assert StateDir(tmp_path).find_api() is None

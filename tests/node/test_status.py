@@ -1,4 +1,4 @@
-"""The API's listener, and `node status`, which finds it through the state directory."""
+"""`node status`: it finds a node through the state directory, asks it, and says what it is told."""
 
 import asyncio
 import contextlib
@@ -8,15 +8,11 @@ import re
 import socket
 from dataclasses import replace
 
-import aiohttp
 import pytest
-from api_kit import KEY, PEER, Kit
+from api_kit import KEY, PEER, listening
 
 from node import status
-from node.monitor import api
-from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, RoundDone, Validation
-from node.monitor.history import History
 from node.monitor.terminal import drawing
 from node.monitor.views import GpuView, KnownLinks, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
@@ -24,104 +20,11 @@ from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 
-@pytest.fixture
-def kit():
-    return Kit()
-
-
-@pytest.fixture
-async def server(kit):
-    server = ApiServer(make_app(kit.state, kit.log, History()), "127.0.0.1:0", may_move=False)
-    await server.start()
-    yield server
-    await server.aclose()
-
-
-async def test_a_port_in_use_is_e303_or_moved(kit, server):
-    with pytest.raises(OperatorError) as caught:
-        await ApiServer(
-            make_app(kit.state, kit.log, History()), server.address, may_move=False
-        ).start()
-    assert caught.value.code == "E303"
-    assert f"process {os.getpid()} listens" in caught.value.why
-    assert "--api 127.0.0.1:" in caught.value.fix
-    other = ApiServer(make_app(kit.state, kit.log, History()), server.address, may_move=True)
-    try:
-        assert await other.start() != server.address
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://{other.address}/metrics") as answer,
-        ):
-            assert answer.status == 200
-    finally:
-        await other.aclose()
-
-
-async def connected(address):
-    """Whether a connection is kept open for as long as an answer takes; it stays open."""
-    reader, writer = await asyncio.open_connection(*address.split(":"))
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    try:
-        async with asyncio.timeout(20):
-            return writer, (await reader.read(9)) == b"HTTP/1.1 "
-    except ConnectionError:
-        return writer, False
-
-
-async def test_connections_are_bounded_and_those_that_end_make_room(server, monkeypatch):
-    monkeypatch.setattr(api, "MAX_CONNECTIONS", 3)
-    held = [await connected(server.address) for _ in range(3)]
-    assert all(there for _, there in held)
-    more, there = await connected(server.address)
-    assert not there
-    more.close()
-    held[0][0].close()
-    async with asyncio.timeout(20):
-        while True:
-            another, there = await connected(server.address)
-            another.close()
-            if there:
-                break
-            await asyncio.sleep(0.01)
-    for writer, _ in held[1:]:
-        writer.close()
-
-
-async def test_half_a_request_is_not_waited_for(kit, monkeypatch):
-    monkeypatch.setattr(api, "IDLE_S", 0.2)
-    server = ApiServer(make_app(kit.state, kit.log, History()), "127.0.0.1:0")
-    reader, writer = await asyncio.open_connection(*(await server.start()).split(":"))
-    try:
-        writer.write(b"GET / HTTP/1.1\r\nHost: loc")
-        async with asyncio.timeout(20):
-            assert await reader.read() == b""
-    finally:
-        writer.close()
-        await server.aclose()
-
-
-async def test_what_is_no_http_leaves_no_traceback_of_ours(server, caplog):
-    for sent in (b"\x16\x03\x01\x00\x05hello", b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-        reader, writer = await asyncio.open_connection(*server.address.split(":"))
-        writer.write(sent)
-        async with asyncio.timeout(20):
-            assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
-        writer.close()
-    assert not caplog.records
-
-
-async def test_a_host_that_is_not_ours(kit):
-    server = ApiServer(make_app(kit.state, kit.log, History()), "nowhere.invalid:0", may_move=False)
-    with pytest.raises(OperatorError) as caught:
-        await server.start()
-    assert caught.value.code == "E102"
-
-
-async def test_status_finds_the_daemon(tmp_path, kit, server):
+async def test_status_finds_the_daemon(tmp_path, kit, api_server):
     kit.live()
     directory = StateDir(tmp_path)
     directory.lock()
-    directory.publish_api(server.address)
+    directory.publish_api(api_server.address)
     assert directory.api_file.stat().st_mode & 0o077 == 0
     state = await asyncio.to_thread(status.fetch, tmp_path)
     text = status.render(state)
@@ -226,10 +129,10 @@ def test_the_newest_validation_stays_until_there_is_another(kit):
     assert kit.state.snapshot()["training"]["validation_loss"] == 4.5
 
 
-async def test_links_of_all_are_asked_for_apart_and_short(kit, server):
+async def test_links_of_all_are_asked_for_apart_and_short(kit, api_server):
     views = [LinkView("a", "b", 1e6, 0.25, 3.2), LinkView("b", "a", None, 0.25)]
     kit.state.providers.all_links = lambda: KnownLinks(views)
-    found = await asyncio.to_thread(status.ask, server.address, "", "/api/v1/links", "links")
+    found = await asyncio.to_thread(status.ask, api_server.address, "", "/api/v1/links", "links")
     assert found == {
         "peers": ["a", "b"],
         "links": [[0, 1, 1000000, 0.25, 3], [1, 0, None, 0.25, 0]],
@@ -271,17 +174,11 @@ def test_a_run_of_scripts_is_joined_by_a_script(kit):
 
 
 async def test_status_with_a_key(tmp_path, kit):
-    server = ApiServer(
-        make_app(kit.state, kit.log, History(), key=KEY), "127.0.0.1:0", may_move=False
-    )
-    await server.start()
-    try:
+    async with listening(kit, key=KEY) as server:
         with pytest.raises(OperatorError, match="key"):
             await asyncio.to_thread(status.fetch, tmp_path, api=server.address)
         state = await asyncio.to_thread(status.fetch, tmp_path, api=server.address, key=KEY)
         assert state["node"]["name"] == "alps"
-    finally:
-        await server.aclose()
 
 
 def test_status_when_nobody_listens(tmp_path):
@@ -308,10 +205,10 @@ async def test_status_of_something_else(tmp_path, body):
             await asyncio.to_thread(status.fetch, tmp_path, api=f"{host}:{port}")
 
 
-async def test_a_node_that_fails_is_not_said_to_be_something_else(kit, server):
+async def test_a_node_that_fails_is_not_said_to_be_something_else(kit, api_server):
     kit.state.providers.peers = None
     with pytest.raises(OperatorError, match="fails to answer") as caught:
-        await asyncio.to_thread(status.fetch, None, api=server.address)
+        await asyncio.to_thread(status.fetch, None, api=api_server.address)
     assert "status 500" in caught.value.why
     assert "logs/daemon.log" in caught.value.fix
 
@@ -341,40 +238,11 @@ async def test_an_answer_that_drips_is_not_waited_for(monkeypatch, head):
     assert "takes more than 0.5 s" in caught.value.why
 
 
-# --- the state directory ----------------------------------------------------------------------
-
-
-def test_one_daemon_a_directory(tmp_path):
-    first, second = StateDir(tmp_path / "s"), StateDir(tmp_path / "s")
-    first.lock()
-    with pytest.raises(OperatorError, match="in use") as caught:
-        second.lock()
-    assert caught.value.code == "E105"
-    first.unlock()
-    second.lock()
-    second.unlock()
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OperatorError) as caught:
-        StateDir(tmp_path / "file" / "s").lock()
-    assert caught.value.code == "E105"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"address": 1}', '{"address":"a:1","pid":"x"}', "[" * 4096]
-)
-def test_a_damaged_api_file_is_as_good_as_none(tmp_path, text):
-    (tmp_path / "api.json").write_text(text)
-    assert StateDir(tmp_path).find_api() is None
-
-
-async def test_of_a_node_that_was_killed_nobody_else_is_taken_for_it(tmp_path, server):
+async def test_of_a_node_that_was_killed_nobody_else_is_taken_for_it(tmp_path, api_server):
     """Its file is still there, and another node has its port now."""
     killed = StateDir(tmp_path)
     killed.lock()
-    killed.publish_api(server.address)
+    killed.publish_api(api_server.address)
     assert await asyncio.to_thread(status.fetch, tmp_path)
     killed.unlock()
     with pytest.raises(OperatorError) as caught:
