@@ -1,22 +1,19 @@
-"""The directory of a run over hivemind's DHT: entries, attacks on them, upkeep."""
+"""The directory of a run over hivemind's DHT: entries and upkeep."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
-import msgpack
 import pytest
+from dht_kit import RUN, Swarm
 from identity_kit import identity
 
-from bootstrap import records
 from bootstrap.dht import Dht
 from bootstrap.handshake import Gate, greet
 from bootstrap.seeds import find_peers
@@ -25,55 +22,11 @@ from protocols.envelope import seal
 from protocols.errors import Malformed
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
-from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.memory.transport import Link, MemoryNetwork
 from protocols.messages import Envelope, PeerRecord
-from protocols.p2p import BURST, bindings
-from protocols.tasks import Background, beside
+from protocols.p2p import bindings
+from protocols.tasks import beside
 from protocols.whereabouts import Whereabouts
-
-RUN = bytes(range(32))
-
-
-class Swarm:
-    """Nodes on a memory network; the first is everybody's seed."""
-
-    def __init__(self) -> None:
-        self.network = MemoryNetwork(seed=3, link=Link(latency=0.0005))
-        self.dhts: list[Dht] = []
-        self.whereabouts: list[Whereabouts] = []
-        self.transports: list[MemoryTransport] = []
-        self.upkeep = Background()
-
-    async def add(self, run: bytes = RUN, refresh: float = 60.0, **options: Any) -> Dht:
-        who = identity(len(self.dhts) + 1)
-        transport = self.network.join(who.peer_id)
-        whereabouts = Whereabouts(transport, who)
-        whereabouts.publish([f"192.0.2.{len(self.dhts) + 1}:4390"])
-        seeds = [self.transports[0].peer_id] if self.transports else []
-        dht = await Dht.start(transport, whereabouts, seeds, run, **options)
-        self.upkeep.spawn(dht.maintain(refresh))
-        self.dhts.append(dht)
-        self.whereabouts.append(whereabouts)
-        self.transports.append(transport)
-        return dht
-
-    async def grow(self, count: int) -> None:
-        for _ in range(count):
-            await self.add()
-
-    def record(self, index: int) -> bytes:
-        own = self.whereabouts[index].own
-        assert own is not None
-        return own.data
-
-
-@pytest.fixture
-async def swarm() -> AsyncIterator[Swarm]:
-    swarm = Swarm()
-    yield swarm
-    await swarm.upkeep.aclose()
-    for dht in swarm.dhts:
-        await dht.aclose()
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -132,124 +85,6 @@ async def test_a_newer_sequence_wins_though_it_expires_sooner(swarm: Swarm) -> N
     for dht in swarm.dhts:
         entry = (await dht.get("record"))[who.peer_id]
         assert Envelope.decode(entry).sequence == 11
-
-
-async def test_nobody_writes_under_another_name(swarm: Swarm) -> None:
-    await swarm.grow(4)
-    thief, victim = identity(1), identity(2)
-    assert await swarm.dhts[1].announce(swarm.record(1))
-    expires = time.time() + 600
-    forged = seal(
-        thief,
-        PeerRecord(victim.peer_id, ("198.51.100.1:1",), ""),
-        purpose="record",
-        run=RUN,
-        sequence=2**50,
-        expires=expires,
-    )
-    honest = swarm.dhts[0]._node
-    honest.protocol.record_validator = None  # the thief's own node checks nothing
-    key = f"run/{RUN.hex()}/islands"
-    replies = await asyncio.gather(
-        *[
-            honest.protocol.call_store(
-                dht._node.peer_id,
-                [_key_id(key)],
-                [_packed(forged)],
-                [expires],
-                subkeys=[victim.peer_id],
-            )
-            for dht in swarm.dhts[1:]
-        ]
-    )
-    assert replies == [[False]] * 3
-    found = (await swarm.dhts[3].islands())[victim.peer_id]
-    assert found.addresses == ("192.0.2.2:4390",)
-
-
-async def test_a_made_up_node_id_is_refused(swarm: Swarm) -> None:
-    await swarm.grow(2)
-    from hivemind.dht.routing import DHTID
-
-    liar = swarm.dhts[1]._node
-    liar.protocol.node_info.node_id = DHTID.generate().to_bytes()
-    liar.protocol.routing_table.__init__(liar.node_id, 20, 5)
-    assert await liar.protocol.call_ping(swarm.dhts[0]._node.peer_id) is None
-    liar_id = swarm.transports[1].peer_id
-    table = swarm.dhts[0]._node.protocol.routing_table
-    assert table.get(peer_id=bindings().PeerID.from_base58(liar_id)) in (None, liar.node_id)
-
-
-async def test_a_stranger_cannot_keep_a_node_busy_with_signatures(
-    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has one signature verified, or one key looked up, for each call that it may make."""
-    await swarm.grow(2)
-    verified: list[bytes] = []
-    real = records.open_entry
-
-    def counting(data: bytes, now: float) -> Any:
-        verified.append(data)
-        return real(data, now)
-
-    monkeypatch.setattr(records, "open_entry", counting)
-    node, stranger = swarm.dhts[0]._node.peer_id, swarm.dhts[1]._node.protocol
-    who, expires = identity(2), time.time() + 600
-    key, numbers = _key_id(f"run/{RUN.hex()}/islands"), itertools.count()
-
-    async def store(count: int) -> Any:
-        about = PeerRecord(who.peer_id, ("192.0.2.2:4390",), "")
-        many = [
-            _packed(seal(who, about, purpose="record", run=RUN, expires=expires, sequence=n))
-            for n in itertools.islice(numbers, count)
-        ]
-        keys, subkeys = [key] * count, [who.peer_id] * count
-        return await stranger.call_store(node, keys, many, [expires] * count, subkeys=subkeys)
-
-    assert await store(records.MAX_RECORDS_PER_CALL + 1) is None
-    assert verified == []
-    monkeypatch.setattr(swarm.dhts[0]._p2p._limit, "_rate", 0.0)
-    while await store(100) is not None:
-        assert len(verified) < BURST
-    assert len(verified) >= BURST // 2
-    keys = [_key_id(str(n)) for n in range(64)]
-    answered = [await stranger.call_find(node, keys) is not None for _ in range(3)]
-    assert not answered[-1]  # of less than a hundred calls that were left
-
-
-async def test_nobody_puts_a_record_into_a_cache(swarm: Swarm) -> None:
-    """hivemind's has no bounds, and what is in it hides what is stored."""
-    await swarm.grow(2)
-    assert await swarm.dhts[0].announce(swarm.record(0))
-    node, stranger = swarm.dhts[0]._node, swarm.dhts[1]._node.protocol
-    who, expires = identity(2), time.time() + 3600
-    about = PeerRecord(who.peer_id, ("192.0.2.2:4390",), "")
-    data = _packed(seal(who, about, purpose="record", run=RUN, sequence=1, expires=expires))
-    key = _key_id(f"run/{RUN.hex()}/islands")
-
-    async def store() -> Any:
-        return await stranger.call_store(
-            node.peer_id, [key], [data], [expires], subkeys=[who.peer_id], in_cache=True
-        )
-
-    assert await store() is None  # refused
-    swarm.dhts[0]._p2p._inspector = None
-    assert await store() == [False]  # nothing is kept there, whoever asks for it
-    assert list(await swarm.dhts[0].islands()) == [identity(1).peer_id]
-
-
-async def test_nobody_gets_past_the_bounds_by_a_stream(swarm: Swarm) -> None:
-    await swarm.grow(2)
-    node, stranger = swarm.dhts[0]._node, swarm.dhts[1]._p2p
-    from hivemind.proto import dht_pb2
-
-    oversized = dht_pb2.StoreRequest(keys=[bytes(20)], subkeys=[b""], values=[bytes(5000)])
-    for one in ("rpc_store", "rpc_ping", "rpc_find"):
-        with pytest.raises(bindings().P2PDaemonError, match="no streams"):
-            async for _ in await stranger.iterate_protobuf_handler(
-                node.peer_id, f"DHTProtocol.{one}", oversized, dht_pb2.StoreResponse
-            ):
-                pass
 
 
 async def test_records_survive_the_death_of_most_nodes(swarm: Swarm) -> None:
@@ -318,18 +153,6 @@ async def test_a_client_is_in_nobodys_table(swarm: Swarm) -> None:
     for dht in swarm.dhts[:2]:
         assert identity(3).peer_id not in dht.neighbours()
         assert identity(3).peer_id in await dht.islands()
-
-
-def _key_id(key: str) -> Any:
-    from hivemind.dht.routing import DHTID
-
-    return DHTID.generate(key)
-
-
-def _packed(data: bytes) -> bytes:
-    """As hivemind stores it."""
-    packed: bytes = msgpack.packb(data, use_bin_type=True)
-    return packed
 
 
 async def test_from_a_seeds_address_to_the_list_of_islands_over_http() -> None:
