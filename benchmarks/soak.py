@@ -9,23 +9,7 @@ left alone, and watched: its memory, files, threads and disk. One of the others 
 gets into trouble, of a kind that is drawn by lot (seeded), and has to merge again before the next
 one's turn. What ends though nobody had ended it is started again, as by a service manager, which
 is a trouble of its own kind. What there is of the result is written where something breaks it off,
-too. Its keys:
-
-``rounds``, ``rounds_a_minute``  that the first island has applied
-``broke_off``  what ended it before its time; empty: nothing did
-``troubles``  by kind: how often, and seconds from the end of the trouble (its command to start
-    again, SIGCONT; from the kill of a trainer, which its node starts again) until a round that was
-    not under way before merged the island's work: median and most
-``not_back``  troubles after which that took longer than two minutes
-``different_states``  rounds after which two islands told of different outer states
-``uncalled_ends``  of processes that nobody had ended: name, exit status, last words
-``longest_without_round_s``  of the first island
-``left_processes``  of islands that have ended
-``growth``  by process of the first island: MiB of private memory, open files and threads at the
-    end of the first tenth of the time and at its end, and MiB in 1,000 rounds between them (least
-    squares over the last nine tenths)
-``course``  each trouble: when it began and ended, seconds from the start, its kind, who
-``samples``  all of it, every ten seconds
+too; its keys are explained in :mod:`benchmarks.soak_result`.
 """
 
 from __future__ import annotations
@@ -37,18 +21,16 @@ import os
 import random
 import signal
 import socket
-import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.output import machine, write
+from benchmarks.output import write
 from benchmarks.processes import ranks, weight
+from benchmarks.soak_result import result
 from node.status import fetch
 from protocols.errors import OperatorError
 
@@ -326,58 +308,6 @@ class Soak:
         line = f"{minutes:5.1f} min, {left:.0f} to go, round {self.first.last_round()}: {kind}"
         print(line, file=sys.stderr, flush=True)
 
-    # --- the result ------------------------------------------------------------------------------
-
-    def result(self) -> dict[str, Any]:
-        """All keys; see the top of this file."""
-        rounds = self.first.events("round")
-        times = [event["time"] for event in rounds]
-        states: dict[int, set[str]] = defaultdict(set)
-        for island in self.swarm.all:
-            for event in island.events("round"):
-                states[event["round"]].add(event["state"])
-        back: dict[str, list[float]] = defaultdict(list)
-        for trouble in self.course:
-            if trouble["back_s"] is not None:
-                back[trouble["kind"]].append(trouble["back_s"])
-        ended = [i for i in self.swarm.all if not i.running]
-        return {
-            "machine": machine(),
-            "minutes": self.minutes,
-            "broke_off": self.broke_off,
-            "islands": self.islands,
-            "rounds": len(rounds),
-            "rounds_a_minute": round(60 * len(rounds) / (times[-1] - times[0]), 1),
-            "troubles": {
-                kind: {
-                    "count": len(found),
-                    "median_s": round(statistics.median(found), 2),
-                    "most_s": round(max(found), 2),
-                }
-                for kind, found in sorted(back.items())
-            },
-            "not_back": self.not_back,
-            "different_states": sorted(r for r, found in states.items() if len(found) > 1),
-            "uncalled_ends": self.uncalled,
-            "longest_without_round_s": round(max(b - a for a, b in pairwise(times)), 2),
-            "left_processes": sum(len(island.processes()) for island in ended),
-            "growth": {kind: self._growth(kind) for kind in ("daemon", "trainer")},
-            "course": self.course,
-            "samples": self.samples,
-        }
-
-    def _growth(self, kind: str) -> dict[str, Any]:
-        begin = self.samples[-1]["s"] / 10
-        later = [s for s in self.samples if s["s"] >= begin and s[kind]]
-        if len({s["rounds"] for s in later}) < 2:
-            return {}
-        mib = [s[kind]["mib"] for s in later]
-        slope = statistics.linear_regression([s["rounds"] for s in later], mib).slope
-        return {
-            "mib_in_1000_rounds": round(1000 * slope, 2),
-            **{key: [later[0][kind][key], later[-1][kind][key]] for key in later[0][kind]},
-        }
-
 
 def _life(island: Island) -> tuple[str, int]:
     return island.name, island.starts
@@ -422,7 +352,7 @@ def main() -> None:
             soak.run()
         finally:
             if soak.course:
-                write(soak.result(), given.json)
+                write(result(soak), given.json)
 
 
 if __name__ == "__main__":
