@@ -24,6 +24,8 @@ def run(arguments: Sequence[str]) -> int:
     given = list(arguments)
     name = "atoll" if Path(sys.argv[0]).stem == "atoll" else "node"
     try:
+        from typer.main import get_command
+
         from node.cli import app
         from node.commands.guards import refuse_empty_peers, refuse_nodejs
         from node.commands.usage import WrongUsage, told
@@ -31,7 +33,9 @@ def run(arguments: Sequence[str]) -> int:
         refuse_nodejs(given)
         refuse_empty_peers(given)
         try:
-            status = app(args=given, prog_name=name, standalone_mode=False)
+            # not through the app itself, which would set sys.excepthook for good
+            command = get_command(app)
+            status = command(args=given, prog_name=name, standalone_mode=False)
         except WrongUsage as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # a group alone: what it says is help
                 error.show()

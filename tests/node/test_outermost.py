@@ -27,6 +27,12 @@ def _raising(error):
     sys.modules["node.daemon"].run = raise_it
 
 
+def test_what_is_done_with_an_error_that_nobody_catches_is_left_to_the_process(command):
+    before = sys.excepthook
+    assert command("version")[0] == 0
+    assert sys.excepthook is before
+
+
 def test_a_defect_is_e999_with_a_log(command, runtime, tmp_path):
     _raising(ZeroDivisionError("oops"))
     status, _, err = command("start", "--dir", tmp_path / "other")
