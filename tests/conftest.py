@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from contract_kit import NETWORKS, SOON, Net
 from hypothesis import HealthCheck, settings
+from signals_kit import signals_kept
 
 from node.bench.memory import resident_bytes
 from protocols.identity import Identity, verify
@@ -117,7 +118,8 @@ def command(
     from node import outermost
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        status = outermost.run(list(map(str, arguments)))
+        with signals_kept():  # it takes the process for its own
+            status = outermost.run(list(map(str, arguments)))
         out, err = capsys.readouterr()
         return status, out, err
 

@@ -1,9 +1,14 @@
-"""Small scenarios, each with the codec that its mode reads."""
+"""Small scenarios, each with the codec that its mode reads, and the command."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from click.testing import Result as Said
+from signals_kit import signals_kept
+from typer.testing import CliRunner
+
+from node.cli import app
 from node.simulate.scenario import Scenario
 from node.simulate.world import Result, simulate
 from protocols.errors import OperatorError
@@ -30,3 +35,9 @@ def told(caught: BaseException) -> OperatorError:
         caught = caught.exceptions[0]
     assert isinstance(caught, OperatorError), caught
     return caught
+
+
+def simulated(*arguments: str) -> Said:
+    """``node simulate``, with what it says and raises."""
+    with signals_kept():
+        return CliRunner().invoke(app, ["simulate", *arguments])

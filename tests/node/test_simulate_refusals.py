@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from simulate_kit import SMALL, run, told
-from typer.testing import CliRunner
+from simulate_kit import SMALL, run, simulated, told
 
-from node.cli import app
 from node.setting_values import speed
 from node.simulate.scenario import Scenario, load
 from protocols.errors import OperatorError
@@ -120,10 +118,10 @@ def test_where_nothing_can_be_written_nothing_is_run(
 ) -> None:
     monkeypatch.setattr("node.simulate.world.simulate", lambda *_: pytest.fail("it has run"))
     for place in (tmp_path / "none" / "x.json", tmp_path, tmp_path / ("x" * 300)):
-        result = CliRunner().invoke(app, ["simulate", "--json", str(place)])
+        result = simulated("--json", str(place))
         assert isinstance(result.exception, OperatorError), result.output
         assert "--json" in result.exception.fix
-    result = CliRunner().invoke(app, ["simulate", "--plot", str(tmp_path / "x.foo")])
+    result = simulated("--plot", str(tmp_path / "x.foo"))
     assert isinstance(result.exception, OperatorError), result.output
     assert result.exception.what == "no plot"
 
@@ -147,7 +145,7 @@ def test_a_scenario_file_is_read_and_its_mistakes_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_bandwidth_that_is_none_is_told_what_is_wrong_with_it(rate: str, said: str) -> None:
-    result = CliRunner().invoke(app, ["simulate", "--bandwidth", rate])
+    result = simulated("--bandwidth", rate)
     assert isinstance(result.exception, OperatorError)
     assert said in result.exception.why
 
@@ -161,7 +159,7 @@ def test_a_bandwidth_is_written_as_the_speeds_of_a_node_are(rate: str | int) -> 
 
 
 def test_a_setting_that_is_given_twice_is_refused() -> None:
-    result = CliRunner().invoke(app, ["simulate", "--islands", "2", "--set", "islands=3"])
+    result = simulated("--islands", "2", "--set", "islands=3")
     assert isinstance(result.exception, OperatorError)
     assert result.exception.what == "two values of islands"
 
@@ -170,5 +168,5 @@ def test_a_setting_that_is_given_twice_is_refused() -> None:
     "arguments", [["--mode", "nonsense"], ["--set", "alpha"], ["--bandwidth", "20"]]
 )
 def test_the_command_refuses_what_it_cannot_do(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["simulate", *arguments])
+    result = simulated(*arguments)
     assert isinstance(result.exception, OperatorError)

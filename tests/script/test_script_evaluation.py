@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from script_kit import TARGET, Interrupted, Played, committing
+from signals_kit import signals_kept
 from torch import Tensor
 from trainer_kit import apply, merge
 
@@ -90,12 +91,10 @@ def test_ctrl_c_in_an_evaluation_waits_for_the_merge() -> None:
 @pytest.fixture
 def scheduled() -> Iterator[None]:
     """A script that takes a scheduler's signals for Ctrl-C, as docs/own.md says."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
+        yield
 
 
 @pytest.mark.usefixtures("scheduled")

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from simulate_kit import SMALL, run
+from simulate_kit import SMALL, run, simulated
 from suites import slow
-from typer.testing import CliRunner
 
 from bootstrap.manifest_gossip import PAIRED
 from diloco import optimizers
 from gossip.membership.spread import Spread
 from gossip.pairs.rounded import Rounded
-from node.cli import app
 from node.commands.simulating import _noted
 from node.simulate.learner import Learner, initial, rate_factor, validation_loss
 from node.simulate.meetings import Meetings
@@ -188,10 +186,10 @@ def test_a_sample_of_less_than_one_client_is_one() -> None:
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    arguments = ["simulate", "--islands", "2", "--rounds", "2", "--inner-steps", "5"]
+    arguments = ["--islands", "2", "--rounds", "2", "--inner-steps", "5"]
     arguments += ["--mode", "streaming", "--bandwidth", "10Mbit", "--json", str(found)]
     arguments += ["--set", "hidden=16", "--set", "delay=1"]
-    result = CliRunner().invoke(app, arguments)
+    result = simulated(*arguments)
     assert result.exit_code == 0, result.output
     assert "2 islands, streaming" in result.output
     written = json.loads(found.read_text())

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
+from simulate_kit import simulated
 
 from bootstrap import manifest_modes
 from bootstrap.manifest_gossip import PAIRED
-from node.cli import app
 from node.commands.simulating import _summary
 from node.simulate.run import codecs_of
 from node.simulate.scenario import Mode, Scenario
@@ -31,8 +30,8 @@ def test_whoever_watches_sees_it_go_on_to_its_end(mode: str) -> None:
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_the_loss_is_drawn(tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"found.{kind}"
-    arguments = ["simulate", "--islands", "2", "--rounds", "2", "--inner-steps", "4"]
-    result = CliRunner().invoke(app, [*arguments, "--set", "hidden=8", "--plot", str(file)])
+    arguments = ["--islands", "2", "--rounds", "2", "--inner-steps", "4"]
+    result = simulated(*arguments, "--set", "hidden=8", "--plot", str(file))
     assert result.exit_code == 0, result.output
     begins = {"png": b"\x89PNG", "svg": b"<?xml"}[kind]
     assert file.read_bytes().startswith(begins)
@@ -71,8 +70,8 @@ def test_every_mode_needs_nothing_else_to_be_simulated(mode: str) -> None:
 
 
 def test_the_command_says_what_is_likely_to_disappoint() -> None:
-    arguments = ["simulate", "--islands", "2", "--rounds", "1", "--inner-steps", "2"]
-    result = CliRunner().invoke(app, [*arguments, "--set", "hidden=8", "--set", "outer_lr=2"])
+    arguments = ["--islands", "2", "--rounds", "1", "--inner-steps", "2"]
+    result = simulated(*arguments, "--set", "hidden=8", "--set", "outer_lr=2")
     assert result.exit_code == 0, result.output
     assert "outer steps overshoot" in result.stderr
     assert "overshoot" not in result.stdout
@@ -80,7 +79,7 @@ def test_the_command_says_what_is_likely_to_disappoint() -> None:
 
 @pytest.mark.parametrize("mode", get_args(Mode))
 def test_every_mode_is_simulated_as_it_is_typed(mode: str) -> None:
-    given = ["simulate", "--mode", mode, "--islands", "2", "--rounds", "2", "--inner-steps", "2"]
-    done = CliRunner().invoke(app, [*given, "--set", "hidden=8", "--set", "batch=4"])
+    given = ["--mode", mode, "--islands", "2", "--rounds", "2", "--inner-steps", "2"]
+    done = simulated(*given, "--set", "hidden=8", "--set", "batch=4")
     assert done.exit_code == 0, done.output
     assert f"2 islands, {mode}, " in done.output
