@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +20,22 @@ IMPORTED = ["pytest", "torch.distributed.fsdp", "node.script.joining", "node.tra
 
 
 @contextmanager
-def fake_ranks(size: int, rank: int = 0) -> Iterator[None]:
-    """This process is one of so many ranks; collective calls return and move nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+def process_group(backend: str, **given: Any) -> Iterator[None]:
+    """One of the test's own process; torch's hook for uncaught exceptions goes with it."""
+    before = sys.excepthook
+    dist.init_process_group(backend, **given)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = before
+
+
+@contextmanager
+def fake_ranks(size: int, rank: int = 0) -> Iterator[None]:
+    """This process is one of so many ranks; collective calls return and move nothing."""
+    with process_group("fake", store=FakeStore(), rank=rank, world_size=size):
+        yield
 
 
 def started(work: Callable[..., None], given: tuple[Any, ...], ranks: int) -> None:

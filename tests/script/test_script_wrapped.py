@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_kit import started
+from ranks_kit import process_group, started
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -48,9 +48,8 @@ def sharded(model: nn.Module) -> Any:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1):
+        yield
 
 
 @pytest.mark.usefixtures("group")
