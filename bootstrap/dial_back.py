@@ -1,22 +1,23 @@
 """Whether others can dial a node: it asks a peer that it has greeted to try, the *dial-back*.
 
 Without limits callers could have a node dial any address, and learn what is there. So a node dials
-only the address that the caller is seen to come from, at the ports of the caller's record, or a
-relay that the node has reached itself, a few times a minute. It tells only whether the caller has
-proven itself there: a *no* comes after the same time whatever was found.
+only the address that the caller is seen to come from, at the ports of the caller's record or one
+that the caller names, or a relay that the node has reached itself, a few times a minute. It tells
+only whether the caller has proven itself there: a *no* takes the same time whatever was found.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 from protocols.addresses import (
     PeerAddress,
     host_of,
+    hostport,
     ip_of,
     is_relayed,
     parse_address,
@@ -24,8 +25,9 @@ from protocols.addresses import (
     source_of,
 )
 from protocols.connections.names import Names
-from protocols.errors import OperatorError, RemoteRefused, TransportError
+from protocols.errors import Malformed, OperatorError, RemoteRefused, TransportError
 from protocols.identity import PeerId
+from protocols.messages import DialBackAt
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -34,6 +36,7 @@ MAX_TRIED = 3  # addresses
 OF_ONE, ONE_EVERY_S = 16, 4.0  # dial-backs for one place: at once, then seconds for each more
 OF_ALL, EVERY_S = 64, 0.25  # likewise for all
 MAX_PLACES = 1024
+MAX_QUESTION = 64  # bytes
 
 
 class Reach(StrEnum):
@@ -66,14 +69,17 @@ class DialBack:
         self._observed = observed
         self._allowance = Allowance()
         self._names = Names()
-        transport.on_call("reach", self._answer, max_body=0)
+        transport.on_call("reach", self._answer, max_body=MAX_QUESTION)
 
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
         if not self._admitted(peer):
             raise RemoteRefused("stranger", "greet this node first")
         seen = _host(self._observed(peer))
-        known = self._whereabouts.get(peer)
-        given = self._worth_trying(known.record.addresses if known else (), seen)
+        if body:
+            given = [hostport(seen, _port(body))] if seen else []
+        else:
+            known = self._whereabouts.get(peer)
+            given = self._worth_trying(known.record.addresses if known else (), seen)
         if given:
             if not self._allowance.take(source_of(seen) if seen else "", time.monotonic()):
                 raise RemoteRefused("busy", "asked too often")
@@ -149,26 +155,37 @@ def _refilled(left: tuple[float, float], most: int, every_s: float, now: float) 
     return min(count + (now - at) / every_s, float(most))
 
 
-def _host(hostport: str) -> str:
+def _host(where: str) -> str:
     """The IP address of ``HOST:PORT``; empty where there is none."""
     try:
-        return str(ip_of(host_of(hostport)))
+        return str(ip_of(host_of(where)))
     except ValueError:
         return ""
 
 
-async def dialled_back(transport: Transport, peer: PeerId) -> Reach:
-    """Ask a peer that was greeted to dial back; returns what that has shown."""
+def _port(question: bytes) -> int:
+    port: int = DialBackAt.decode(question).port
+    if not 0 < port < 65536:
+        raise Malformed(f"there is no port {port}")
+    return port
+
+
+async def dialled_back(transport: Transport, peer: PeerId, port: int = 0) -> Reach:
+    """Ask a peer that was greeted to dial back; returns what that has shown.
+
+    At the addresses of this node's record; with ``port``, there where the peer sees it come from.
+    """
     try:
-        return await asked_back(transport, peer)
+        return await asked_back(transport, peer, port)
     except TransportError:
         return Reach.UNKNOWN
 
 
-async def asked_back(transport: Transport, peer: PeerId) -> Reach:
+async def asked_back(transport: Transport, peer: PeerId, port: int = 0) -> Reach:
     """As :func:`dialled_back`; raises TransportError where the question is not answered."""
+    question = DialBackAt(port).encode() if port else b""
     try:
-        reply = await transport.call(peer, "reach", b"", timeout=2 * TIMEOUT_S)
+        reply = await transport.call(peer, "reach", question, timeout=2 * TIMEOUT_S)
     except RemoteRefused as error:
         if error.code == "elsewhere":
             return Reach.ELSEWHERE
@@ -180,3 +197,20 @@ async def reach(transport: Transport, peers: Iterable[PeerId]) -> Reach:
     """Ask several; returns the first member of :class:`Reach` that one of them found."""
     found = set(await asyncio.gather(*[dialled_back(transport, peer) for peer in peers]))
     return next(one for one in Reach if one in found or one is Reach.UNKNOWN)
+
+
+async def outside(transport: Transport, seen: Mapping[PeerId, str], port: int) -> str:
+    """``HOST:PORT`` where peers get through to ``port`` of this machine, as they see it.
+
+    So a node behind a translator learns that its port is forwarded, or all of its address is.
+    ``seen``: the ``HOST:PORT`` that peers say they see it come from. Any of them may lie: it is the
+    host that most of them name, and one that names it has dialled. Empty where there is none.
+    """
+    hosts = {peer: host for peer, where in seen.items() if (host := _host(where))}
+    for host, count in Counter(hosts.values()).most_common(1):
+        if 2 * count > len(hosts):
+            asked = [peer for peer, one in hosts.items() if one == host]
+            found = await asyncio.gather(*[dialled_back(transport, one, port) for one in asked])
+            if Reach.YES in found:
+                return hostport(host, port)
+    return ""

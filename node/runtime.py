@@ -202,7 +202,7 @@ class Node:
             self.events,
             self.outbound,
             self.transport.own_end,
-            self.place.seen,
+            self.place,
         )
         participation = Participation(self, entrance)
         self.tasks.spawn(Watch(self.state.alarms_now, self.events, self.state.peers).run())

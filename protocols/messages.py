@@ -686,3 +686,9 @@ class Found(Message, kind=44, max_bytes=160 * 1024):
     """Answer to :class:`Where`: signed records of those that are known, newest held."""
 
     records: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(32)]
+
+
+class DialBackAt(Message, kind=54):
+    """Can you dial me at this port, at the IP address that you see me come from?"""
+
+    port: int

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from bootstrap.dial_back import Reach, asked_back, reach
+from bootstrap.dial_back import Reach, asked_back, outside, reach
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Manifest
 from bootstrap.probe import probe
@@ -211,21 +211,21 @@ async def _reach(
     if back is Reach.YES:
         if translation.translated and transport.listening is not None:
             port = transport.listening[1]
-            outside = config.public_addr or hostport(translation.outer, port)
-            findings.append(await nat.hairpin(outside))
+            outer = config.public_addr or hostport(translation.outer, port)
+            findings.append(await nat.hairpin(outer))
         return [ok("reach", "a peer dialled back: direct"), ok("nat", translation.text), *findings]
     if back is Reach.UNKNOWN or (back is Reach.ELSEWHERE and config.public_addr):
         return [ok("reach", f"not tested: {back}"), ok("nat", translation.text), *findings]
-    if translation.translated and await _forwarded(transport, config, greetings, translation.outer):
-        bound = transport.listening
-        outside = hostport(translation.outer, bound[1] if bound else 0)
-        told = warn(
-            "reach",
-            f"peers reach this node at {outside}, and it does not know that",
-            "the translator lets them in there, but the node gives out its own address",
-            f"start it with --public-addr {outside}",
-        )
-        return [told, ok("nat", translation.text), *findings]
+    if translation.translated and (where := await _passed(transport, config, greetings)):
+        return [
+            ok(
+                "reach",
+                f"a peer dialled back: direct at {where}, as peers see it, which the "
+                "node finds out by itself",
+            ),
+            ok("nat", translation.text),
+            *findings,
+        ]
     fix = "forward the port and give its public address with --public-addr HOST:PORT"
     if not translation.translated:
         fix = "open the port in the firewall of this machine or network"
@@ -252,23 +252,16 @@ async def _filtering(config: NodeConfig, mapped: nat.Mapping, stranger: PeerAddr
     return nat.filtering_finding(where, back is Reach.YES)
 
 
-async def _forwarded(
+async def _passed(
     transport: HttpTransport,
     config: NodeConfig,
     greetings: Sequence[tuple[PeerAddress, Greeting]],
-    outer: str,
-) -> bool:
-    """Whether peers can dial the node's own port at the address that they see."""
+) -> str:
+    """``HOST:PORT`` where a translator lets peers in; empty where none does."""
     if config.public_addr or transport.listening is None:
-        return False
-    outside = hostport(outer, transport.listening[1])
-    for at, _ in greetings[:MAX_ASKED]:
-        try:
-            if await _dialled_at(transport, config, at, outside) is Reach.YES:
-                return True
-        except (OperatorError, TransportError):
-            continue
-    return False
+        return ""
+    seen = {one.peer: one.welcome.observed for _, one in greetings[:MAX_ASKED]}
+    return await outside(transport, seen, transport.listening[1])
 
 
 async def _dialled_at(

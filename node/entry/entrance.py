@@ -27,6 +27,7 @@ from node import __version__, clock
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.entry.outbound import Outbound
+from node.entry.own_address import OwnPlace
 from node.entry.reaching import Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
@@ -103,17 +104,15 @@ class Entrance:
     events: EventLog
     outbound: Outbound
     own_end: InitVar[Callable[[PeerId], str]]  # see :class:`Reaching`
-    seen: InitVar[Callable[[Iterable[str]], bool]]
+    place: InitVar[OwnPlace]
     reaching: Reaching = field(init=False)
     _greeted: Callable[[], Awaitable[str]] | None = None  # what is still to be checked with them
     _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
 
-    def __post_init__(
-        self, own_end: Callable[[PeerId], str], seen: Callable[[Iterable[str]], bool]
-    ) -> None:
+    def __post_init__(self, own_end: Callable[[PeerId], str], place: OwnPlace) -> None:
         self.reaching = Reaching(
             self.config, self.transport, self.whereabouts, self.events, self.outbound,
-            own_end, seen, self._greet,
+            own_end, place, self._greet,
         )  # fmt: skip
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:

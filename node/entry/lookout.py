@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DISCOVERY_S = 30.0  # between look-ups in the DHT
 MOVED_S = 3.0  # between looks whether this machine has another address: nobody is asked for it
-AGAIN_S, LAST_AGAIN_S = 10.0, 300.0  # until a node that has moved is dialled: the pauses
+AGAIN_S, LAST_AGAIN_S = 10.0, 300.0  # until a node is dialled at its own address: the pauses
 ASKED_AT_ONCE = 16  # of the peers that the DHT knows
 SILENT_S = 300.0  # before a peer that did not answer is asked again
 
@@ -53,7 +53,7 @@ class Lookout:
         self._served: bool | None = None  # whether a server is there, as told
         self._silent: dict[PeerId, float] = {}  # when they were asked, and not known afterwards
         self._again_at = inf  # when to try again whether this node is dialled where it is
-        self._pauses: Iterator[float] = iter(())
+        self._pauses = _pauses()
         self._complained = False  # that it is not
 
     def after_servers(self) -> None:
@@ -79,6 +79,7 @@ class Lookout:
 
     async def run(self, dht: Dht) -> None:
         """Look for islands that nobody we know has told us about, and after the seeds."""
+        self._again_at = self._next_look()
         looks = (
             _again_and_again(lambda: self._find_islands(dht), DISCOVERY_S),
             _again_and_again(self._look_after_seeds, DISCOVERY_S),
@@ -124,20 +125,24 @@ class Lookout:
         Until they can dial it there it is tried again, after pauses that grow.
         """
         if self.node.place.moved:
-            self._pauses = backoff(random.Random(), first=AGAIN_S, last=LAST_AGAIN_S)
+            self._pauses = _pauses()
             self._complained = False
         elif self.swarm.now() < self._again_at:
             return
-        dialled = False
         await self.node.place.map_again()  # the router may still forward to where this machine was
         try:
-            dialled = await self.entrance.reaching.look_again(self.relays(), self.replica.place.run)
+            await self.entrance.reaching.look_again(self.relays(), self.replica.place.run)
         except OperatorError as error:
             if not self._complained:
                 self.node.events.emit(Problem.of(error))
             self._complained = True
-        self._again_at = inf if dialled else self.swarm.now() + next(self._pauses)
+        self._again_at = self._next_look()
         self.node.outbound.candidates = self.relays  # it may have taken one just now
+
+    def _next_look(self) -> float:
+        """When it is worth another look whether this node can be dialled; never where it can."""
+        settled = self.entrance.reaching.settled
+        return inf if settled else self.swarm.now() + next(self._pauses)
 
     def relays(self) -> list[PeerAddress]:
         """Who may relay for this node: live peers that it has dialled, where it did."""
@@ -152,6 +157,10 @@ class Lookout:
         dht.keep_announced()
         view = self.node.state.node
         self.node.state.node = replace(view, join_address=self.node.place.join_address())
+
+
+def _pauses() -> Iterator[float]:
+    return backoff(random.Random(), first=AGAIN_S, last=LAST_AGAIN_S)
 
 
 async def _again_and_again(look: Callable[[], Awaitable[None]], pause: float) -> None:

@@ -40,7 +40,6 @@ class Outbound:
         self._kept = False
         self.relay: PeerAddress | None = None
         self.needed = False
-        self.trying = False  # whether it can be dialled after all, of which few are to hear
         self.candidates: Callable[[], Sequence[PeerAddress]] = tuple
         self.greet: Callable[[PeerAddress], Awaitable[object]]
         self.moved: Callable[[], None] = lambda: None
@@ -84,18 +83,6 @@ class Outbound:
         self.needed = False
         self.moved()
 
-    async def try_without(self, dialled: Callable[[], Awaitable[bool]]) -> bool:
-        """Be called through the relay no more if this node is ``dialled`` where it is by now."""
-        self.needed, self.trying = False, True
-        self.moved()
-        found = False
-        try:
-            found = await dialled()
-        finally:
-            self.needed, self.trying = not found, False
-            self.moved()
-        return found
-
     async def _find(self, candidates: Iterable[PeerAddress]) -> PeerAddress | None:
         """Take the first relay that also carries, else the first that tells; None without any."""
         found: PeerAddress | None = None
@@ -124,7 +111,7 @@ class Outbound:
 
     async def _keep(self) -> None:
         """Take calls as long as it is needed; another relay where this one goes away."""
-        while self._wanted:
+        while self.needed:
             relay = self.relay
             if relay is not None and relay.peer is not None:
                 try:
@@ -135,10 +122,6 @@ class Outbound:
                         self._lost(relay, error)
             await self._another(relay)
         self._kept = False
-
-    @property
-    def _wanted(self) -> bool:
-        return self.needed or self.trying
 
     def _lost(self, relay: PeerAddress, error: TransportError) -> None:
         self._events.emit(
@@ -156,7 +139,7 @@ class Outbound:
     async def _another(self, gone: PeerAddress | None) -> None:
         """Look for a relay until there is one; the one that went away is asked last."""
         for pause in backoff(random.Random()):
-            if not self._wanted:
+            if not self.needed:
                 return
             known: dict[PeerId | None, PeerAddress] = {one.peer: one for one in self.candidates()}
             if gone is not None:

@@ -51,6 +51,7 @@ class OwnPlace:
         self._outbound = outbound
         self._whereabouts = whereabouts
         self._seen: tuple[str, ...] = ()  # ``HOST:PORT`` by which it gets to peers
+        self.outside = ""  # ``HOST:PORT`` where a translator lets peers in, as they have shown
         self._said: list[str] = []  # where it is called, as its record says
         self._told: list[str] = []  # and as all others were told last
         self.mapped: Callable[[], str] = str  # where a router forwards to this node
@@ -58,6 +59,12 @@ class OwnPlace:
         self.told: Callable[[], None] = lambda: None
         outbound.moved = self.publish
         transport.relays.mine = self.dialled_at
+
+    @property
+    def port(self) -> int:
+        """Really bound; 0 without one."""
+        bound = self._transport.listening
+        return 0 if bound is None else bound[1]
 
     def listening(self) -> str:
         """``HOST:PORT`` really bound."""
@@ -75,7 +82,7 @@ class OwnPlace:
         if self._outbound.needed:
             return []
         own = addresses(self._config, self._transport.listening, self._seen)
-        return list(dict.fromkeys([mapped, *own])) if (mapped := self.mapped()) else own
+        return list(dict.fromkeys(one for one in (self.mapped(), self.outside, *own) if one))
 
     def join_address(self) -> str:
         """What others join by: this node, or its relay where nobody can dial it."""
@@ -109,12 +116,18 @@ class OwnPlace:
             self.publish()
         return moved
 
+    def pass_by(self, outside: str) -> None:
+        """Hear where a translator lets peers in; empty where none does, or there is none."""
+        self.outside = "" if _own(outside) else outside
+        if self.moved:
+            self.publish()
+
     def publish(self) -> None:
         """Say where this node is called from now on."""
         relay = self._outbound.relay if self._outbound.needed else None
         self._said = self.addresses()
         self._whereabouts.publish(self._said, relay.peer or "" if relay else "")
-        if not self._outbound.trying and self._said != self._told:
+        if self._said != self._told:
             self._told = self._said
             self.told()
 

@@ -1,21 +1,22 @@
 """Where a node is called: peers dial it back, and where they cannot a relay is taken.
 
-Asked on the way in, and again when this machine's address has changed.
+Asked on the way in, and again when this machine's address has changed or nobody could dial it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
-from bootstrap.dial_back import Reach, reach
+from bootstrap.dial_back import Reach, outside, reach
 from bootstrap.handshake import Greeting
 from node.config import NodeConfig
 from node.entry.outbound import Outbound, none_found
+from node.entry.own_address import OwnPlace
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 ASKED_AGAIN = 3  # live peers, for this node's address, side by side
 TRIED_AGAIN = 8  # live peers, until so many have answered
+QUICKLY_S = 2.0  # on the way in, for peers to get through a translator; a "no" takes longer
+MISSED = (Reach.NO, Reach.ELSEWHERE)  # peers say that they do not get through
 
 
 @dataclass
@@ -42,10 +45,21 @@ class Reaching:
     events: EventLog
     outbound: Outbound
     own_end: Callable[[PeerId], str]  # ``HOST:PORT`` of this machine on the way to a peer
-    seen: Callable[[Iterable[str]], bool]  # told these
+    place: OwnPlace
     greet: Callable[[str, PeerId, bytes], Awaitable[Greeting]]  # calls :meth:`greeted`
     _ends: dict[PeerId, str] = field(default_factory=dict)  # as peers were greeted
-    _moved: str = ""  # where to, as was told
+    _dialled: bool = False  # whether peers can dial this node, as it was found last
+    _told: tuple[str, str] | None = None  # where this node is called and how, as was told last
+    _alone: bool = True  # it began a run: whoever came has found the way, and needs no relay
+
+    @property
+    def settled(self) -> bool:
+        """Whether this node is dialled at an address of its own.
+
+        Else it may be some day: a port is forwarded, a firewall opened. Or its router has another
+        address, of which this machine sees nothing.
+        """
+        return self._dialled and not self.place.outside
 
     def greeted(self, peer: PeerId) -> None:
         """Note by which address this machine gets to a peer, while it is connected."""
@@ -55,9 +69,11 @@ class Reaching:
         self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
     ) -> str:
         """Be called where peers can; returns how. Raises E302 (:meth:`_be_reached`)."""
-        if self.seen([self._ends[greeting.peer] for greeting in greetings]):
+        self._alone = False
+        if self.place.seen([self._ends[greeting.peer] for greeting in greetings]):
             await self._tell_where(greetings, run)
-        how, _ = await self._be_reached(greetings, places, run)
+        how = await self._be_reached(greetings, places, run, QUICKLY_S)
+        self._told = (self._where, how)
         return how
 
     async def check_insisted(self, greetings: list[Greeting]) -> None:
@@ -65,42 +81,43 @@ class Reaching:
 
         So this is known before there is a run.
         """
-        if self._insists:
-            back = await self._reach(greetings)
-            if back in (Reach.NO, Reach.ELSEWHERE) and not self._believed(back):
-                raise self._unreachable(back)
+        if not self._insists:
+            return
+        back = await self._reach(greetings)
+        if back not in MISSED or self._believed(back) or await self._get_through(greetings):
+            return
+        raise self._unreachable(back)
 
-    async def look_again(self, places: Sequence[PeerAddress], run: bytes) -> bool:
-        """Have others call this node where it is by now; returns whether they can dial it there.
+    async def look_again(self, places: Sequence[PeerAddress], run: bytes) -> None:
+        """Have others call this node where it is by now.
 
-        Else it is worth another look later: links and routers may not be up yet. ``places``: of
+        Where that leaves it not :attr:`settled` it is worth another look later. ``places``: of
         live peers, who may see where it comes from, dial back, and relay. Raises E302
         (:meth:`_be_reached`), and this node then is called where it is, as before.
         """
+        self._told = self._told or (self._where, "")
+        self._alone = self._alone and not self.place.moved
+        self._dialled = False
         greetings = await self._greet_some(places, run)
         if places and not greetings:
-            return False  # this machine has no network at the moment
+            return  # this machine has no network at the moment
         ends = [self._ends[greeting.peer] for greeting in greetings]
-        if self.seen(one for one in ends if not is_loopback(host_of(one))):
+        if self.place.seen(one for one in ends if not is_loopback(host_of(one))):
             await self._tell_where(greetings, run)
-        is_dialled = partial(self._is_dialled, greetings, run)
-        if self.outbound.needed and not await self.outbound.try_without(is_dialled):
-            await self._tell_where(greetings, run)  # its relay, as before
-            return False
+        if self.outbound.needed:
+            if not await self._get_through(greetings):
+                return
+            self.outbound.leave()
+            await self._tell_where(greetings, run)
         try:
-            how, dialled = await self._be_reached(greetings, places, run)
+            how = await self._be_reached(greetings, places, run)
         except OperatorError:
             self.outbound.leave()
             raise
-        text = f"this node's address is {self._where} now ({how})"
-        if text != self._moved:
-            self._moved = text
-            self.events.emit(Notice(text=text))
-        return dialled
-
-    async def _is_dialled(self, greetings: list[Greeting], run: bytes) -> bool:
-        await self._tell_where(greetings, run)
-        return await self._reach(greetings) is Reach.YES
+        where, before = self._told
+        if where != self._where or (self._dialled and before not in ("", how)):
+            self._told = (self._where, how)
+            self.events.emit(Notice(text=f"this node's address is {self._where} now ({how})"))
 
     async def _greet_some(self, places: Sequence[PeerAddress], run: bytes) -> list[Greeting]:
         """Greet a few of these, whichever answer: the next time it is others."""
@@ -118,19 +135,29 @@ class Reaching:
         return greetings
 
     async def _be_reached(
-        self, greetings: list[Greeting], places: Sequence[PeerAddress], run: bytes
-    ) -> tuple[str, bool]:
+        self,
+        greetings: list[Greeting],
+        places: Sequence[PeerAddress],
+        run: bytes,
+        patience: float | None = None,
+    ) -> str:
         """Have peers dial back; where none can, take a relay, since others bring work here.
 
-        Returns what has come of it, and whether this node itself was dialled. Raises E302 where
-        there is no relay, or where the operator has said that this must not be.
+        Returns what has come of it. ``patience``: seconds to wait for who gets through a
+        translator. Raises E302 where there is no relay, or where the operator has said that this
+        must not be.
         """
         found = await self._reach(greetings)
+        missed = found in MISSED and not self.outbound.needed
+        if missed and await self._get_through(greetings, patience):
+            await self._tell_where(greetings, run)
+            found = Reach.YES
+        self._dialled = self._believed(found) or (found is Reach.YES and not self.outbound.needed)
         if found is Reach.YES:
-            how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
-            return f"dial-back ok {how}", not self.outbound.needed
-        if found is Reach.UNKNOWN or self._believed(found):
-            return f"not tested at {self._where}: {found}", self._believed(found)
+            past = f" at {self.place.outside}, as peers see it" if self.place.outside else ""
+            return f"dial-back ok ({self.outbound.describe() or f'direct{past}'})"
+        if found is Reach.UNKNOWN or self._believed(found) or self._alone:
+            return f"not tested at {self._where}: {found}"
         if self._insists:
             raise self._unreachable(found)
         self.outbound.greet = lambda at: self.greet(at.hostport, at.peer or PeerId(""), run)
@@ -142,7 +169,22 @@ class Reaching:
         if found is Reach.NO:
             raise none_found(self.outbound.address, found)
         tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
-        return f"outbound only -> relay {relay}, {tested}", False
+        return f"outbound only -> relay {relay}, {tested}"
+
+    async def _get_through(self, greetings: list[Greeting], patience: float | None = None) -> bool:
+        """Whether peers can dial this node's port where they see it come from.
+
+        It is called there from now on: a translator lets them in.
+        """
+        if self.config.public_addr or not self.place.port:
+            return False
+        seen = {one.peer: one.welcome.observed for one in greetings}
+        found = ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                found = await outside(self.transport, seen, self.place.port)
+        self.place.pass_by(found)
+        return bool(found)
 
     async def _tell_where(self, greetings: list[Greeting], run: bytes) -> None:
         """Tell those who dial back where this node is called now."""

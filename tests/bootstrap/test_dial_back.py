@@ -11,11 +11,12 @@ import pytest
 from identity_kit import identity
 
 from bootstrap import dial_back
-from bootstrap.dial_back import Allowance, Reach, dialled_back, reach
+from bootstrap.dial_back import Allowance, Reach, dialled_back, outside, reach
 from bootstrap.handshake import Gate, greet
 from protocols.errors import RemoteRefused
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
+from protocols.messages import DialBackAt
 from protocols.whereabouts import Whereabouts
 
 RUN = b"\x01" * 32
@@ -52,6 +53,11 @@ class Host:
     def where(self) -> str:
         assert self.transport.listening is not None
         return "{}:{}".format(*self.transport.listening)
+
+    @property
+    def port(self) -> int:
+        assert self.transport.listening is not None
+        return self.transport.listening[1]
 
     async def introduces(self, to: Host, *addresses: str) -> PeerId:
         """Greet, and say that this node is dialled at these addresses."""
@@ -193,3 +199,44 @@ async def test_one_that_says_nothing_does_not_hide_a_no(hosts: tuple[Host, Host,
     assert await reach(newcomer.transport, [mute, one]) is Reach.NO
     assert await reach(newcomer.transport, [mute]) is Reach.UNKNOWN
     assert await reach(newcomer.transport, []) is Reach.UNKNOWN
+
+
+@pytest.mark.usefixtures("quick_no")
+async def test_a_caller_is_dialled_where_it_is_seen_at_a_port_that_it_names(
+    hosts: tuple[Host, Host, Host],
+) -> None:
+    """Whatever its record says: behind a translator it has another address than is seen."""
+    seed, newcomer, _ = hosts
+    peer = await newcomer.introduces(seed, "192.0.2.8:4390")
+    assert await dialled_back(newcomer.transport, peer) is Reach.ELSEWHERE
+    assert await dialled_back(newcomer.transport, peer, newcomer.port) is Reach.YES
+    assert await dialled_back(newcomer.transport, peer, 1) is Reach.NO
+    assert seed.dialled == [newcomer.where, "127.0.0.1:1"]
+    seed.sees = "nowhere"
+    assert await dialled_back(newcomer.transport, peer, newcomer.port) is Reach.ELSEWHERE
+    seed.sees = ""
+    for port in (0, 65536, 1 << 62):
+        with pytest.raises(RemoteRefused, match="there is no port"):
+            await newcomer.transport.call(peer, "reach", DialBackAt(port).encode(), timeout=5)
+    assert len(seed.dialled) == 2
+
+
+@pytest.mark.usefixtures("quick_no")
+async def test_where_a_translator_lets_peers_in_is_what_most_of_them_see(
+    hosts: tuple[Host, Host, Host],
+) -> None:
+    """And one of these has got through; what a single one claims is not tried."""
+    one, newcomer, two = hosts
+    peers = [await newcomer.introduces(host, "192.0.2.8:4390") for host in (one, two)]
+    here, there = "127.0.0.1:50000", "198.51.100.9:50000"
+    liar = identity(9).peer_id
+    for seen, port, found in (
+        ({peers[0]: here, peers[1]: here}, newcomer.port, newcomer.where),
+        ({peers[0]: here, peers[1]: here, liar: there}, newcomer.port, newcomer.where),
+        ({peers[0]: here, liar: ""}, newcomer.port, newcomer.where),
+        ({peers[0]: here, liar: there}, newcomer.port, ""),
+        ({peers[0]: here, peers[1]: here}, 1, ""),
+        ({peers[0]: "nonsense", peers[1]: ""}, newcomer.port, ""),
+        ({}, newcomer.port, ""),
+    ):
+        assert await outside(newcomer.transport, seen, port) == found

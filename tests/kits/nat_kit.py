@@ -46,6 +46,12 @@ def put_behind(network: Network, machine: str, router: str, kind: str) -> None:
     _in(network, router, ["nft", "-f", "-"], rules)
 
 
+def forward(network: Network, router: str, port: int) -> None:
+    """Have a router forward a port to the first machine behind it, as by hand."""
+    rule = f"tcp dport {port} iifname eth0 dnat to {INSIDE}"
+    _in(network, router, ["nft", "insert", "rule", "ip", "nat", "in", *rule.split()])
+
+
 def let_ask(network: Network, router: str, outside: str, folder: Path) -> subprocess.Popen[Any]:
     """Have a router forward what machines behind it ask for by UPnP (miniupnpd).
 

@@ -1,4 +1,7 @@
-"""A node whose address changes while links and routers are not up yet, on the virtual clock."""
+"""A node that is dialled elsewhere by now: its address changes, a port is forwarded to it.
+
+On the virtual clock; links and routers may not be up yet.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ from protocols.memory import virtual_time
 
 PEERS = [PeerAddress("192.0.2.7", number, identity(number).peer_id) for number in (2, 3)]
 OLD, NEW = "10.0.0.1", "192.168.1.7"
+OUTER, ELSEWHERE = "203.0.113.7", "203.0.113.8"
 
 
 class Scene:
@@ -34,10 +38,13 @@ class Scene:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own = OLD  # the machine's address
         self.dialled = True  # whether peers can dial it there
+        self.outer = ""  # where they see it come from, if that is elsewhere
+        self.forwarded = False  # whether they get through to its port there
         self.relaying = False  # whether they relay
         self.record: tuple[str, ...] = ()
         self.announced: list[list[str]] = []  # to all
         self.looks: list[float] = []
+        self.tries: list[float] = []  # to be dialled where they see it come from
         self.gone = asyncio.Event()  # the relay
         transport: Any = SimpleNamespace(
             listening=("0.0.0.0", 4390),
@@ -55,17 +62,22 @@ class Scene:
         monkeypatch.setattr("node.entry.own_address.outward_address", lambda *given: self.own)
         monkeypatch.setattr("node.entry.entrance.greet", self._greet)
         monkeypatch.setattr("node.entry.reaching.reach", self._reach)
+        monkeypatch.setattr("node.entry.reaching.outside", self._outside)
         self.place.publish()
         self.place.told = lambda: self.announced.append(self.place.addresses())
         clocks: Any = SimpleNamespace(add=lambda *given: None)
         nothing: Any = None
         entrance = Entrance(
             config, transport, whereabouts, nothing, clocks, self.log, self.outbound,
-            lambda peer: f"{self.own}:7", self.place.seen,
+            lambda peer: f"{self.own}:7", self.place,
         )  # fmt: skip
-        node: Any = SimpleNamespace(place=self.place, outbound=self.outbound, events=self.log)
-        swarm: Any = SimpleNamespace(now=self.now)
+        node: Any = SimpleNamespace(
+            place=self.place, outbound=self.outbound, events=self.log,
+            cache=SimpleNamespace(remember=lambda places: None),
+        )  # fmt: skip
+        swarm: Any = SimpleNamespace(now=self.now, membership=SimpleNamespace(liveness=None))
         replica: Any = SimpleNamespace(place=SimpleNamespace(run=b""))
+        self.reaching = entrance.reaching
         self.lookout = Lookout(node, entrance, swarm, replica, lambda peer, error: None)
         self.lookout.relays = lambda: PEERS  # type: ignore[method-assign]
 
@@ -82,14 +94,26 @@ class Scene:
         self.whereabouts.own = SimpleNamespace(record=SimpleNamespace(addresses=self.record))
 
     async def _greet(self, transport: Any, whereabouts: Any, peer: Any, **_: Any) -> Any:
-        return SimpleNamespace(peer=peer, welcome=None, offset=0.0, round_trip=0.1)
+        welcome = SimpleNamespace(observed=f"{self.outer or self.own}:50000")
+        return SimpleNamespace(peer=peer, welcome=welcome, offset=0.0, round_trip=0.1)
 
     async def _reach(self, transport: Any, peers: Any) -> Reach:
         self.looks.append(self.now())
         assert self.record, "there is something to dial"
         await asyncio.sleep(1)
-        by_relay = any(one.startswith("relay") for one in self.record)
-        return Reach.YES if by_relay or self.dialled else Reach.NO
+        if any(one.startswith("relay") for one in self.record):
+            return Reach.YES
+        if self.outer:
+            passed = self.forwarded and f"{self.outer}:4390" in self.record
+            return Reach.YES if passed else Reach.ELSEWHERE
+        return Reach.YES if self.dialled else Reach.NO
+
+    async def _outside(self, transport: Any, seen: Any, port: int) -> str:
+        assert set(seen.values()) == {f"{self.outer or self.own}:50000"}
+        self.tries.append(self.now())
+        await asyncio.sleep(1)
+        passed = self.forwarded if self.outer else self.dialled
+        return f"{self.outer or self.own}:{port}" if passed else ""
 
     async def _reserve(self, peer: Any) -> float:
         if not self.relaying:
@@ -110,12 +134,11 @@ class Scene:
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[None]:
-        async def look() -> None:
-            while True:
-                await self.lookout._look_after_own_place()
-                await asyncio.sleep(MOVED_S)
+        async def islands() -> list[Any]:
+            return []
 
-        task = asyncio.ensure_future(look())
+        dht: Any = SimpleNamespace(islands=islands)
+        task = asyncio.ensure_future(self.lookout.run(dht))
         try:
             yield
         finally:
@@ -198,5 +221,99 @@ def test_the_router_forwards_to_where_a_node_is_before_peers_dial_it(
             await scene.until(lambda: bool(scene.told(Notice)), 4 * MOVED_S)
             assert scene.told(Problem) == []
             assert scene.record == ("9.9.9.9:4390", f"{NEW}:4390")
+
+    virtual_time.run(main())
+
+
+async def came(scene: Scene) -> str:
+    """The node has joined through its peers; returns how it is called."""
+    greetings: Any = [await scene._greet(None, None, one.peer) for one in PEERS]
+    for one in PEERS:
+        scene.reaching.greeted(one.peer)
+    return await scene.reaching.check(greetings, PEERS, b"")
+
+
+def test_a_port_that_is_forwarded_is_found_on_the_way_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all of an address, as clouds translate: nobody has to be told it."""
+
+    async def main() -> None:
+        scene = Scene(tmp_path, monkeypatch)
+        scene.outer, scene.forwarded = OUTER, True
+        assert await came(scene) == f"dial-back ok (direct at {OUTER}:4390, as peers see it)"
+        assert scene.record == (f"{OUTER}:4390", f"{OLD}:4390"), "those beside it see that one"
+        assert scene.announced[-1] == list(scene.record)
+        assert not scene.outbound.needed
+
+    virtual_time.run(main())
+
+
+def test_who_has_taken_a_relay_is_dialled_once_its_port_is_forwarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, monkeypatch)
+        scene.outer, scene.relaying = OUTER, True
+        assert (await came(scene)).startswith("outbound only -> relay")
+        relayed = scene.record
+        async with scene.looking():
+            await asyncio.sleep(3 * LAST_AGAIN_S)
+            assert scene.record == relayed
+            assert scene.told(Notice) == []
+            assert len(scene.tries) > 6
+            scene.forwarded = True
+            await scene.until(lambda: bool(scene.told(Notice)), LAST_AGAIN_S + 30)
+            [notice] = scene.told(Notice)
+            where = f"{OUTER}:4390, {OLD}:4390"
+            how = f"dial-back ok (direct at {OUTER}:4390, as peers see it)"
+            assert notice.text == f"this node's address is {where} now ({how})"
+            assert scene.announced[-1] == where.split(", ")
+            scene.outer = ELSEWHERE  # of which this machine sees nothing
+            await scene.until(lambda: f"{ELSEWHERE}:4390" in scene.record, 2 * LAST_AGAIN_S)
+            scene.forwarded = False
+            await scene.until(lambda: scene.outbound.needed, 2 * LAST_AGAIN_S)
+            assert scene.record == relayed
+            assert scene.told(Problem) == []
+
+    virtual_time.run(main())
+
+
+def test_a_firewall_that_opens_later_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, monkeypatch)
+        scene.dialled, scene.relaying = False, True
+        assert (await came(scene)).startswith("outbound only -> relay")
+        async with scene.looking():
+            await asyncio.sleep(LAST_AGAIN_S)
+            scene.dialled = True
+            await scene.until(lambda: not scene.outbound.needed, LAST_AGAIN_S + 30)
+            assert scene.record == (f"{OLD}:4390",)
+            await asyncio.sleep(2 * LAST_AGAIN_S)
+            looks = len(scene.looks)
+            await asyncio.sleep(2 * LAST_AGAIN_S)
+            assert len(scene.looks) == looks, "and then it is settled"
+
+    virtual_time.run(main())
+
+
+def test_who_began_a_run_learns_where_it_is_dialled_and_takes_no_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever came has found the way, by an address that this node was not told of."""
+
+    async def main() -> None:
+        scene = Scene(tmp_path, monkeypatch)
+        scene.outer, scene.relaying = OUTER, True
+        async with scene.looking():
+            await asyncio.sleep(3 * LAST_AGAIN_S)
+            assert scene.tries
+            assert not scene.outbound.needed
+            assert scene.log.since(0) == []
+            scene.forwarded = True
+            await scene.until(lambda: bool(scene.told(Notice)), LAST_AGAIN_S + 30)
+            assert scene.record == (f"{OUTER}:4390", f"{OLD}:4390")
 
     virtual_time.run(main())

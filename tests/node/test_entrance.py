@@ -135,17 +135,29 @@ class Elsewhere:
         self.silent: set[Any] = set()
         self.found = found
         self.relay: Any = None
-        own = SimpleNamespace(record=SimpleNamespace(addresses=("10.0.0.9:4390",)))
+        self.own = SimpleNamespace(record=SimpleNamespace(addresses=("10.0.0.1:4390",)))
         one: Any = entrance(resolve({"dir": str(tmp_path)}, {}))
         one.clocks = SimpleNamespace(add=lambda *given: None)
         node: Any = one.reaching
         self.reaching: Reaching = node
-        node.whereabouts = SimpleNamespace(own=own)
+        node.whereabouts = SimpleNamespace(own=self.own)
         node.own_end = lambda peer: f"{'127.0.0.1' if peer == PLACES[1].peer else '10.0.0.9'}:7"
-        node.seen = lambda where: not self.seen.append(list(where))  # type: ignore[func-returns-value]
-        node.outbound = SimpleNamespace(needed=False, address="", enter=self._enter)
+        node.place = SimpleNamespace(
+            seen=self._seen,
+            moved=True,
+            port=4390,
+            outside="",
+            pass_by=lambda outside: None,
+        )
+        node.outbound = SimpleNamespace(needed=False, address="", enter=self._enter, describe=str)
         monkeypatch.setattr("node.entry.entrance.greet", self._greet)
         monkeypatch.setattr("node.entry.reaching.reach", self._reach)
+        monkeypatch.setattr("node.entry.reaching.outside", self._outside)
+
+    def _seen(self, where: Any) -> bool:
+        self.seen.append(list(where))
+        self.own.record.addresses = ("10.0.0.9:4390",)
+        return True
 
     async def _enter(self, places: Any) -> Any:
         self.reaching.outbound.needed = True
@@ -163,6 +175,9 @@ class Elsewhere:
 
     async def _reach(self, transport: Any, peers: Any) -> Reach:
         return self.found
+
+    async def _outside(self, transport: Any, seen: Any, port: int) -> str:
+        return ""
 
     def told(self) -> list[str]:
         events = [record.event for record in self.reaching.events.since(0)]

@@ -46,7 +46,7 @@ class Scene:
             membership=SimpleNamespace(islands=self.known, alive=lambda now: ()),
             now=now,
         )
-        reaching = SimpleNamespace(look_again=self._look_again)
+        self.reaching = reaching = SimpleNamespace(look_again=self._look_again, settled=True)
         entrance: Any = SimpleNamespace(visit_seeds=self._visit_seeds, reaching=reaching)
         replica: Any = SimpleNamespace(place=SimpleNamespace(run=b""))
         self.lookout = Lookout(node, entrance, swarm, replica, lambda peer, error: None)
@@ -63,12 +63,12 @@ class Scene:
         self.seeds_visited.append(self.now())
         return []
 
-    async def _look_again(self, places: list[Any], run: bytes) -> bool:
+    async def _look_again(self, places: list[Any], run: bytes) -> None:
         self.looked.append(self.now())
         self.node.place.moved = len(self.looked) < 2  # nobody answers at first
-        if len(self.looked) > 3:
-            return True
-        raise operator_error("E302")
+        self.reaching.settled = len(self.looked) > 3
+        if not self.reaching.settled:
+            raise operator_error("E302")
 
     async def look(self, seconds: float) -> None:
         async def islands() -> dict[PeerId, None]:

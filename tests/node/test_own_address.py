@@ -137,3 +137,21 @@ def test_a_machine_that_has_another_address_is_called_there(
     outbound.needed = True
     has[:] = [LAN]
     assert not place.moved, "its relay keeps its place"
+
+
+def test_where_a_translator_lets_peers_in_goes_before_its_own_address(tmp_path: Path) -> None:
+    place, outbound, said = placed(tmp_path)
+    place.pass_by(f"{OUTSIDE}:4390")
+    assert said[1:] == [[f"{OUTSIDE}:4390", f"{LAN}:4390"]]
+    assert place.join_address() == f"{OUTSIDE}:4390/12D3KooWx"
+    place.pass_by(f"{OUTSIDE}:4390")
+    assert len(said) == 2
+    place.pass_by("")
+    assert said[2:] == [[f"{LAN}:4390"]]
+    place.pass_by(f"{VPN}:4390")  # one of its own, and no translator
+    assert place.outside == ""
+    outbound.needed = True
+    place.pass_by(f"{OUTSIDE}:4390")
+    assert len(said) == 3, "its relay keeps its place"
+    outbound.needed = False
+    assert place.addresses() == [f"{OUTSIDE}:4390", f"{LAN}:4390"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from machine_kit import SETTINGS, Machine, assert_same_bits, await_merged, await_up
-from nat_kit import INSIDE, dial_by, let_ask, put_behind, put_beside
+from nat_kit import INSIDE, dial_by, forward, let_ask, put_behind, put_beside
 
 from benchmarks import farnet
 from benchmarks.farnet import FarNetwork, Way
@@ -67,8 +67,7 @@ def test_the_doctor_tells_kinds_of_translators_apart(
     if kind == "full cone":
         assert "endpoint-independent" in mapping["found"]
         assert "full cone" in found["filtering"]["found"]
-        assert reach["found"].startswith(f"peers reach this node at {outer}:4390")
-        assert reach["fix"] == f"start it with --public-addr {outer}:4390"
+        assert reach["found"].startswith(f"a peer dialled back: direct at {outer}:4390")
     elif kind == "restricted":
         assert "endpoint-independent" in mapping["found"]
         assert "keeps ports" in mapping["found"]
@@ -78,7 +77,7 @@ def test_the_doctor_tells_kinds_of_translators_apart(
         assert (mapping["status"], mapping["found"][:18]) == ("warn", "endpoint-dependent")
         assert "filtering" not in found, "where every peer sees another port there is none to try"
         assert reach["found"].startswith("outbound only: will use relay")
-    assert reach["status"] == "warn"
+    assert reach["status"] == ("ok" if kind == "full cone" else "warn")
     assert found["nat"]["status"] == ("ok" if kind == "full cone" else "warn")
 
 
@@ -97,6 +96,45 @@ def test_a_node_behind_a_translator_joins_and_trains(
     assert json.loads(inside.api("/api/v1/state"))["node"]["reachability"].startswith(
         "outbound only, relay"
     )
+    assert_same_bits(open_, inside)
+    for machine in (inside, open_):
+        machine.stop(signal.SIGTERM)
+
+
+def test_a_node_whose_address_is_translated_as_in_clouds_is_dialled_there(
+    network: Network, tmp_path: Path
+) -> None:
+    """It is told nothing of it, nor are those who join by it later."""
+    put_behind(network, "inside", "router", "full cone")
+    open_, inside, third = (Machine(network, name, tmp_path) for name in ("one", "inside", "two"))
+    open_.start("start", *SETTINGS)
+    await_up(open_)
+    inside.start("start", "--peers", open_.where)
+    await_merged(open_, inside)
+    where = f"{network.address('router')}:4390"
+    assert f"dial-back ok (direct at {where}, as peers see it)" in inside.text
+    assert f"--peers {where}/{inside.peer}" in inside.text
+    third.start("start", "--peers", where)
+    await_merged(third, inside)
+    for machine in (third, inside, open_):
+        machine.stop(signal.SIGTERM)
+
+
+def test_a_port_that_is_forwarded_while_a_node_runs_is_found(
+    network: Network, tmp_path: Path
+) -> None:
+    put_behind(network, "inside", "router", "restricted")
+    open_, inside = (Machine(network, name, tmp_path) for name in ("one", "inside"))
+    open_.start("start", *SETTINGS)
+    await_up(open_)
+    inside.start("start", "--peers", open_.where)
+    await_merged(open_, inside)
+    assert "outbound only -> relay" in inside.text
+    forward(network, "router", 4390)
+    where = f"{network.address('router')}:4390"
+    inside.awaits(lambda: f"this node's address is {where}" in inside.text, "an address of its own")
+    assert json.loads(inside.api("/api/v1/state"))["node"]["reachability"] == ""
+    await_merged(open_, inside)
     assert_same_bits(open_, inside)
     for machine in (inside, open_):
         machine.stop(signal.SIGTERM)
