@@ -15,6 +15,7 @@ from swarm_kit import Island, islands, node, settings, until
 from node.checkpoints.outer_files import read_newest
 from node.trainer.layout import Layout
 from node.trainer.model import build
+from node.trainer.settings import SETTINGS_FILE
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
@@ -74,7 +75,7 @@ def test_a_run_that_is_over_says_so_again_and_starts_no_rank(tmp_path: Path, mod
     with islands(tmp_path) as made:
         island = made.new("--mode", mode, *settings(inner_steps=4, total_rounds=1))
         assert island.await_end(120) == 0, island.tail()
-        launched = island.dir / "logs" / "trainer.json"
+        launched = island.dir / "logs" / SETTINGS_FILE
         launched.unlink()
         island.start("--resume")
         assert island.await_end(60) == 0, island.tail()
