@@ -2,8 +2,10 @@
 
 The router is asked as UPnP has it (Internet gateway device, WANIPConnection), by the library
 miniupnpc (extra ``upnp``). It forwards for an hour and is asked again while the node
-lives; whatever ends the node, nothing stays open for longer. Whether peers get in is found out as
-for every address, by having them dial back.
+lives; whatever ends the node, nothing stays open for longer, but on a router that knows no end of
+it and lets go only when it is told. Where this machine gets another address, the port leads there,
+and no more to the old one. Whether peers get in is found out as for every address, by having them
+dial back.
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ class Router(Protocol):
     """A router that forwards ports. Each method blocks, and raises OSError where it fails."""
 
     outside: str  # its address towards the internet
+    inside: str  # this machine's address in its network
 
-    def forward(self, outer: int, inner: int, seconds: int) -> bool:
-        """Forward ``outer`` to ``inner`` of this machine; False where it is another machine's."""
+    def forward(self, outer: int, inner: int, seconds: int, before: str) -> bool:
+        """Forward ``outer`` to ``inner`` of this machine; False where it is another machine's.
+
+        What leads to ``inner`` at ``before``, its last address if it has another now, is its own.
+        """
 
     def forget(self, outer: int) -> None:
         """Forward it no more."""
@@ -50,13 +56,17 @@ class UpnpRouter:
             _asked(self._upnp.selectigd)
         except OSError as error:  # whose text is "Success" where nobody has answered
             raise OSError("none answers to UPnP in this network") from error
-        self._inside = str(self._upnp.lanaddr)  # this machine's address in its network
+        self.inside = str(self._upnp.lanaddr)
         self.outside = str(_asked(self._upnp.externalipaddress))
 
-    def forward(self, outer: int, inner: int, seconds: int) -> bool:
+    def forward(self, outer: int, inner: int, seconds: int, before: str) -> bool:
         """See :class:`Router`."""
-        there = _asked(lambda: self._upnp.getspecificportmapping(outer, "TCP"))
-        if there is not None and there[:2] != (self._inside, inner):
+        leads_to = self._leads_to(outer)
+        if leads_to == (before, inner) != (self.inside, inner):
+            with contextlib.suppress(OSError):  # some let only the old address do so
+                self.forget(outer)
+            leads_to = self._leads_to(outer)
+        if leads_to not in (None, (self.inside, inner)):
             return False
         try:
             self._add(outer, inner, seconds)
@@ -68,8 +78,12 @@ class UpnpRouter:
         """See :class:`Router`."""
         _asked(lambda: self._upnp.deleteportmapping(outer, "TCP"))
 
+    def _leads_to(self, outer: int) -> tuple[str, int] | None:
+        there = _asked(lambda: self._upnp.getspecificportmapping(outer, "TCP"))
+        return None if there is None else (there[0], there[1])
+
     def _add(self, outer: int, inner: int, seconds: int) -> None:
-        words = (outer, "TCP", self._inside, inner, "Atoll", "", seconds)
+        words = (outer, "TCP", self.inside, inner, "Atoll", "", seconds)
         _asked(lambda: self._upnp.addportmapping(*words))
 
 
@@ -117,10 +131,12 @@ class PortMapping:
         self._say(said)
 
     def _open(self, port: int) -> tuple[Router, tuple[int, int]]:
-        router = self._find()
-        before = [self._ports[0]] if self._ports[0] else []
-        for outer in [*before, *range(port, min(port + OTHERS, 65536))]:
-            if router.forward(outer, port, LEASE_S):
+        router, last = self._find(), self._router
+        # another router's entry for that address is of a machine there
+        before = last.inside if last is not None and last.outside == router.outside else ""
+        ports = [self._ports[0]] if self._ports[0] else []
+        for outer in [*ports, *range(port, min(port + OTHERS, 65536))]:
+            if router.forward(outer, port, LEASE_S, before):
                 if self._given_up:  # nobody would renew it, and what was told is that there is none
                     router.forget(outer)
                 return router, (outer, port)

@@ -26,6 +26,8 @@ from protocols.tasks import beside
 class Forwarder:
     """A router; ``taken`` are the outer ports of others."""
 
+    inside = "192.168.1.10"
+
     def __init__(self, outside: str = "9.9.9.9") -> None:
         self.outside = outside
         self.taken: set[int] = set()
@@ -36,7 +38,7 @@ class Forwarder:
         self.answers = threading.Event()
         self.answers.set()
 
-    def forward(self, outer: int, inner: int, seconds: int) -> bool:
+    def forward(self, outer: int, inner: int, seconds: int, before: str) -> bool:
         self.asked += 1
         assert self.answers.wait(20)
         if self.failure:
@@ -220,7 +222,7 @@ async def test_it_is_asked_for_at_once_where_the_machine_has_another_address(
     assert await place.mapping.renew() == "", "nothing is forwarded yet"
     assert router.asked == 0
     await place.mapping.open(4390)
-    router.taken = {4390}  # still leads to the old one
+    router.taken = {4390}  # leads to another machine by now
     assert await place.mapping.renew() == ""
     assert place.mapping.outer == "9.9.9.9:4391"
     router.answers.clear()
@@ -228,6 +230,87 @@ async def test_it_is_asked_for_at_once_where_the_machine_has_another_address(
     assert await place.mapping.renew() == "it is silent"
     router.answers.set()
     assert place.mapping.outer == "9.9.9.9:4391"
+
+
+class Home:
+    """A router as miniupnpc shows it, and where ``machine`` is behind it.
+
+    ``leases``: it knows an end of what it forwards. ``strict``: it lets nobody let go of what leads
+    to another address.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.machine, self.outside = "192.168.1.10", "9.9.9.9"
+        self.leases, self.strict = True, False
+        self.table: dict[int, tuple[str, int]] = {}
+        monkeypatch.setitem(sys.modules, "miniupnpc", SimpleNamespace(UPnP=lambda: self))
+
+    lanaddr = property(lambda self: self.machine)
+
+    def discover(self) -> int:
+        return 1
+
+    def selectigd(self) -> int:
+        return 1
+
+    def externalipaddress(self) -> str:
+        return self.outside
+
+    def getspecificportmapping(self, outer: int, protocol: str) -> tuple[object, ...] | None:
+        there = self.table.get(outer)
+        return there and (*there, "Atoll", True, LEASE_S)
+
+    def addportmapping(
+        self, outer: int, protocol: str, host: str, inner: int, words: str, of: str, seconds: int
+    ) -> bool:
+        if seconds and not self.leases:
+            raise Exception("OnlyPermanentLeasesSupported")
+        if self.table.get(outer, (host, inner)) != (host, inner):
+            raise Exception("ConflictInMappingEntry")
+        self.table[outer] = (host, inner)
+        return True
+
+    def deleteportmapping(self, outer: int, protocol: str) -> bool:
+        if self.strict and self.table[outer][0] != self.machine:
+            raise Exception("Action not authorized")
+        del self.table[outer]
+        return True
+
+
+@pytest.mark.parametrize("leases", [True, False])
+async def test_the_same_port_leads_to_where_the_machine_is_however_often_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leases: bool
+) -> None:
+    home = Home(monkeypatch)
+    home.leases = leases
+    mapping = PortMapping(EventLog(tmp_path / "events.jsonl"))
+    await mapping.open(4390)
+    for last in range(11, 13 + OTHERS):
+        home.machine = f"192.168.1.{last}"
+        assert await mapping.renew() == ""
+        assert mapping.outer == "9.9.9.9:4390"
+        assert home.table == {4390: (home.machine, 4390)}, "nothing leads to where it was"
+    await mapping.aclose()
+    assert home.table == {}
+
+
+@pytest.mark.parametrize("why", ["others", "strict", "elsewhere"])
+async def test_what_leads_to_others_stays_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Behind another router a machine may have the address that this one had behind its own."""
+    home = Home(monkeypatch)
+    mapping = PortMapping(EventLog(tmp_path / "events.jsonl"))
+    await mapping.open(4390)
+    home.machine = "192.168.1.11"
+    if why == "others":
+        home.table[4390] = ("192.168.1.12", 4390)
+    home.strict = why == "strict"
+    if why == "elsewhere":
+        home.outside = "8.8.8.8"
+    theirs = dict(home.table)
+    assert await mapping.renew() == ""
+    assert home.table == {**theirs, 4391: ("192.168.1.11", 4390)}
 
 
 async def test_without_the_library_the_error_names_the_extra(
