@@ -18,19 +18,22 @@ from node.checkpoints.checkpoint import DiskFullError
 from node.closing import newest_round
 from node.errors import operator_error
 from node.monitor.events import Notice
-from node.monitor.wording import short
+from node.monitor.wording import duration, short
 from node.templates import stop_s
 from protocols.errors import OperatorError
+from protocols.identity import PeerId
 from protocols.messages import Announce
 from protocols.tasks import beside
 
 if TYPE_CHECKING:
     from node.participation import Participation
 
-HANDOVER_S = 600.0  # for a newcomer's download, and the round that takes it in
+HANDOVER_S = 600.0  # before the end of the run: for a newcomer's download, and to let it in
 LOOK_S = 1.0
 SETTLE_S = 10.0  # for shares of push-sum that are on their way
-LINGER_S = 20.0  # after the last round: others may still need our parts of it
+# after the last round others may still need our parts of it, and whoever has the state now has yet
+# to say so
+LINGER_S = 20.0
 FAREWELL_S = 3.0
 SLOW_S = 10.0  # for a checkpoint; then a notice says what takes long
 TRIES, PAUSE_S = 4, 30.0  # for space on a full disk, where there is time for so many
@@ -68,7 +71,9 @@ async def _leave(part: Participation, stack: AsyncExitStack) -> OperatorError | 
     unsaved: OperatorError | None = None
     if part.config.checkpoint_every and part.island is not None and _learnt(part):
         # who is at the end of the run may owe others their last rounds, or the state
-        owing = part.finishing and (_others(part) or _lacking(part) or _reading(part))
+        owing = part.finishing and (
+            _others(part) or _lacking(part) or _behind(part, part.states.readers)
+        )
         last = None if owing else stack
         if not await _save_last(part, last):
             unsaved = _unsaved(part)
@@ -92,6 +97,7 @@ async def _hand_over(part: Participation) -> None:
     if lame or not _on_the_way(part):
         return
     text = "a newcomer is on its way, and only this node could let it in: it leaves after that"
+    text += f", or after {duration(HANDOVER_S)}"
     part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once)"))
     if part.config.checkpoint_every and part.island is not None:
         await _save(part, None)
@@ -213,14 +219,21 @@ def _others(part: Participation) -> list[Announce]:
 async def _linger(part: Participation) -> None:
     """Stay while others have yet to come to the end of the run; who reads the state has longer."""
     clock = asyncio.get_running_loop().time
-    began, told = clock(), False
-    while (reading := _reading(part)) or _lacking(part):
-        if clock() - began > (HANDOVER_S if reading else LINGER_S):
+    last = began = clock()  # when the state was last read by who lacks it
+    readers, told = set[PeerId](), False
+    # who has read it says where it stands once it has made something of it
+    while (behind := _behind(part, readers | part.states.readers)) or _lacking(part):
+        reading = behind & part.states.readers
+        if reading and clock() - began <= part.states.longest_s:
+            last = clock()
+        if clock() - last > LINGER_S:
             return
         if reading and not told:
             text = "a newcomer downloads the state: this node stays until it has come to the end"
+            text += f", for up to {duration(part.states.longest_s)}"
             part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once)"))
             told = True
+        readers |= reading
         await _news(part)
 
 
@@ -245,10 +258,10 @@ def _lacking(part: Participation) -> bool:
     return any(said and said.role in roles and not _at_end(part, said) for said in there)
 
 
-def _reading(part: Participation) -> bool:
-    """Whether the state is read by somebody who has yet to say that it is at the end of the run."""
-    said = map(part.swarm.membership.announcement, part.states.readers)
-    return any(one is None or not _at_end(part, one) for one in said)
+def _behind(part: Participation, readers: set[PeerId]) -> set[PeerId]:
+    """Who of these has yet to say that it is at the end of the run."""
+    said = {peer: part.swarm.membership.announcement(peer) for peer in readers}
+    return {peer for peer, one in said.items() if one is None or not _at_end(part, one)}
 
 
 def _at_end(part: Participation, announce: Announce) -> bool:

@@ -27,6 +27,11 @@ SLOWEST, START_S = 1e6, 600.0
 TIMER_SLACK_S = 0.01
 
 
+def longest_s(length: int) -> float:
+    """For how long a newcomer may take to read so many bytes."""
+    return START_S + length / SLOWEST
+
+
 @dataclass(frozen=True)
 class Copy:
     """Vectors as bytes, and what an offer of them says."""
@@ -73,7 +78,7 @@ class Use:
     def __init__(self, length: int) -> None:
         self._clock = asyncio.get_running_loop().time
         self.at = self._clock()
-        self.most = self.at + START_S + length / SLOWEST  # until then reads count
+        self.most = self.at + longest_s(length)  # until then reads count
 
     def note(self) -> None:
         """It is in use now."""

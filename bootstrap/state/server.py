@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use
+from bootstrap.state.copies import COPY_COSTS, Copy, Expiry, Maker, Use, longest_s
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.offers import ANSWER_S, MAKING
 from protocols.asking import check_run
@@ -103,6 +103,12 @@ class StateServer:
         now = asyncio.get_running_loop().time()
         used = (pin for pin in self._pins.values() if now - pin.use.at < EVICT_S)
         return {reader for pin in used for reader in pin.readers}
+
+    @property
+    def longest_s(self) -> float:
+        """For how long a newcomer may take to read all of the state."""
+        live = (self._current(fragment)[2] for fragment in range(self._fragments))
+        return longest_s(sum(StateBytes(vectors).length for vectors in live))
 
     async def aclose(self) -> None:
         """Give all copies up, also one that is being made."""

@@ -16,6 +16,7 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
+from bootstrap.state.copies import SLOWEST, START_S
 from bootstrap.state.offers import ANSWER_S, MAKING
 from bootstrap.state.server import IDLE_S
 from protocols.errors import RemoteRefused, TransportError
@@ -38,6 +39,15 @@ def test_training_goes_on_while_the_copy_is_served(identities: Identities) -> No
             await ask(bench, round_=ROUND - 1)
 
     run(identities, [2e6], scenario)
+
+
+def test_a_newcomer_has_the_longer_for_all_fragments_the_larger_they_are(
+    identities: Identities,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.servers[0].longest_s == START_S + 2 * 8 * N / SLOWEST
+
+    run(identities, [2e6], scenario, fragments=2)
 
 
 def test_no_outer_step_is_applied_while_the_copy_is_taken(identities: Identities) -> None:

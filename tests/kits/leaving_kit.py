@@ -27,7 +27,8 @@ class Leaver:
         self.node = SimpleNamespace(
             daemon=SimpleNamespace(script=script), offload=virtual_time.inline
         )
-        self.states = SimpleNamespace(readers=set())  # who downloads from it
+        # who downloads from it, and for how long one may
+        self.states = SimpleNamespace(readers=set(), longest_s=600.0)
         self.gathering = Gathering()
         self.replicas = (SimpleNamespace(place=SimpleNamespace(round=0)),)
         self.events = SimpleNamespace(emit=lambda event: self.did.append("says so"))

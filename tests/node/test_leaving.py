@@ -108,21 +108,46 @@ def test_it_stays_no_longer_than_that_for_who_does_not_come_to_the_end() -> None
     assert LINGER_S < virtual_time.run(main()) <= LINGER_S + 2 * LOOK_S
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_at_the_end_of_the_run_it_stays_for_who_reads_the_state(known: bool) -> None:
-    """A large one takes longer; who has announced that it stands at the end waits for nothing."""
+@pytest.mark.parametrize("said", [None, 8, 9])
+@pytest.mark.parametrize("comes", [True, False])
+def test_at_the_end_of_the_run_it_stays_for_who_reads_the_state(
+    said: int | None, comes: bool
+) -> None:
+    """A large one takes longer, and who has it announces itself, and takes the last rounds, only
+    then. Who has announced that it stands at the end waits for nothing."""
 
     async def main() -> list[str]:
-        leaver: Any = Leaver(*[Liveness.ALIVE] * known, finishing=True)
+        leaver: Any = Leaver(*[Liveness.ALIVE] * (said is not None), finishing=True)
+        leaver.other.round = said
         leaver.states.readers = {0}
         leaving = asyncio.ensure_future(leave(leaver, AsyncExitStack()))
         await asyncio.sleep(3 * LINGER_S)
         leaver.states.readers = set()
-        await asyncio.wait_for(leaving, 2 * LOOK_S)
+        if said != 9:
+            await asyncio.sleep(LINGER_S - 2 * LOOK_S)
+            assert leaver.did == ["save", "stop", "says so"]
+            leaver.other.round = 9 if comes else 8
+            leaver.swarm.membership.announcement = lambda peer: leaver.other
+            leaver.news.set()
+        await asyncio.wait_for(leaving, (2 if comes or said == 9 else 4) * LOOK_S)
         did: list[str] = leaver.did
         return did
 
-    assert virtual_time.run(main()) == ["save", "stop", *["says so"] * (not known), "farewell"]
+    assert virtual_time.run(main()) == ["save", "stop", *["says so"] * (said != 9), "farewell"]
+
+
+def test_it_stays_for_a_slow_download_for_as_long_as_it_says() -> None:
+    async def main() -> float:
+        leaver: Any = Leaver(finishing=True)
+        leaver.states.readers, leaver.states.longest_s = {0}, 7200.0
+        told: list[str] = []
+        leaver.events.emit = lambda event: told.append(event.text)
+        began = asyncio.get_running_loop().time()
+        await leave(leaver, AsyncExitStack())
+        assert "for up to 2h00m" in told[0]
+        return asyncio.get_running_loop().time() - began - 7200.0
+
+    assert LINGER_S - LOOK_S <= virtual_time.run(main()) <= LINGER_S + 2 * LOOK_S
 
 
 @pytest.mark.parametrize("script", [False, True])
