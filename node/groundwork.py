@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
+from node import clock
 from node.assembly import make_replicas
 from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.restoring import Restored
@@ -66,9 +67,8 @@ class Groundwork:
         while True:
             run = await finder.find(restored.signed if restored else None)
             # reading takes long: in vain where the run is over, which a checkpoint or peers tell
-            first = restored is None and not any(
-                is_over(run.manifest, one.round, one.work) for one in run.announced
-            )
+            now = clock.wall() + node.clocks.offset
+            first = restored is None and not run.said_to_be_over(now)
             if first:
                 tokens = await self._read(reading, run)
             script = node.daemon.script

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -23,6 +23,8 @@ from bootstrap.manifest import Manifest, difference
 from bootstrap.seeds import PeerCache, Reached, Unreached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
+from gossip.membership.members import MEMBERS
+from gossip.membership.opening import open_announce
 from node import __version__, clock
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
@@ -30,10 +32,11 @@ from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace
 from node.entry.reaching import Reaching
 from node.errors import operator_error
+from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Problem
 from protocols.addresses import PeerAddress, parse_peers
-from protocols.envelope import open_envelope
+from protocols.envelope import OpenedEnvelope
 from protocols.errors import (
     Disagreement,
     IdentityMismatch,
@@ -83,13 +86,21 @@ class Run:
         run = self.signed.run_id
         return [g.peer for g in self.greetings if g.welcome.run == run]
 
-    @property
-    def announced(self) -> Iterator[Announce]:
-        """What all whom those know that were greeted say of themselves, or have said."""
-        run, purpose = self.signed.run_id, "announce"
+    def said_to_be_over(self, now: float) -> bool:
+        """Whether most members say so that are known to those who were greeted.
+
+        Anybody may announce itself as a member, so it is a hint, and that of no single one.
+        """
+        newest: dict[PeerId, OpenedEnvelope[Announce]] = {}
         for envelope in (one for g in self.greetings for one in g.welcome.announces):
             with suppress(RemoteProtocolError):  # told of once this node takes part
-                yield open_envelope(envelope, Announce, purpose=purpose, run=run, now=None).message
+                opened = open_announce(envelope, self.signed.run_id, now)
+                held = newest.get(opened.signer)
+                if held is None or held.sequence < opened.sequence:
+                    newest[opened.signer] = opened
+        said = [one.message for one in newest.values() if one.message.role in MEMBERS]
+        over = sum(is_over(self.manifest, one.round, one.work) for one in said)
+        return 2 * over > len(said)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from identity_kit import identity
 from bootstrap.handshake import Greeting
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
+from node import clock
 from node.checkpoints.index import Facts
 from node.entry.entrance import Run
 from node.entry.preflight import preflight
@@ -138,34 +139,62 @@ async def test_no_rank_is_started_for_a_run_that_is_over(
 LAST = Manifest().rounds.total_rounds
 
 
+def announcement(
+    run: Run, number: int, round_: int, *, sequence: int = 1, expires: float = 60.0, **said: Any
+) -> bytes:
+    """What a peer says of itself; ``expires``: in so many seconds."""
+    place = replace(PLACE, run=run.signed.run_id, round=round_)
+    return seal(
+        identity(number),
+        announce_of(identity(number).peer_id, place, **said),
+        purpose="announce",
+        run=run.signed.run_id,
+        sequence=sequence,
+        expires=clock.wall() + expires,
+    )
+
+
+def greeting_with(*announces: bytes) -> Greeting:
+    welcome: Any = SimpleNamespace(announces=announces)
+    return Greeting(identity(2).peer_id, welcome, 0.0, 0.0)
+
+
+def test_who_is_no_member_any_more_or_says_so_twice_does_not_count() -> None:
+    """For a newcomer that asks whether the run is over; and of what one says the newest counts."""
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    for announces, over in (
+        ([announcement(run, 2, LAST)], True),
+        ([announcement(run, 2, LAST, expires=-60.0)], False),
+        ([announcement(run, 2, LAST, role="observer")], False),
+        ([announcement(run, 2, LAST, role="server")], True),
+        ([announcement(run, 2, LAST)] * 2 + [announcement(run, 3, LAST - 1)], False),
+        ([announcement(run, 2, LAST - 1), announcement(run, 2, LAST, sequence=2)], True),
+        ([announcement(run, 2, LAST, sequence=2), announcement(run, 2, LAST - 1)], True),
+    ):
+        run.greetings = [greeting_with(one) for one in announces]
+        assert run.said_to_be_over(clock.wall()) is over
+
+
 @pytest.mark.parametrize(
     ("resumes", "said", "at", "does"),
     [
-        (False, LAST - 1, LAST - 1, ["read", "get"]),  # the state would be old after reading
-        (False, LAST, LAST, ["get"]),
-        (False, LAST, LAST - 1, ["get", "read"]),  # whoever said so was wrong
-        (False, None, LAST, ["read", "get"]),
-        (True, None, LAST, ["get"]),
-        (True, None, LAST - 1, ["get", "read"]),
+        (False, [LAST - 1], LAST - 1, ["read", "get"]),  # the state would be old after reading
+        (False, [LAST], LAST, ["get"]),
+        (False, [LAST], LAST - 1, ["get", "read"]),  # whoever said so was wrong
+        (False, [LAST - 1, LAST, LAST], LAST, ["get"]),
+        (False, [10**6, LAST - 1], LAST - 1, ["read", "get"]),  # one alone may be a liar
+        (False, [], LAST, ["read", "get"]),
+        (True, [], LAST, ["get"]),
+        (True, [], LAST - 1, ["get", "read"]),
     ],
 )
 async def test_no_text_is_read_for_a_run_that_is_over(
-    monkeypatch: pytest.MonkeyPatch, resumes: bool, said: int | None, at: int, does: list[str]
+    monkeypatch: pytest.MonkeyPatch, resumes: bool, said: list[int], at: int, does: list[str]
 ) -> None:
     """It may take minutes, until nobody is there any more to say that it is."""
     run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
-    if said is not None:
-        place = replace(PLACE, run=run.signed.run_id, round=said)
-        envelope = seal(
-            identity(2),
-            announce_of(identity(2).peer_id, place),
-            purpose="announce",
-            run=run.signed.run_id,
-            sequence=1,
-            expires=0.0,
-        )
-        welcome: Any = SimpleNamespace(announces=(b"nonsense", envelope))
-        run.greetings = [Greeting(identity(2).peer_id, welcome, 0.0, 0.0)]
+    told = [announcement(run, number, round_) for number, round_ in enumerate(said, 2)]
+    run.greetings = [greeting_with(b"nonsense", *told)]
     did: list[str] = []
 
     def does_so(what: str, result: Any = None) -> AsyncMock:
@@ -182,6 +211,7 @@ async def test_no_text_is_read_for_a_run_that_is_over(
     ground: Any = MagicMock(_tell_hosts=AsyncMock())
     ground.config.role = "island"
     ground.node.daemon.script.vectors.tensors.return_value = (None, None)
+    ground.node.clocks.offset = 0.0
     ground._read = partial(Groundwork._read, ground)
     restored: Any = MagicMock() if resumes else None
     basis = await Groundwork.lay(ground, restored)
