@@ -59,7 +59,11 @@ MAX_CIRCUITS_OF_ONE = 64  # of them, of one peer
 
 @dataclass(eq=False)
 class _Hidden:
-    """A node that waits here. ``left``: when its last question ended; None while one is open."""
+    """A node that waits here. ``left``: when its last question ended; None while one is open.
+
+    ``news`` is its newest question's. Where there is an older one its connection has broken, as the
+    relay may notice late: what becomes of it changes nothing, and it is told of no call.
+    """
 
     place: str  # from where it comes
     calls: deque[RelayCall] = field(default_factory=deque)
@@ -127,22 +131,22 @@ class RelayServer:
             if here is None and place and self._from(place) >= MAX_WAITING_OF_ONE:
                 raise RemoteRefused("full", f"{MAX_WAITING_OF_ONE} nodes from {place} wait here")
             here = self._hidden[peer] = _Hidden(place)  # questions before it end by timeout
-        if not asked.begin:
+        news = here.news = asyncio.Event()
+        if not asked.begin and not here.calls:
             try:
                 here.left = None
                 async with asyncio.timeout(HOLD_S):
-                    await here.news.wait()
+                    await news.wait()
             except TimeoutError:
                 pass  # nobody called
             except asyncio.CancelledError:  # the connection broke: calls would go nowhere
-                if self._hidden.get(peer) is here:
+                if here.news is news and self._hidden.get(peer) is here:
                     del self._hidden[peer]
                 raise
+            if here.news is not news:
+                return RelayCalls(self.rate, ()).encode()
         here.left = self._now()
-        here.news.clear()
         calls = [here.calls.popleft() for _ in range(min(len(here.calls), MAX_CALLS))]
-        if here.calls:
-            here.news.set()
         return RelayCalls(self.rate, tuple(calls)).encode()
 
     def tell(self, target: PeerId, call: RelayCall) -> None:

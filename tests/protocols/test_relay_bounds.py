@@ -15,8 +15,9 @@ from protocols.connections.names import Names
 from protocols.errors import RemoteRefused, TransportError
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
+from protocols.memory import virtual_time
 from protocols.relay.client import Relays
-from protocols.relay.server import MAX_CIRCUITS_OF_ONE, RelayServer, _Circuit
+from protocols.relay.server import BRIEF_S, HOLD_S, MAX_CIRCUITS_OF_ONE, RelayServer, _Circuit
 from protocols.relay.wire import (
     MAX_CALLS,
     MAX_CALLS_OF_ONE,
@@ -26,6 +27,7 @@ from protocols.relay.wire import (
     RelayWait,
 )
 from protocols.stats import TransportStats
+from protocols.tasks import beside
 
 D, E = (Identity.from_seed(bytes([n]) * 32) for n in (4, 5))
 
@@ -49,6 +51,45 @@ async def test_a_node_that_does_not_ask_again_is_gone() -> None:
     clock[0] = 9
     with pytest.raises(RemoteRefused, match="absent"):
         await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", (), False).encode())
+
+
+@pytest.mark.parametrize("ends", ["breaks", "by time"])
+def test_a_question_asked_once_more_outlives_the_first_whose_connection_has_broken(
+    ends: str,
+) -> None:
+    """As where a pooled connection was reset: the relay may notice that only after the second."""
+
+    async def main() -> None:
+        relay = RelayServer(TransportStats(), now=asyncio.get_running_loop().time)
+        await begin(relay, B.peer_id)
+        asked = RelayWait(begin=False).encode()
+        first = asyncio.ensure_future(relay.wait(B.peer_id, asked))
+        await asyncio.sleep(HOLD_S - 1.0)
+        second = asyncio.ensure_future(relay.wait(B.peer_id, asked))
+        await asyncio.sleep(0.5)
+        if ends == "breaks":
+            first.cancel()
+        await asyncio.sleep(BRIEF_S + 1.0)
+        assert first.done()
+        call = RelayCall(C.peer_id, b"t" * 16, ())
+        relay.tell(B.peer_id, call)
+        assert RelayCalls.decode(await second).calls == (call,)
+
+    virtual_time.run(main())
+
+
+async def test_calls_are_told_to_the_newest_question_alone() -> None:
+    relay, _ = server()
+    await begin(relay, B.peer_id)
+    call = RelayCall(C.peer_id, b"t" * 16, ())
+    asked = RelayWait(begin=False).encode()
+    async with beside(relay.wait(B.peer_id, asked)):  # whose connection has broken
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(relay.wait(B.peer_id, asked))
+        await asyncio.sleep(0)
+        relay.tell(B.peer_id, call)
+        relay.tell(B.peer_id, call)
+        assert RelayCalls.decode(await second).calls == (call, call)
 
 
 async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
