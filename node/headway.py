@@ -31,6 +31,7 @@ class Headway:
     ) -> None:
         """``total``: of all parts, where there are several. ``unit`` empty: bytes."""
         self._tell, self._total, self._unit, self._clock = tell, total, unit, clock
+        self.told = False  # whether anything was
         self._before = 0  # of parts that are complete
         # that was there before it began, and says nothing of its speed: of this part, and of those
         self._had = self._had_before = 0
@@ -63,6 +64,7 @@ class Headway:
             parts.append(f"{speed / 1e6:.1f} MB/s")
         if speed:
             parts.append(f"{duration((total - done) / speed)} left")
+        self.told = True
         self._tell(", ".join(part for part in parts if part))
 
     def _amount(self, done: int, total: int) -> str:

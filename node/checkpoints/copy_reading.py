@@ -31,12 +31,11 @@ from node.checkpoints.names import INDEX, round_of
 from node.checkpoints.tensor_files import File
 from node.data.opened import WEB, opened
 from node.data.patience import met
-from node.errors import operator_error
+from node.errors import operator_error, without_credentials
 from node.headway import OnProgress
 from protocols.errors import OperatorError
 
 PIECE = 1 << 22  # bytes that are read there at once
-TRIES = 5  # to bring one where a node may remove it meanwhile
 
 Tell = Callable[[OperatorError], object]
 
@@ -48,6 +47,19 @@ class Brought:
     checkpoint: Checkpoint | None
     damaged: tuple[tuple[str, ValueError], ...] = ()
     there: int = 0  # how many there are in all
+
+
+class RemovedError(OperatorError):
+    """E404: the copy ``name`` was removed there, as by the node that makes them, while it came."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        super().__init__(
+            "E404",
+            f"the copy {name} at {without_credentials(url)} cannot be used",
+            "it was removed there before all of it was here",
+            "try again, for a newer one",
+        )
 
 
 class _MissingError(ValueError):
@@ -119,22 +131,16 @@ class CopyReader:
 
         Or of the ``best``, or of the ``one`` of that name, for which nothing is listed. Only that
         part is looked at: the rest may be damaged. ``begun`` is told which is fetched, and what it
-        returns how far that is. A node may remove copies meanwhile: then it begins anew.
+        returns how far that is. Raises :class:`RemovedError` where a node removes it meanwhile.
         """
         with self._errors_of("read"):
             files, root = self._open()
-            for left in reversed(range(TRIES)):
-                found = self._one(files, root, one) if one else self._there(files, root)
-                names = by_loss(found) if best else [name for name, _ in found]
-                try:
-                    brought = self._bring(
-                        files, root, names, store, tell, best=best, part=part, begun=begun
-                    )
-                    return Brought(brought.checkpoint, brought.damaged, len(found))
-                except FileNotFoundError:
-                    if not left:
-                        raise
-            raise AssertionError("the last try returns or raises")
+            found = self._one(files, root, one) if one else self._there(files, root)
+            names = by_loss(found) if best else [name for name, _ in found]
+            brought = self._bring(
+                files, root, names, store, tell, best=best, part=part, begun=begun
+            )
+            return Brought(brought.checkpoint, brought.damaged, len(found))
 
     @contextmanager
     def _errors_of(self, what: str) -> Iterator[None]:
@@ -159,7 +165,7 @@ class CopyReader:
     ) -> Brought:
         """The first of these that is whole, in ``store``.
 
-        Raises FileNotFoundError where one is removed there meanwhile.
+        Raises :class:`RemovedError` where one is removed there meanwhile.
         """
         damaged: list[tuple[str, ValueError]] = []
         for later, name in enumerate(names, start=1):
@@ -173,7 +179,7 @@ class CopyReader:
             except ValueError as error:
                 store.forget_fetched()
                 if not self._one(files, root, name):
-                    raise FileNotFoundError(f"{name} was removed meanwhile") from error
+                    raise RemovedError(name, self.url) from error
                 damaged.append((name, error))
                 then = f"{names[later]} is tried" if later < len(names) else "none is left"
                 fix = f"nothing to do: {then}" if later < len(names) else then

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bootstrap.validation import bad_config
 from node.checkpoints.checkpoint import Checkpoint, CheckpointStore, DiskFullError
-from node.checkpoints.copy_reading import CopyReader, Tell
+from node.checkpoints.copy_reading import CopyReader, RemovedError, Tell
 from node.checkpoints.names import INDEX, round_of
 from node.checkpoints.outer_files import (
     NONE,
@@ -36,6 +36,7 @@ from node.trainer.trainer_state import FOLDER, MOMENTS, STATE
 from protocols.errors import OperatorError
 
 NEEDED = (TENSORS, MANIFEST, FILE, *(f"{folder}/{STATE}" for folder in (FOLDER, MOMENTS)))
+TRIES = 5  # to bring one where a node may remove it meanwhile
 OTHER_DISK = "free disk space, or name a folder on another disk"
 
 
@@ -93,7 +94,7 @@ class _Fetching:
     """One download, of ``one`` checkpoint at a URL or of the newest or best there, into ``room``.
 
     A link that goes down is waited for once something has come by it: before, it may be the URL
-    that is wrong.
+    that is wrong. Where a node removes it there meanwhile, the newest by then is begun.
     """
 
     def __init__(
@@ -112,10 +113,18 @@ class _Fetching:
 
     def run(self) -> Checkpoint:
         """Blocks; raises OperatorError E402, E404 and E407."""
-        patience, before = Patience(), 0
+        patience, before, left = Patience(), 0, TRIES
         while True:
             try:
                 return self._try()
+            except RemovedError as error:
+                left -= 1
+                if self._one:
+                    raise
+                if not left:
+                    raise self._overtaken() from error
+                if self._headways[error.name].told:
+                    self._tell(f"{error.name} was removed there meanwhile: begins anew")
             except OperatorError as error:
                 if (now := self._furthest.total()) > before:  # it moves
                     patience, before = Patience(), now
@@ -141,6 +150,15 @@ class _Fetching:
             "give the URL of a node's --checkpoint-copy",
         )
         raise operator_error("E404", f"checkpoint {url} cannot be used", why=why, fix=fix)
+
+    def _overtaken(self) -> OperatorError:
+        keep = "raise --keep-checkpoints of the node there"
+        return operator_error(
+            "E404",
+            f"checkpoint {self._url} cannot be used",
+            why=f"the node there has replaced each of {TRIES} copies before all of it was here",
+            fix=keep if self._best else f"give --best, which is not replaced as often, or {keep}",
+        )
 
     def _begun(self, name: str) -> OnProgress:
         headway = Headway(lambda text: self._tell(f"fetches {name}: {text}"))
