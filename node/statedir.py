@@ -42,6 +42,7 @@ from node.errors import operator_error
 from protocols.errors import OperatorError, reason
 from protocols.files import replacing
 
+CHECKPOINTS = "checkpoints"  # the folder of them in a state directory
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
 _MAX_API_FILE = 4096
 _KEY_BYTES = 16
@@ -92,7 +93,7 @@ class StateDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.checkpoints = root / "checkpoints"
+        self.checkpoints = root / CHECKPOINTS
         self.logs = root / "logs"
         self.events = root / "events.jsonl"
         self.history = root / "history.jsonl"

@@ -33,6 +33,7 @@ from node.data.opened import WEB, opened
 from node.data.patience import met
 from node.errors import operator_error, without_credentials
 from node.headway import OnProgress
+from node.statedir import CHECKPOINTS
 from protocols.errors import OperatorError
 
 PIECE = 1 << 22  # bytes that are read there at once
@@ -129,13 +130,17 @@ class CopyReader:
     ) -> Brought:
         """Bring ``part`` of the newest whole one into ``store``, as :meth:`get_newest` does.
 
-        Or of the ``best``, or of the ``one`` of that name, for which nothing is listed. Only that
-        part is looked at: the rest may be damaged. ``begun`` is told which is fetched, and what it
-        returns how far that is. Raises :class:`RemovedError` where a node removes it meanwhile.
+        Or of the ``best``, or of the ``one`` of that name, for which nothing is listed. They may
+        lie in a state directory there. Only that part is looked at: the rest may be damaged.
+        ``begun`` is told which is fetched, and what it returns how far that is. Raises
+        :class:`RemovedError` where a node removes it meanwhile.
         """
         with self._errors_of("read"):
             files, root = self._open()
             found = self._one(files, root, one) if one else self._there(files, root)
+            if not (one or found) and CHECKPOINTS in self._listed(files, root):  # a state directory
+                root = f"{root}/{CHECKPOINTS}"
+                found = self._there(files, root)
             names = by_loss(found) if best else [name for name, _ in found]
             brought = self._bring(
                 files, root, names, store, tell, best=best, part=part, begun=begun
@@ -296,14 +301,17 @@ class CopyReader:
 
     def _named(self, files: Any, root: str) -> list[str]:
         """Names of all, also of those that were broken off."""
+        return [name for name in self._listed(files, root) if round_of(name) is not None]
+
+    def _listed(self, files: Any, root: str) -> list[str]:
+        """Names of all that lies there."""
         if not _may_be_there(files, root):
             return []
         try:
             found = files.ls(root, detail=False)
         except FileNotFoundError:
             return []
-        names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
-        return [name for name in names if round_of(name) is not None]
+        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
 
     def _path(self) -> Path | None:
         from fsspec import get_filesystem_class

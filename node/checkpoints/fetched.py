@@ -147,7 +147,8 @@ class _Fetching:
         damaged = "; ".join(f"{name}: {error}" for name, error in found.damaged[:8])
         why, fix = why_none(damaged, best=self._best, there=found.there > 0) or (
             NONE,
-            "give the URL of a node's --checkpoint-copy",
+            "give the URL of a node's --checkpoint-copy or state directory, or of a checkpoint "
+            "where a web server lists no folders",
         )
         raise operator_error("E404", f"checkpoint {url} cannot be used", why=why, fix=fix)
 
