@@ -50,7 +50,7 @@ class CheckpointCopy(CopyReader):
 
         But never the best one, as here. Copies that broke off before are removed too; if any is of
         another run, this raises E407 first. ``moved`` is called when a file is there, or has grown,
-        if the file system tells.
+        if the file system tells, and before a copy is removed; what it raises ends this.
         """
         with self._errors_of("write"):
             from fsspec.callbacks import Callback
@@ -76,7 +76,7 @@ class CheckpointCopy(CopyReader):
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                 files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
                 moved()
-            self._remove_all_but(chosen, files, root)
+            self._remove_all_but(chosen, files, root, moved)
 
     def put_best(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Copy the best one here, as :meth:`put` does, unless one there is as good.
@@ -90,7 +90,9 @@ class CheckpointCopy(CopyReader):
             if loss is None or rival is None or loss < rival[1]:
                 self.put(checkpoint, moved)
 
-    def _remove_all_but(self, chosen: str, files: Any, root: str) -> None:
+    def _remove_all_but(
+        self, chosen: str, files: Any, root: str, moved: Callable[[], None]
+    ) -> None:
         """Remove what is not to be kept beside the one that was ``chosen`` just now."""
         others = [
             (name, index)
@@ -102,6 +104,7 @@ class CheckpointCopy(CopyReader):
             kept.add(best[0])
         for old in self._named(files, root):
             if old not in kept:
+                moved()
                 files.rm(f"{root}/{old}", recursive=True)
 
     def _best(

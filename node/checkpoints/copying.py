@@ -27,11 +27,16 @@ TIMES = 3.0  # times the longest pause in progress so far; before there was one,
 SLOWEST = 4e6  # take at this many bytes a second, as not all file systems report parts
 
 Put = Callable[[Path, Callable[[], None]], None]
+_Ended = asyncio.Future[OperatorError | None]
+
+
+class _GivenUpError(Exception):
+    """For the thread of a copy that nobody waits for any more."""
 
 
 class Copying:
     """One copy at a time; of the checkpoints that are made meanwhile the newest comes next, and the
-    best after it.
+    best after it. For a node that leaves the newest does not wait for the best.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class Copying:
         self._copy, self._store, self._events, self._offload = copy, store, events, offload
         self._next: Path | None = None  # the newest, while an older one is on its way
         self._running: asyncio.Task[None] | None = None
+        self._current: Path | None = None  # only the copy of this one may go on
+        self._best: _Ended | None = None  # of the copy of the best, if that is under way
         self._background = Background()
         self._tried = asyncio.Event()  # the newest is copied, or could not be
         self._tried.set()
@@ -53,8 +60,8 @@ class Copying:
     async def done(self) -> None:
         """Wait until the newest is copied, or could not be, or nothing moves any more.
 
-        For a node that leaves: it does not wait for the best, nor is that begun any more. A copy
-        that failed or stopped moving is an event.
+        For a node that leaves: it does not wait for the best, nor is that begun any more, and one
+        that has been begun ends as it moves. A copy that failed or stopped moving is an event.
         """
         self._leaves = True
         if self._tried.is_set():
@@ -64,6 +71,9 @@ class Copying:
             f"waits until the newest checkpoint is copied to {url} (Ctrl-C again ends it at once)"
         )
         self._events.emit(Notice(text=text))
+        if self._best is not None and not self._best.done():
+            self._best.set_result(None)
+            self._begin(0)  # what the best had left to move in is no matter of the newest
         while not self._tried.is_set() and time.monotonic() < self._until:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._tried.wait(), LOOK_S)
@@ -99,7 +109,7 @@ class Copying:
         try:
             while (aside := self._next) is not None:
                 self._next = None
-                copied = await self._copied(aside, self._copy.put)
+                copied = await self._copied(aside, self._copy.put, _ended())
                 if self._next is None:
                     self._tried.set()
                     if copied and not self._leaves:
@@ -109,30 +119,31 @@ class Copying:
 
     async def _copy_best(self, but: str) -> None:
         """It may be there already; one that was passed over is not."""
+        self._best = ended = _ended()
         best: Path | None = await self._offload(self._store.best)
         if best is not None and best.name != but:
             aside = await self._offload(partial(self._store.aside, best))
-            await self._copied(aside, self._copy.put_best)
+            await self._copied(aside, self._copy.put_best, ended)
+        self._best = None
 
-    async def _copied(self, aside: Path, put: Put) -> bool:
-        """Copy it, and give it up. A failure is an event."""
-        if error := await self._put(aside, put):
+    async def _copied(self, aside: Path, put: Put, ended: _Ended) -> bool:
+        """Copy it, until it has ``ended``, and give it up. A failure is an event."""
+        if error := await self._put(aside, put, ended):
             self._events.emit(Problem.of(error))
         await self._offload(partial(self._store.drop, aside))
         return error is None
 
-    async def _put(self, aside: Path, put: Put) -> OperatorError | None:
+    async def _put(self, aside: Path, put: Put, ended: _Ended) -> OperatorError | None:
         """Copy in a thread of its own: neither one of the few that rounds need, nor one that
         asyncio waits for at its end, since a node that fails must not stay for a link that hangs.
         """
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # it has been pruned meanwhile, which the copy will find
             self._begin(await self._offload(partial(bytes_in, aside)))
-        done: asyncio.Future[OperatorError | None] = loop.create_future()
 
         def end(failed: OperatorError | None) -> None:
-            if not done.done():
-                done.set_result(failed)
+            if not ended.done():
+                ended.set_result(failed)
 
         def work() -> None:
             failed: OperatorError | None = None
@@ -143,8 +154,10 @@ class Copying:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(end, failed)
 
-        threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
-        return await done
+        if not ended.done():
+            self._current = aside
+            threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
+        return await ended
 
     def _begin(self, size: int) -> None:
         """A copy of ``size`` bytes begins."""
@@ -152,8 +165,16 @@ class Copying:
         self._until = self._moved + STILL_S + (TIMES * self._longest or size / SLOWEST)
 
     def _on_moved(self, aside: Path) -> None:
-        """The copy has come further; called in its thread."""
+        """The copy has come further; called in its thread. Raises where another has taken its turn:
+        what each removes there would be the other's.
+        """
+        if aside is not self._current:
+            raise _GivenUpError(f"a newer one is copied in place of {aside.name}")
         touch(aside)
         now = time.monotonic()
         self._longest = max(self._longest, now - self._moved)
         self._moved, self._until = now, now + STILL_S + TIMES * self._longest
+
+
+def _ended() -> _Ended:
+    return asyncio.get_running_loop().create_future()
