@@ -74,6 +74,20 @@ class Headway:
         return f"{done / size:.1f} of {total / size:.1f} {name}"
 
 
+def from_here_on(headway: Headway) -> OnProgress:
+    """``headway`` of one part, of which what the first call says was there before."""
+    first = True
+
+    def came(done: int, total: int) -> None:
+        nonlocal first
+        if first:
+            headway.had(done)
+            first = False
+        headway(done, total)
+
+    return came
+
+
 def counted(count: int, what: str) -> str:
     """``1 file``, ``1,200 files``."""
     return f"{count:,} {what}{'s' * (count != 1)}"

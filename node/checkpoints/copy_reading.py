@@ -39,6 +39,7 @@ from protocols.errors import OperatorError
 PIECE = 1 << 22  # bytes that are read there at once
 
 Tell = Callable[[OperatorError], object]
+Begun = Callable[[str], OnProgress]  # of which is fetched; what it returns, of how far that is
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,12 @@ class CopyReader:
         with self._errors_of("read"):
             return self._path()
 
-    def get_newest(self, store: CheckpointStore, tell: Tell = lambda problem: None) -> Path | None:
+    def get_newest(
+        self,
+        store: CheckpointStore,
+        tell: Tell = lambda problem: None,
+        begun: Begun = lambda name: lambda done, total: None,
+    ) -> Path | None:
         """Bring the newest whole one into ``store``, which has none, passing over damaged ones.
 
         Each of these is told of, as E404. None where there is none; where all are damaged, what is
@@ -94,7 +100,7 @@ class CopyReader:
         with self._errors_of("read"):
             files, root = self._open()
             names = [name for name, _ in self._there(files, root)]
-            found = self._bring(files, root, names, store, tell)
+            found = self._bring(files, root, names, store, tell, begun=begun)
             if found.checkpoint is not None:
                 return found.checkpoint.path
             if found.damaged:
@@ -102,7 +108,11 @@ class CopyReader:
             return None
 
     def get_best(
-        self, store: CheckpointStore, newest: Path, tell: Tell = lambda problem: None
+        self,
+        store: CheckpointStore,
+        newest: Path,
+        tell: Tell = lambda problem: None,
+        begun: Begun = lambda name: lambda done, total: None,
     ) -> None:
         """Bring the best whole one into ``store`` too, where it is not the ``newest`` that came.
 
@@ -114,7 +124,7 @@ class CopyReader:
                 found = dict(self._there(files, root))
                 names, here = by_loss(found.items()), said_by(newest)
                 better = takewhile(lambda name: found[name] != here, names)
-                self._bring(files, root, list(better), store, tell, best=True)
+                self._bring(files, root, list(better), store, tell, best=True, begun=begun)
         except OperatorError as error:
             tell(error)
 
@@ -126,14 +136,13 @@ class CopyReader:
         one: str = "",
         best: bool = False,
         tell: Tell,
-        begun: Callable[[str], OnProgress],
+        begun: Begun,
     ) -> Brought:
         """Bring ``part`` of the newest whole one into ``store``, as :meth:`get_newest` does.
 
         Or of the ``best``, or of the ``one`` of that name, for which nothing is listed. They may
         lie in a state directory there. Only that part is looked at: the rest may be damaged.
-        ``begun`` is told which is fetched, and what it returns how far that is. Raises
-        :class:`RemovedError` where a node removes it meanwhile.
+        Raises :class:`RemovedError` where a node removes it meanwhile.
         """
         with self._errors_of("read"):
             files, root = self._open()
@@ -166,7 +175,7 @@ class CopyReader:
         *,
         best: bool = False,
         part: Part = everything,
-        begun: Callable[[str], OnProgress] = lambda name: lambda done, total: None,
+        begun: Begun,
     ) -> Brought:
         """The first of these that is whole, in ``store``.
 

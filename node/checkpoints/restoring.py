@@ -6,6 +6,7 @@ How they are made is :mod:`node.checkpoints.saving`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,9 +22,10 @@ from node.checkpoints.earlier import has_trained
 from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import read_outer
 from node.checkpoints.trainer_files import Taken
-from node.errors import operator_error
+from node.errors import operator_error, without_credentials
+from node.headway import Headway, OnProgress, from_here_on
 from node.monitor.event_log import EventLog
-from node.monitor.events import Problem
+from node.monitor.events import Notice, Problem
 from node.replicas.replica import ChainStanding
 from node.trainer.trainer_state import FOLDER, MOMENTS, STATE, TrainerState
 from protocols.errors import OperatorError, ProtocolError
@@ -78,9 +80,11 @@ def restore(
     found = store.latest()
     for damage in found.damaged:
         tell(damage)
-    if copy is not None and found.checkpoint is None and (came := copy.get_newest(store, tell)):
-        copy.get_best(store, came, tell)  # to go back to, where the run gets worse
-        found = store.latest()
+    if copy is not None and found.checkpoint is None:
+        begun = partial(_fetched, events, without_credentials(copy.url))
+        if came := copy.get_newest(store, tell, begun):
+            copy.get_best(store, came, tell, begun)  # to go back to, where the run gets worse
+            found = store.latest()
     if found.checkpoint is None:
         if found.damaged:
             raise operator_error(
@@ -107,6 +111,12 @@ def restore(
     except (OSError, ProtocolError) as error:
         raise CheckpointError(path, str(error), "use an older checkpoint") from error
     return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
+
+
+def _fetched(events: EventLog, url: str, name: str) -> OnProgress:
+    """Tells how far a copy is that is fetched from there: of a large model that takes hours."""
+    said = f"fetches {name} from {url}"
+    return from_here_on(Headway(lambda text: events.emit(Notice(text=f"{said}: {text}"))))
 
 
 def steps_in(checkpoint: Path | None, *, at_will: bool) -> int:
