@@ -4,11 +4,12 @@ A node that needs longer to replay a round than the others need to make one neve
 however near it comes. So it says in how many seconds it would be there if the others waited
 (``Announce.behind_s``), and they wait: for each request at most twice what it says, and for all of
 them together no longer than a credit, which grows by a share of the time. The more are in office,
-the shorter a single wait may be, since they drift apart meanwhile. A node that was waited for in
-vain is not waited for again for a while, four times as long each time.
+the shorter a single wait may be, since they drift apart meanwhile, and the smaller is that share
+(:func:`share`): a lone member has nobody to drift from, and a second one is worth most to it. A
+node that was waited for in vain is not waited for again for a while, four times as long each time.
 
-So a hopeless link holds up nothing, any number of liars :data:`SHARE` of the time, and one of them
-a few rounds a day. Inner steps go on meanwhile, and none of them is lost.
+So a hopeless link holds up nothing, any number of liars that share of the time, and one of them a
+few rounds a day. Inner steps go on meanwhile, and none of them is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 
 SHARE = 0.1  # of the time may go into waiting for others
-FIRST_S = 10.0  # to begin with
+ALONE = 0.5  # of it, where there is one member; n have 1/n of this, but no less than the above
+FIRST_S = 60.0  # to begin with
 MOST_S = 1800.0  # that can be saved up, and longest wait of a lone member; n wait 1/n of it
 SLACK = 2.0  # times: a peer's estimate may be off by this,
 MARGIN_S = 3 * LEAST_S  # and by this, for a message that is lost
@@ -32,11 +34,17 @@ MOST_VAIN = 8  # times that are counted
 NO_MORE = -1.0  # asked for by a member that has come where it was waited for: all may move on
 
 
+def share(members: int) -> float:
+    """Of the time, what ``members`` in number may spend on waiting for others."""
+    return max(SHARE, ALONE / members)
+
+
 @dataclass
 class Holding:
     """What one member has waited, in all rounds of a fragment; it lives as long as the chain."""
 
     credit: float = FIRST_S  # seconds
+    _share: float = SHARE  # of the time, by how many they were last
     _looked: float | None = None
     _until: dict[PeerId, float] = field(default_factory=dict)  # who is waited for, and until when
     _vain: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # times, and until when
@@ -55,6 +63,7 @@ class Holding:
         get ready. To be called repeatedly while nothing else is waited for, and then :meth:`over`.
         """
         self._count(now)
+        self._share = share(members)
         left = min(self.credit, MOST_S / members)
         modest = {peer: seconds for peer, seconds in asks.items() if 0 <= seconds <= left}
         for peer, until in list(self._until.items()):
@@ -87,7 +96,7 @@ class Holding:
     def _count(self, now: float) -> None:
         passed = 0.0 if self._looked is None else max(0.0, now - self._looked)
         self._looked = now
-        gained = -passed if self._until else SHARE * passed
+        gained = -passed if self._until else self._share * passed
         self.credit = min(MOST_S, max(0.0, self.credit + gained))
 
     def _may(self, peer: PeerId, now: float) -> bool:

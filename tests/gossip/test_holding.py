@@ -8,6 +8,7 @@ import pytest
 from round_kit import World
 
 from gossip.rounds.holding import (
+    ALONE,
     ENOUGH,
     FIRST_S,
     MARGIN_S,
@@ -18,6 +19,7 @@ from gossip.rounds.holding import (
     SHARE,
     SLACK,
     Holding,
+    share,
 )
 from protocols.identity import PeerId
 
@@ -92,7 +94,7 @@ def test_credit_is_saved_up_but_not_without_end() -> None:
     holding = Holding()
     holding.holds({}, NOBODY, 1, 0.0)
     holding.holds({}, NOBODY, 1, 100.0)
-    assert holding.credit == pytest.approx(FIRST_S + 100.0 * SHARE)
+    assert holding.credit == pytest.approx(FIRST_S + 100.0 * ALONE)
     holding.holds({}, NOBODY, 1, 1e7)
     assert holding.credit == MOST_S
 
@@ -103,20 +105,28 @@ def test_a_round_that_has_begun_costs_nothing_more() -> None:
     holding.over(1.0)
     assert not holding.awaited
     assert not holding.holds({}, NOBODY, 1, 2.0)
-    assert holding.credit == pytest.approx(FIRST_S - 1.0 + SHARE)
+    assert holding.credit == pytest.approx(FIRST_S - 1.0 + ALONE)
     assert holding.holds({A: 2.0}, NOBODY, 1, 2.0)  # nobody knows that it would not have come
 
 
-@pytest.mark.parametrize("step", [0.01, 0.25])
-def test_any_number_of_liars_cost_no_more_than_the_share(step: float) -> None:
+def test_the_more_are_in_office_the_less_of_the_time_goes_into_waiting() -> None:
+    assert [share(members) for members in (1, 2, 4, 5, 100)] == [0.5, 0.25, 0.125, 0.1, 0.1]
+    holding = Holding(credit=0.0)
+    for now, members in ((0.0, 2), (10.0, 50), (20.0, 1)):  # how many they were in the time before
+        holding.holds({}, NOBODY, members, now)
+    assert holding.credit == pytest.approx(10.0 * ALONE / 2 + 10.0 * SHARE)
+
+
+@pytest.mark.parametrize(("members", "step"), [(1, 0.01), (1, 0.25), (3, 0.25), (8, 0.25)])
+def test_any_number_of_liars_cost_no_more_than_the_share(members: int, step: float) -> None:
     liars = [PeerId(f"liar-{number}") for number in range(100)]
     holding, now, held = Holding(), 0.0, 0.0
     while now < 1000.0:
         asks = {liar: 0.3 + number / 100 for number, liar in enumerate(liars)}
-        waits = holding.holds(asks, NOBODY, 1, now)
+        waits = holding.holds(asks, NOBODY, members, now)
         now += step
         held += step * waits
-    assert held <= FIRST_S + SHARE * 1000.0 + 2 * step
+    assert held <= FIRST_S + share(members) * 1000.0 + 2 * step
 
 
 def test_who_has_come_to_where_it_knew_them_to_be_is_not_given_up_on() -> None:
