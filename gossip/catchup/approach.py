@@ -19,6 +19,7 @@ GAINS = 0.8  # of the others' seconds a round: with slower replays a node hardly
 WORTH = 1.5  # times: a download has to be this much quicker than replaying
 WEIGHT = 0.3  # of the newest replay
 STALE = 0.1  # of the newest replay, in the time of a download that was measured as slower
+IN_VAIN = 3  # downloads without coming into office
 KEPT_OUT = 3  # arrivals at the others' place without coming into office: always a bit too late
 LITTLE = 1 / 8  # of a download: so little done says nothing; and this much may always be left
 
@@ -33,6 +34,7 @@ class Approach:
     downloading: bool = False
     asking: bool = False  # for the others to wait
     _arrivals: int = 0  # since this node was last in office
+    _downloads: int = 0  # since then
     _named: int | None = None  # in office since this round; None: it is not
     _replay_s: float = 0.0  # 0: not measured
     _replaying_since: float | None = None
@@ -85,7 +87,7 @@ class Approach:
         elif self._named is None:
             self._named = round_
         elif round_ != self._named:
-            self._arrivals = 0
+            self._arrivals = self._downloads = 0
 
     def arrived(self) -> None:
         """It has caught up, for the moment."""
@@ -122,6 +124,7 @@ class Approach:
         One of which next to all was here before says nothing of others.
         """
         self.downloading, taken = False, now - self._began
+        self._downloads += 1
         if not arrived:
             self._replay_s, taken = self.replay_s, 2 * max(taken, self.download_s)
             self.downloaded(taken)
@@ -129,6 +132,16 @@ class Approach:
             self.downloaded(taken / missed)
 
     # --- what follows ----------------------------------------------------------------------------
+
+    @property
+    def narrow(self) -> tuple[float, float] | None:
+        """Seconds in which a round is replayed here and made by the others, where that is in vain.
+
+        None: it comes nearer, or may yet.
+        """
+        if not self.asking or self._downloads < IN_VAIN:
+            return None
+        return self.replay_s, median(self._pace)
 
     @property
     def replay_s(self) -> float:

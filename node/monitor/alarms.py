@@ -51,7 +51,9 @@ Level = Literal["critical", "warning"]
 class Alarm:
     """One thing to look at: what kind, what is seen, what to do."""
 
-    kind: Literal["split", "silence", "office", "drift", "stall", "lag", "loss", "checkpoint"]
+    kind: Literal[
+        "split", "silence", "office", "drift", "stall", "lag", "narrow", "loss", "checkpoint"
+    ]
     level: Level
     what: str
     fix: str
@@ -75,6 +77,7 @@ class Here:
     offices: Sequence[Sequence[str]] = ()  # who decides on the next round, by fragment
     stepped: float | None = None  # when it took its newest inner step, Unix seconds
     step_s: float = 0.0  # what that took
+    narrow: tuple[float, float] | None = None  # seconds of a round, here and with the others
 
 
 @dataclass
@@ -140,7 +143,7 @@ def raised(
     peers = [replace(peer, name=names.get(peer.peer, "")) for peer in peers]
     found = [*_split(peers), *_silence(peers), *_drift(peers, rounds), *_lag(peers)]
     if here is not None:
-        found += [*_office(peers, here, now), *_loss(here), *_checkpoint(here)]
+        found += [*_office(peers, here, now), *_narrow(here), *_loss(here), *_checkpoint(here)]
     if training:
         found += _stall(rounds, now, here)
     return sorted(found, key=lambda alarm: alarm.level)
@@ -253,6 +256,25 @@ def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
             "Look at its network and its load.",
             tuple(peer.peer for peer in behind),
         )
+
+
+def _narrow(here: Here) -> Iterator[Alarm]:
+    """This node downloads the state time and again, and is as far behind each time."""
+    if here.narrow is not None:
+        mine, others = here.narrow
+        yield Alarm(
+            "narrow",
+            "warning",
+            f"This node does not catch up: a round takes {_seconds(mine)} to fetch, and the others "
+            f"make one in {_seconds(others)}.",
+            "They wait for it once they have saved up the time. Give it a wider link, or them more "
+            "--max-upload; a run with longer rounds (rounds.inner_steps) or a coarser codec asks "
+            "for less.",
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10.0 else f"{seconds:.0f} s"
 
 
 def _stall(

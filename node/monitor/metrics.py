@@ -24,7 +24,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "failed")
 TRAFFIC = ("gradients", "parameters", "state", "control", "dht", "relay")
 PEER_STATUSES = ("joining", "active", "leaving", "suspect", "dead", "left")
-ALARMS = ("split", "silence", "office", "drift", "stall", "lag", "loss", "checkpoint")
+ALARMS = ("split", "silence", "office", "drift", "stall", "lag", "narrow", "loss", "checkpoint")
 STRANGERS = ("garbage", "handshake", "limit", "request")
 OTHER = "other"
 GPU_FIGURES = (

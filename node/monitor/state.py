@@ -59,6 +59,8 @@ class Providers:
 
     peers: Callable[[], Sequence[PeerView]] = tuple
     offices: Callable[[], Sequence[Sequence[str]]] = tuple  # who decides, by fragment
+    # seconds of a round, here and with the others, where this node does not catch up
+    narrow: Callable[[], tuple[float, float] | None] = lambda: None
     traffic: Callable[[], Mapping[str, Traffic]] = dict
     links: Callable[[], Sequence[LinkView]] = tuple  # this node's own
     all_links: Callable[[], KnownLinks] = KnownLinks  # the swarm's; asks for them
@@ -258,6 +260,7 @@ class NodeState:
             self.providers.offices(),
             None if training.began is None else self._moved,
             training.step_s,
+            self.providers.narrow(),
         )
         recent = list(rounds.newest)[-ALARM_ROUNDS:]
         # who trains and is never let in has no round to be late

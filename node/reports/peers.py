@@ -85,6 +85,7 @@ class PeerReports(ABC):
         providers = self.state.providers
         providers.peers = self.peers
         providers.offices = self.offices
+        providers.narrow = self.narrow
         providers.traffic = self.traffic
         providers.links = self.links.own
         providers.all_links = self.links.look
@@ -208,6 +209,10 @@ class PeerReports(ABC):
     def offices(self) -> list[tuple[PeerId, ...]]:
         """Who decides on the next round, by fragment; where islands gossip nobody does."""
         return []
+
+    def narrow(self) -> tuple[float, float] | None:
+        """Seconds of a round, here and with the others, where this node does not catch up."""
+        return None
 
     def traffic(self) -> dict[str, Traffic]:
         """Bytes by kind since the start."""

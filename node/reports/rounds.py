@@ -67,6 +67,11 @@ class Reporter(PeerReports):
         """Who decides on the next round, by fragment."""
         return [chain.replica.roster for chain in self.swarm.chains]
 
+    def narrow(self) -> tuple[float, float] | None:
+        """See :meth:`PeerReports.narrow`; of the fragment that is slowest to come here."""
+        found = (chain.following.approach.narrow for chain in self.swarm.chains)
+        return max((one for one in found if one is not None), default=None)
+
     # --- hooks -----------------------------------------------------------------------------------
 
     def come(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.catchup.approach import KEPT_OUT, WORTH, Approach
+from gossip.catchup.approach import IN_VAIN, KEPT_OUT, WORTH, Approach
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 
@@ -117,6 +117,32 @@ def test_once_it_asks_it_does_so_until_it_is_there() -> None:
     assert one.asks(1, 10.0) == 1.5
     assert one.asks(0, 10.0) == 0.0
     assert one.asks(1, 10.0) == 0.0
+
+
+def test_after_three_downloads_without_coming_into_office_it_is_called_in_vain() -> None:
+    one = approach()
+    one.replayed(2.0)
+    for download in range(IN_VAIN):
+        assert one.narrow is None, download
+        one.begins(20, 10.0 * download)
+        one.asks(20, 10.0 * download)
+        one.ends(10.0 * download + 8.0, arrived=download != 1)
+    assert one.narrow == (one.replay_s, 1.0)
+    one.stands(50, in_office=True)
+    one.stands(51, in_office=True)
+    assert one.narrow is None
+    one.begins(20, 100.0)
+    assert one.narrow is None, "it counts from when it was last in office"
+
+
+def test_who_catches_up_by_itself_may_download_as_often_as_it_likes() -> None:
+    one = approach()
+    one.replayed(0.5)
+    for _ in range(2 * IN_VAIN):
+        one.begins(20, 0.0)
+        one.asks(20, 0.0)
+        one.ends(1.0, arrived=True)
+    assert one.narrow is None
 
 
 def test_what_is_left_of_a_download_and_of_the_rounds_meanwhile() -> None:

@@ -150,6 +150,27 @@ def test_a_link_without_hope_costs_the_others_nothing() -> None:
     played(story)
 
 
+def test_who_downloads_over_and_over_knows_why_until_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        async with scene(codec="fp32", think=(1.0, 1.0)) as swarm:
+            await asyncio.sleep(5.0)
+            swarm.founders[0].swarm.chains[0]._holding.credit = 0.0
+            newcomer = swarm.join(NEWCOMERS[0], BYTES / 8.0)
+            approach = newcomer.swarm.chains[0].following.approach
+            with monkeypatch.context() as nobody_waits:
+                nobody_waits.setattr("gossip.rounds.holding.share", lambda members: 0.0)
+                await until(lambda: approach.narrow is not None, 90.0)
+            assert approach.narrow is not None
+            mine, others = approach.narrow
+            assert mine > 3.0 > 2.0 > others
+            await until(lambda: swarm.are_members(newcomer), 90.0)
+            assert approach.narrow is None
+
+    played(story)
+
+
 @pytest.mark.parametrize(
     ("liars", "seconds"),
     [(1, 0.05), (6, 3.0), *slow((1, 3.0), (6, 0.05))],

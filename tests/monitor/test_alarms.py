@@ -103,6 +103,13 @@ def test_of_two_nobody_drifts() -> None:
     assert kinds(peers(2), rounds(*[(0.1, 0.9)] * DRIFT_ROUNDS), 20.0) == []
 
 
+def test_a_node_that_does_not_catch_up_is_told_why() -> None:
+    assert raised(peers(), [], 0.0, here=Here()) == []
+    (alarm,) = raised(peers(), [], 0.0, here=Here(narrow=(61.0, 0.52)))
+    assert (alarm.kind, alarm.level) == ("narrow", "warning")
+    assert "a round takes 61 s to fetch, and the others make one in 0.5 s." in alarm.what
+
+
 def test_nobody_is_there_who_decides() -> None:
     views = peers()
     names = [view.peer for view in views]
