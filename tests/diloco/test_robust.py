@@ -272,8 +272,9 @@ def test_who_has_no_vote_moves_nothing(rule: Rule) -> None:
     """Not by what it sends, and not by how long that is."""
     inputs = torch.cat((honest(5), 1e6 * honest(4)))
     inputs[0] *= 3
-    found = rule(gram(inputs), [1.0] * 5 + [0.0] * 4)
-    assert found == [*rule(gram(inputs[:5]), [1.0] * 5), *[0.0] * 4]
+    products = gram(inputs)  # of fewer rows they may have other last bits
+    found = rule(products, [1.0] * 5 + [0.0] * 4)
+    assert found == [*rule(products[:5, :5], [1.0] * 5), *[0.0] * 4]
 
 
 def test_of_two_the_longer_is_shrunk() -> None:
