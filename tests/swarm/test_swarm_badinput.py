@@ -91,7 +91,8 @@ def test_no_room_for_checkpoints_is_told_at_the_start(tmp_path: Path, make: Make
     with small_disk(tmp_path / "node", 3000):
         node = make("node").start("start", *RUN)
         assert node.wait() == 1
-        assert re.search(r"error E402: .*\n  why: 3 checkpoints of \d+ MiB need", node.text())
+        # two that are kept, the best, and one that is being written
+        assert re.search(r"error E402: .*\n  why: 4 checkpoints of \d+ MiB need", node.text())
         assert "Traceback" not in node.text()
         assert not node.events("round")
 
