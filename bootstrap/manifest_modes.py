@@ -221,6 +221,7 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError where a mode's name and the knobs contradict each other."""
     if rounds.at_will and rounds.staleness != 0 and mode not in PAIRED:
         check_arrivals(outer.optimizer, outer.highest_lr)
+        _check_kept(rounds)
     _check_fragments(mode, rounds.fragments)
     if rounds.clients < 1 and mode != "fedavg":
         raise ValueError(
@@ -256,6 +257,20 @@ def _check_fragments(mode: str, fragments: int) -> None:
         raise ValueError(
             f"mode diloco with rounds.fragments {fragments}: merging in fragments that take "
             "turns is mode streaming"
+        )
+
+
+def _check_kept(rounds: Rounds) -> None:
+    """What an island keeps of merged work is for rounds in which all others take it back.
+
+    In a mean of all, what sets islands apart from it adds up to nothing. Of an arrival nearly all
+    of the work itself would stay, to be sent and merged again.
+    """
+    if rounds.fragments > 1 and rounds.alpha:
+        raise ValueError(
+            f"rounds.alpha {rounds.alpha:g} where a round begins as soon as one island is ready: "
+            "that share of work which is merged already would be sent again; leave it at 0 there, "
+            "or set rounds.quorum to 0.5"
         )
 
 

@@ -151,7 +151,8 @@ class Rounds(Section):
     """Inner steps that a fragment's result may take, at most a quarter of inner_steps; 0: as many
     as the measured links ask for."""
     alpha: float = Field(default=0.5, ge=0, lt=1)
-    """What an island keeps of its difference from a merged fragment."""
+    """What an island keeps of its difference from a merged fragment; 0 where a round begins as soon
+    as one island is ready."""
     total_rounds: int = Field(default=60, ge=1, le=MOST_COUNT)
     """Rounds until the run is over."""
     codec: CodecChoice = "int4"
@@ -215,6 +216,12 @@ class Rounds(Section):
         """Whether rounds begin as soon as one island is ready: then islands have no common beat."""
         return self.quorum <= ONE
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        # what one island keeps of work that is alone in a round would be merged over and over
+        return {"alpha": 0.0, **given} if is_table(given) and _one_is_enough(given) else given
+
     @model_validator(mode="after")
     def _codecs(self) -> Rounds:
         if not self.codecs or len(set(self.codecs)) != len(self.codecs):
@@ -269,6 +276,14 @@ class Merge(Section):
     """A rule to use in the place of the one that `trust` stands for."""
     weights: Literal["tokens", "rate"] = "tokens"
     """What a contribution counts for: its tokens, or tokens² / steps (2604.21428)."""
+
+
+def _one_is_enough(rounds: Mapping[str, Any]) -> bool:
+    """As :attr:`Rounds.at_will`, of a table that is not validated yet."""
+    try:
+        return float(rounds.get("quorum", 1.0)) <= ONE
+    except (TypeError, ValueError, OverflowError):
+        return False  # refused as what it is
 
 
 def is_table(value: Any) -> bool:

@@ -181,6 +181,34 @@ def test_fragments_are_what_streaming_means() -> None:
     assert of(mode="async", rounds={"fragments": 2}).mode == "async"
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"mode": "async"},
+        {"mode": "async", "rounds": {"staleness": 2}},
+        {"mode": "server", "rounds": {"staleness": "2"}},
+        {"rounds": {"quorum": "0.001"}, "outer": {"optimizer": "delayed-nesterov"}},
+    ],
+)
+def test_nothing_is_kept_of_work_that_is_alone_in_a_round(tables: dict[str, Any]) -> None:
+    rounds = tables.get("rounds", {}) | {"fragments": 2}
+    mode = {"mode": tables.get("mode", "streaming")}
+    made = of(**tables | mode | {"rounds": rounds})
+    assert made.rounds.alpha == 0
+    assert Manifest.parse(made.canonical()) == made
+    with pytest.raises(ValidationError, match=r"rounds\.alpha 0\.25 .* sent again"):
+        of(**tables | mode | {"rounds": rounds | {"alpha": 0.25}})
+
+
+def test_a_share_is_kept_where_rounds_merge_several() -> None:
+    assert of(mode="async", rounds={"alpha": 0.25}).rounds.alpha == 0.25  # merged whole: unused
+    assert of(mode="streaming").rounds.alpha == 0.5
+    assert of(mode="async", rounds={"quorum": 0.5, "fragments": 2}).rounds.alpha == 0.5
+    assert of(mode="server", rounds={"fragments": 2}).rounds.alpha == 0.5
+    lock_step = of(mode="async", rounds={"staleness": 0, "fragments": 2, "alpha": 0.5})
+    assert lock_step.rounds.alpha == 0.5
+
+
 @pytest.mark.parametrize("name", sorted(set(OUTER_DEFAULTS) - set(OF_GRADIENTS)))
 def test_defaults_of_outer_optimizers_are_those_of_their_rules(name: str) -> None:
     rule = optimizers.named(name)
