@@ -107,6 +107,10 @@ class EagerReplica(OuterReplica):
             super()._set_back(merged)
         self.out = self.guessed = False
 
+    def _leave_theta(self, onto: torch.Tensor) -> None:
+        """But for the guess that it stood on, which was no work of this island's."""
+        self.sent.sub_(self.base).add_(onto)
+
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
         if self._others is None:
             self._others = torch.zeros_like(self.base)

@@ -253,7 +253,7 @@ class OuterReplica:
             self._settle_residual(decided, counted, merged)
             self._set_back(counted)
             if keep == "all":
-                self.sent.copy_(vectors[0])
+                self._leave_theta(vectors[0])
             for mine, theirs in zip(self.state, vectors, strict=True):
                 mine.copy_(theirs)
             if self.turning is not None and (merged or keep == "nothing"):
@@ -323,6 +323,10 @@ class OuterReplica:
         """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
         for start, stop in gaps(merged, len(self.base)):
             self.sent[start:stop].copy_(self.base[start:stop])
+
+    def _leave_theta(self, onto: torch.Tensor) -> None:
+        """``sent`` is set back: let θ stay where it is as ``base`` becomes ``onto``."""
+        self.sent.copy_(onto)
 
     def _void(self, merged: list[tuple[int, int]]) -> None:
         """Mark elements of ``sent`` for :attr:`voids`; for rounds that merge only some elements."""

@@ -12,10 +12,11 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Inner, Manifest
 from diloco import sparta
+from gossip.catchup.lineage import Lineage
 from gossip.plans.rules import Rules
 from node.replicas.eager_state import EagerReplica
 from node.replicas.gradient_state import GradientReplica
-from node.replicas.replica import OuterReplica
+from node.replicas.replica import ChainStanding, OuterReplica
 from node.replicas.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
@@ -137,6 +138,23 @@ async def test_a_checkpoint_finds_no_guess_in_the_parameters() -> None:
     assert not eager.guessed
     theta = await moved(eager, theta)
     assert torch.allclose(theta, guessed, atol=1e-6)
+
+
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_fork_that_lost_brings_its_work_and_no_guess(back: bool) -> None:
+    eager = replica(EagerReplica, Manifest.model_validate({"mode": "eager"}))
+    assert isinstance(eager, EagerReplica)
+    snapshot, since = eager.sent.clone(), 0.01 * normal(3, SIZE)
+    theta = await moved(eager, snapshot.clone())
+    if back:  # a checkpoint was made meanwhile
+        theta = await moved(eager, theta, back=True)
+    there = [normal(6, SIZE), *(vector.clone() for vector in eager.state[1:])]
+    place = dataclasses.replace(eager.place, round=1, previous=b"h" * 32, work=9)
+    standing = ChainStanding(place, (ME, OTHER), None, Lineage(place.run, (ME, OTHER)))
+    await eager.jump(there, standing, keep="all")
+    theta = eager.base + (theta + since - eager.sent)
+    assert eager.base.equal(there[0])
+    assert torch.allclose(theta, snapshot + since, atol=1e-6)
 
 
 async def test_rounds_of_gradients_are_adamw() -> None:
