@@ -90,9 +90,8 @@ def name_in(data: bytes) -> bytes:
 def distances(sketches: torch.Tensor) -> torch.Tensor:
     """Estimated L2 distance of every pair: [K, SIZE] to [K, K]."""
     wide = sketches.double()
-    # cdist has a shortcut by the scalar product that loses all digits where vectors are close
-    result: torch.Tensor = (wide[:, None] - wide[None]).norm(dim=2)
-    return result
+    # its shortcut by the scalar product would lose all digits where vectors are close
+    return torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def distances_to_mean(sketches: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pydoc_data.topics import topics
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossip.membership.sketch import SIZE, distances, distances_to_mean, read, sketch
 from protocols.codecs.kernels import SWITCH, add_signed, kernel
@@ -147,6 +149,29 @@ def test_close_vectors_are_told_apart() -> None:
     exact = float((rows[0] - rows[1]).norm())
     assert float(distances(sketched(rows))[0, 1]) == pytest.approx(exact, rel=0.15)
     assert float(distances(sketched(rows[:1].expand(2, -1)))[0, 1]) == 0
+
+
+class Largest(TorchDispatchMode):
+    """Counts the elements of the largest tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+def test_the_distances_of_many_take_little_memory() -> None:
+    """At most that of what comes in or goes out: they are computed beside all else."""
+    rows = torch.randn(300, SIZE, generator=torch.Generator().manual_seed(5))
+    with Largest() as largest:
+        found = distances(rows)
+    assert largest.elements == max(rows.numel(), found.numel())
+    assert float(found[3, 7]) == pytest.approx(float((rows[3] - rows[7]).double().norm()))
 
 
 @pytest.mark.parametrize("cuts", [[0, 700, 700, 50_000], [0, 128_512, 128_513, 300_001], [0, 1]])
