@@ -206,7 +206,9 @@ class OuterReplica:
         digest: bytes = await self.offload(step)
         self.inherited = self.inherited and not (merged if self.whole else mine)
         if self.turning is not None:
-            self.turning.note(rates.share, mine=bool(merged))
+            # a common round is one, however few were in it
+            whole = rates.share if self.manifest.rounds.at_will else math.ceil(rates.share)
+            self.turning.note(whole, mine=bool(merged))
         self.certificate = certificate
         self._place = replace(
             self._place,

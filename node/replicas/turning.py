@@ -34,7 +34,7 @@ class Turning:
         self._turns: list[tuple[float, float]] = []
 
     def note(self, share: float, *, mine: bool) -> None:
-        """A round is over that merged this share of the islands; shares of all K add up to one."""
+        """Rounds are over: whole ones, or of one the share of the islands that arrived in it."""
         if mine:
             self.reset()
         elif self.at_work:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gossip_kit import counts_of
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
@@ -17,8 +18,10 @@ from node.replicas.replica import ChainStanding, OuterReplica
 from node.replicas.turning import Turning
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
+from protocols.counts import Included
 from protocols.identity import Identity, PeerId
 from protocols.memory.virtual_time import inline
+from protocols.messages import Certificate, Contributor, Outcome, PartResult
 
 SIZE = CHUNK * 2 + 700
 ME = PeerId(Identity.from_seed(b"m" * 32).peer_id)
@@ -51,6 +54,19 @@ def late(replica: OuterReplica, rounds: float) -> Turning:
     for _ in range(4):  # four of four islands, one after the other
         replica.turning.note(rounds / 4, mine=False)
     return replica.turning
+
+
+async def arrival(replica: OuterReplica, round_: int) -> None:
+    """A round that merges the work of the second of the roster alone."""
+    who, place = replica.roster[1], replica.place
+    counts = counts_of((Included(0, SIZE),))
+    part = PartResult(0, round_, 0, SIZE, who, "fp32", bytes(32), counts, bytes(32), b"")
+    contributors = (Contributor(who, 1.0, 1, True),)
+    outcome = Outcome(
+        0, round_, place.previous, place.state, "fp32", contributors, (part,), replica.roster, 1
+    )
+    data = {(0, SIZE): normal(round_).view(torch.uint8)}
+    await replica.apply(Certificate(bytes(32), 0, 0, replica.roster, outcome, ()), data)
 
 
 def turned_block(own: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
@@ -125,6 +141,39 @@ async def test_rounds_that_were_missed_by_a_download_count_too(
     state = ChainStanding(place, roster, None, Lineage(before.run, (ME,)))
     await replica.jump([vector.clone() for vector in replica.state], state, keep=keep)
     assert replica.turning.gone == (10 if keep == "local" else 0)
+
+
+@pytest.mark.parametrize("how", ["replayed", "downloaded"])
+@pytest.mark.parametrize(("mode", "gone"), [("diloco", 2.0), ("async", 0.5)])
+async def test_a_missed_round_counts_alike_however_it_is_made_up_for(
+    mode: str, gone: float, how: str
+) -> None:
+    """Two rounds of four islands, each with another's work alone: in common rounds it is late by
+    both, of single arrivals each is a quarter of one.
+    """
+    roster = tuple(PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in range(4))
+    manifest = Manifest.model_validate({**ASYNC, "mode": mode})
+    vectors = SharedVectors.create(SIZE)
+    made = OuterReplica(manifest, ME, vectors, RangeCodec("fp32", SIZE), inline, roster)
+    assert made.turning is not None
+    made.turning.train()
+    if how == "replayed":
+        for round_ in range(2):
+            await arrival(made, round_)
+    else:
+        place = Place(made.place.run, 0, 2, b"h" * 32, b"", 2)
+        state = ChainStanding(place, roster, None, Lineage(place.run, roster))
+        await made.jump([vector.clone() for vector in made.state], state, keep="local")
+    assert made.turning.gone == gone
+
+
+async def test_a_round_that_merged_nothing_leaves_nobody_behind(replica: OuterReplica) -> None:
+    assert replica.turning is not None
+    replica.turning.train()
+    place = replica.place
+    outcome = Outcome(0, 0, place.previous, place.state, "fp32", (), (), (ME,), place.work)
+    await replica.apply(Certificate(bytes(32), 0, 0, (ME,), outcome, ()), {})
+    assert replica.turning.gone == 0
 
 
 @pytest.mark.parametrize(
