@@ -95,6 +95,15 @@ def doubts(manifest: Manifest) -> list[str]:
             f"merge.rule {manifest.merge.rule} where a round begins as soon as one island is "
             "ready: work that is alone in a round is merged whatever it is"
         )
+    merge = manifest.merge
+    judging = merge.rule not in PLAIN or (merge.trust == "open" and merge.rule == "auto")
+    if rounds.sparse and judging:  # gossip/exchange/kept_slices.py says why
+        asked = f"trust {merge.trust}" if merge.rule == "auto" else f"rule {merge.rule}"
+        found.append(
+            f"codec {rounds.sparse} with merge.{asked}: what a part's owner leaves out as it "
+            "encodes the result is lost, where means have it sent with the next; int4 leaves "
+            "nothing out"
+        )
     return found
 
 
