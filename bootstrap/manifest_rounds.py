@@ -89,7 +89,7 @@ class Outer(Section):
     lr_start: float = Field(default=1.0, gt=0, le=10)
     """η in the first round; where a rule has no warm-up of its own, it is lr by default."""
     momentum_start: float = Field(default=0.5, ge=0, lt=1)
-    """μ in the first round; likewise momentum by default."""
+    """μ in the first round; likewise momentum by default, and always with adam and yogi."""
     warmup_rounds: int = Field(default=10, ge=0, le=MOST_COUNT)
     """Rounds from the first rates to the last; of onebit-adam those before its second moments
     are frozen."""
@@ -130,6 +130,15 @@ class Outer(Section):
             raise ValueError(
                 f"outer.optimizer {self.optimizer} has no momentum: leave outer.momentum and "
                 "outer.momentum_start at 0, or use heavyball or nesterov"
+            )
+        warmed = self.warmup_rounds and self.momentum_start != self.momentum
+        if self.optimizer in ("adam", "yogi") and warmed:
+            raise ValueError(
+                f"outer.optimizer {self.optimizer} with outer.momentum_start "
+                f"{self.momentum_start:g} and outer.momentum {self.momentum:g}: its first moments "
+                "are corrected for their start at zero by one β₁ from the first round on, and with "
+                "another one steps overshoot; leave outer.momentum_start away, and warm up "
+                "outer.lr_start"
             )
         return self
 

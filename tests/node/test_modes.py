@@ -233,6 +233,14 @@ def test_defaults_of_outer_optimizers_are_those_of_their_rules(name: str) -> Non
     assert (outer.beta2, outer.epsilon) == (optimizers.BETA2, optimizers.EPSILON)
 
 
+def test_adaptive_rules_may_be_warmed_up_by_their_rate_alone() -> None:
+    for name in ("adam", "yogi"):
+        made = of(outer={"optimizer": name, "momentum": 0.8, "lr_start": 0.001}).outer
+        assert (made.momentum_start, made.lr_start, made.warmup_rounds) == (0.8, 0.001, 10)
+        at_once = {"optimizer": name, "momentum_start": 0.5, "warmup_rounds": 0}
+        assert of(outer=at_once).outer.momentum == 0.9
+
+
 def test_sparseloco_brings_a_sparse_codec() -> None:
     assert of(outer={"optimizer": "sparseloco"}).rounds.codec == "top12"
 
@@ -267,6 +275,11 @@ def test_sparseloco_brings_a_sparse_codec() -> None:
             "not by its mean",
         ),
         ({"outer": {"optimizer": "sgd", "momentum": 0.5}}, "sgd has no momentum"),
+        ({"outer": {"optimizer": "adam", "momentum_start": 0.5}}, "one β₁ from the first round on"),
+        (
+            {"outer": {"optimizer": "yogi", "momentum": 0.5, "momentum_start": 0.9}},
+            "one β₁ from the first round on",
+        ),
         ({"outer": {"optimizer": "sparseloco"}, "rounds": {"codec": "int4"}}, "sparse codes"),
         ({"outer": {"optimizer": "adam"}, "rounds": {"codec": "top3"}}, "second moments"),
         ({"outer": {"optimizer": "lion"}}, "nesterov"),
