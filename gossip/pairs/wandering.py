@@ -10,8 +10,11 @@ by the same difference: each adds half of *the other's letter less its own of th
 what one gains the other gives, the mean of all stays, and a late answer takes nothing back of what
 was learnt meanwhile. The share is always a half, however many others have written: the partner
 cannot know of them, and would move by a different share. Three halves would throw an island past
-all others, so two letters at most are mixed at once, and further openings are answered afterwards,
-with the parameters as they are then.
+all others, so openings are taken up to two letters at once, and further ones are answered
+afterwards, with the parameters as they are then. Answers are all taken, however many are late: by
+what each moves is settled, both letters being written, and would add up to the same one by one. So
+whoever gets three or more may stand beyond the others for a while; to leave one out would move the
+mean, as its sender has moved already.
 
 - Whom an island opens an exchange with follows from the members and the median of their rounds
   (:mod:`gossip.pairs.pairing`): islands that are ready at about the same time choose each other.
@@ -57,7 +60,7 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 
 MOST_MORE = 8  # exchanges that a round has beyond its own, to answer openings that keep coming
-AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
+AT_ONCE = 2  # letters by a half each, up to which openings are taken: more would lead past all
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
 

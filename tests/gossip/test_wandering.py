@@ -197,6 +197,32 @@ def test_all_openings_are_answered_two_at_a_time():
     assert [met.outcome for met in core.met] == ["answered", "answered"]
 
 
+def test_late_answers_are_all_taken_and_leave_openings_to_the_next_exchange():
+    """Who answers has moved, so each counts; an opening is answered where there is room for it."""
+    core = member(5, eta=30.0)
+    opened = {}
+    for round_ in range(3, 6):
+        for sequence, peer in enumerate(PEERS[1:]):
+            announce(core.membership, peer, round_, 30.0, 10 * round_ + sequence, float(round_))
+        (post,) = core.begin(round_, 1, float(round_))
+        assert isinstance(post, Post)
+        opened[post.to] = (round_, 0)
+        core.on_posted(post.to, float(round_))
+        core.on_finished()
+    assert len(opened) == 3
+    for number, (peer, key) in enumerate(opened.items()):
+        core.on_letter(letter(peer, 6, answers=key, number=number), 6.0)
+    (other,) = set(PEERS[1:]) - opened.keys()
+    core.on_letter(letter(other, 6, number=3), 6.0)
+    (take,) = core.begin(6, 1, 6.0)
+    assert isinstance(take, Take)
+    assert {t.stamp.sender: t.mine for t in take.letters} == opened
+    post, take = core.on_taken(6.0)
+    assert post == Post(other, 6, 1, answers=(6, 0), awaited=False)
+    assert isinstance(take, Take)
+    assert [t.stamp.sender for t in take.letters] == [other]
+
+
 def test_openings_that_keep_coming_are_answered_in_the_next_round_at_last():
     """One peer that sends them faster than they are mixed in keeps no round from ending."""
     core = member(2)
