@@ -34,12 +34,18 @@ class Record:
     blake3: str
     size: int
     documents: int
+    left_out: int = 0  # of what it was made of, in the maker's unit
 
 
-def cached(path: Path, produce: Callable[[], Iterable[bytes]], end: bytes) -> Record:
+def cached(
+    path: Path,
+    produce: Callable[[], Iterable[bytes]],
+    end: bytes,
+    left_out: Callable[[], int] = lambda: 0,
+) -> Record:
     """The file at ``path`` if it is there and intact, else made of ``produce()``.
 
-    ``end`` is written behind each document.
+    ``end`` is written behind each document. ``left_out`` is asked at the end, for the record.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +53,7 @@ def cached(path: Path, produce: Callable[[], Iterable[bytes]], end: bytes) -> Re
             fcntl.flock(lock, fcntl.LOCK_EX)  # let one process build; released by closing
             record = intact(path)
             if record is None:
-                record = write(path, produce(), end)
+                record = write(path, produce(), end, left_out)
     except OSError as error:
         what = f"cannot keep the corpus at {path}"
         raise cannot_write(what, error, fix=CACHE_FIX, full_fix=CACHE_FIX) from error
@@ -66,7 +72,12 @@ def intact(path: Path) -> Record | None:
     return None
 
 
-def write(path: Path, documents: Iterable[bytes], end: bytes = b"") -> Record:
+def write(
+    path: Path,
+    documents: Iterable[bytes],
+    end: bytes = b"",
+    left_out: Callable[[], int] = lambda: 0,
+) -> Record:
     """A file of documents, each with ``end`` behind it, and its sidecar. Raises OSError."""
     hasher, size, count = blake3(), 0, 0
     with replacing(path) as file:
@@ -75,7 +86,7 @@ def write(path: Path, documents: Iterable[bytes], end: bytes = b"") -> Record:
             file.write(document + end)
             size += len(document) + len(end)
             count += 1
-    record = Record(hasher.hexdigest(), size, count)
+    record = Record(hasher.hexdigest(), size, count, left_out())
     with replacing(path.with_suffix(".json")) as file:
         file.write(json.dumps(asdict(record)).encode())
     return record

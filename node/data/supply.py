@@ -115,7 +115,7 @@ def make(
         corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
         vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
         shard = corpus.make_shard(manifest.evaluation.sequences, seq_len, tokenizer, vocabulary)
-        tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary))
+        tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary, tell))
         _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
     evaluation = manifest.evaluation.model_copy(update={"digest": blake3(shard).hexdigest()})
     return Supply(
@@ -167,7 +167,7 @@ def tokens_for(
         return recipe_for(manifest, coder, place, progress)
     corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
     vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
-    tokens = str(corpus.training_file(shard, seq_len, coder, vocabulary))
+    tokens = str(corpus.training_file(shard, seq_len, coder, vocabulary, tell))
     _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
     return tokens
 

@@ -9,7 +9,8 @@ the others fetch by its hash.
 Nothing that is evaluated may be trained on, anywhere. So whether a document may be in the shard
 follows from the document's own hash: one in ``HELD_OUT_ONE_IN`` is never trained on by any island.
 A training document that has a passage of the shard all the same, since another island cut the
-same text differently, is dropped as well.
+same text differently, is dropped as well; of a passage that many documents have, such as a
+licence, only the passage itself is.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ from node.errors import operator_error
 from node.headway import OnProgress, Tell, counted
 from node.trainer.data import DOCUMENT_END, token_type
 
-FORMAT = 1  # of the cached files; part of their names
+FORMAT = 1  # of the cached documents; part of their names
+TOKENS_FORMAT = 2  # of the cached tokens, likewise
 HELD_OUT_ONE_IN = 20
 MIN_PASSAGE = 64  # bytes; shorter ones are common phrases
 MIN_PASSAGE_TOKENS = 16  # likewise, of larger vocabularies
 EDGE_TOKENS = 4
+COPIES = 3  # documents that a passage takes with it; more of them have it in common
+NOTABLE = 0.01  # of the training text; less than that may be left out without a word
 ENCODED_AT_ONCE = 256  # documents
 
 MORE_TEXT = "give more text (a megabyte or more), or a smaller data.seq_len"
@@ -52,6 +56,7 @@ class Corpus:
     size: int  # bytes
     documents: int
     source: str = "the text"  # what it was made of, for people
+    left_out: int = 0  # of that: tokens, since they are evaluated
 
     def __iter__(self) -> Iterator[bytes]:
         """The documents without their final NUL, in order."""
@@ -96,34 +101,44 @@ class Corpus:
         seq_len: int,
         tokenizer: Tokenizer | None = None,
         vocab_size: int = BYTES_VOCABULARY,
+        tell: Tell = lambda line: None,
     ) -> Path:
-        """The cached file of training tokens: every document not held out and not in ``shard``.
+        """The cached file of training tokens: every document not held out, less what ``shard`` has.
 
-        Raises OperatorError E601 when that is fewer than two sequences.
+        See :class:`Passages`; ``tell`` gets how much that is, where it is notable. Raises
+        OperatorError E601 when fewer than two sequences are left.
         """
         tokenizer = tokenizer or ByteTokenizer()
         coded = tokenizer.digest
         if coded != BYTES:
             coded += f"/{tokenizer.document_end}"
         key = blake3(shard + f"{seq_len}/{vocab_size}/{coded}".encode())
-        name = f"tokens-{FORMAT}-{self.digest[:16]}-{key.hexdigest()[:16]}.bin"
+        name = f"tokens-{TOKENS_FORMAT}-{self.digest[:16]}-{key.hexdigest()[:16]}.bin"
         kind = token_type(vocab_size)
-        passages, width = Passages(shard, seq_len, tokenizer, kind), kind.itemsize
+        passages = Passages(shard, seq_len, tokenizer, kind)
         kept = (document for document in self if not is_held_out(document))
         tokens = _cached(
             self.path.with_name(name),
-            lambda: (ids for ids in _coded(kept, tokenizer, kind) if not passages.in_(ids)),
+            lambda: passages.trainable(_coded(kept, tokenizer, kind)),
             b"",
+            lambda: passages.left_out,
         )
-        count = tokens.size // width
+        count, left_out = tokens.size // kind.itemsize, tokens.left_out
+        unit = "bytes" if tokenizer.digest == BYTES else "tokens"
         if count < 2 * seq_len:
-            unit = "bytes" if tokenizer.digest == BYTES else "tokens"
+            dropped = f" and {left_out:,} {unit} with passages of these" if left_out else ""
             raise operator_error(
                 "E601",
                 "too little training text",
                 why=f"{self.source} has {counted(self.documents, 'document')}; less those for "
-                f"evaluation they have {count} {unit}, and two sequences need {2 * seq_len}",
+                f"evaluation{dropped} they have {count} {unit}, and two sequences need "
+                f"{2 * seq_len}",
                 fix=MORE_TEXT,
+            )
+        if left_out > NOTABLE * (count + left_out):
+            tell(
+                f"leaves out {left_out:,} of {count + left_out:,} {unit} of {self.source}: they "
+                "have passages that the run evaluates with"
             )
         return tokens.path
 
@@ -148,7 +163,11 @@ def _coded(
 
 
 class Passages:
-    """The pieces of a shard's windows, cut by document; what has one of them is not trained on.
+    """The pieces of a shard's windows, cut by document, none of which is trained on.
+
+    A document that has one is another cut of what is evaluated, and left out whole. What more than
+    :data:`COPIES` documents have is a licence, a heading or a line of dashes: of the further ones
+    only the piece itself is left out, and what stands before and behind it are two documents.
 
     Pieces of a few tokens are common phrases, and left out. What stands before and behind a
     passage may change the tokens at its edges, so these do not count with larger vocabularies.
@@ -157,29 +176,56 @@ class Passages:
     def __init__(
         self, shard: bytes, seq_len: int, tokenizer: Tokenizer, kind: np.dtype[Any]
     ) -> None:
+        self.left_out = 0  # tokens
         self._width = kind.itemsize
-        least, edge = (
+        self._end = np.array([tokenizer.document_end], dtype=kind).tobytes()
+        least, self._edge = (
             (MIN_PASSAGE, 0) if tokenizer.digest == BYTES else (MIN_PASSAGE_TOKENS, EDGE_TOKENS)
         )
-        least = min(seq_len - 2 * edge, least)
-        self._pieces: list[bytes] = []
+        self._least = max(1, min(seq_len - 2 * self._edge, least))
+        self._found: dict[bytes, int] = {}  # each piece, and how many documents had it so far
         for window in np.frombuffer(shard, dtype=kind).reshape(-1, seq_len + 1):
             ends = np.flatnonzero(window == tokenizer.document_end)
             for piece in np.split(window, ends):
                 inner = piece[piece != tokenizer.document_end]
-                inner = inner[edge : len(inner) - edge]
-                if len(inner) >= max(1, least):
-                    self._pieces.append(inner.tobytes())
+                inner = inner[self._edge : len(inner) - self._edge]
+                if len(inner) >= self._least:
+                    self._found[inner.tobytes()] = 0
 
-    def in_(self, coded: bytes) -> bool:
-        """Whether a document's tokens contain one of the passages."""
-        return any(self._has(coded, piece) for piece in self._pieces)
+    def trainable(self, coded: Iterable[bytes]) -> Iterator[bytes]:
+        """What may be trained on of documents, each with its end; again documents with theirs."""
+        for document in coded:
+            pieces = [piece for piece in self._found if self._at(document, piece) >= 0]
+            parts = self._parts(document, pieces) if pieces else [document]
+            if any(self._found[piece] < COPIES for piece in pieces):
+                parts = []
+            for piece in pieces:
+                self._found[piece] += 1
+            self.left_out += max(0, len(document) - sum(map(len, parts))) // self._width
+            yield from parts
 
-    def _has(self, coded: bytes, piece: bytes) -> bool:
-        at = coded.find(piece)
+    def _parts(self, document: bytes, pieces: list[bytes]) -> list[bytes]:
+        """What is left between the pieces, but for a few tokens."""
+        length, edge = len(document) - len(self._end), self._edge * self._width
+        cuts = [(length, length)]
+        for piece in pieces:
+            at = self._at(document, piece)
+            while at >= 0:
+                cuts.append((at - edge, at + len(piece) + edge))
+                at = self._at(document, piece, at + len(piece))
+        parts, begin = [], 0
+        for start, end in sorted(cuts):
+            if start - begin >= self._least * self._width:
+                parts.append(document[begin:start] + self._end)
+            begin = max(begin, end)
+        return parts
+
+    def _at(self, document: bytes, piece: bytes, start: int = 0) -> int:
+        """Where a piece stands in a document, from ``start`` on; -1 if nowhere."""
+        at = document.find(piece, start)
         while at >= 0 and at % self._width:  # the match is not aligned to tokens: look on
-            at = coded.find(piece, at + 1)
-        return at >= 0
+            at = document.find(piece, at + 1)
+        return at
 
 
 def is_held_out(document: bytes) -> bool:
@@ -239,7 +285,10 @@ def _distinct(documents: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cached(
-    path: Path, produce: Callable[[], Iterable[bytes]], end: bytes = DOCUMENT_END
+    path: Path,
+    produce: Callable[[], Iterable[bytes]],
+    end: bytes = DOCUMENT_END,
+    left_out: Callable[[], int] = lambda: 0,
 ) -> Corpus:
-    record = cached(path, produce, end)
-    return Corpus(path, record.blake3, record.size, record.documents)
+    record = cached(path, produce, end, left_out)
+    return Corpus(path, record.blake3, record.size, record.documents, left_out=record.left_out)
