@@ -14,7 +14,8 @@ round until all have been read, but one of an earlier round may.
 
 With ``pool`` the permutation has two levels: pools of that many neighbouring windows are permuted,
 and the windows within each pool. Then what is read at one time lies together, and a cache of a few
-files is enough (:mod:`node.data.remote`).
+files is enough (:mod:`node.data.remote`). What fills no whole pool is left out of an epoch, at the
+beginning and the end of the corpus: where the pools begin is drawn for each epoch anew.
 
 The permutation is a four-round Feistel network on the smallest even number of bits that holds
 the count, walked along its cycle until it lands below the count (Black and Rogaway, "Ciphers with
@@ -99,7 +100,10 @@ class Sampler:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch: whole pools, where there are any."""
+        """Windows in an epoch: whole pools, where there are any.
+
+        The epoch's offset decides which part of the corpus these do not reach.
+        """
         pool = self.pool
         return self._in_all // pool * pool if 0 < pool <= self._in_all else self._in_all
 
@@ -145,7 +149,8 @@ class Sampler:
     def _permuted(self, places: npt.NDArray[np.int64], *key: int | str) -> npt.NDArray[np.int64]:
         """First tokens of the windows at ``places`` of the permutation with this key."""
         keys = _keys(self.seed, *key, count=FEISTEL_ROUNDS + 1)
-        offset = int(keys[-1] % np.uint64(self.seq_len))
+        left_over = 1 + self._in_all - self.windows  # windows' worth, where an epoch may begin
+        offset = int(keys[-1] % np.uint64(self.seq_len * left_over))
         size = self.pool if 0 < self.pool < self.windows else self.windows
         pools, inside = np.divmod(places, size)
         window = np.empty_like(places)

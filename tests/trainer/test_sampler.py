@@ -184,6 +184,36 @@ def test_what_is_read_at_one_time_lies_in_few_pools():
     assert len(np.unique(everything)) == 25 * 12 * 4 * 8
 
 
+def test_what_fills_no_whole_pool_is_read_in_other_epochs():
+    """An epoch has as many windows as before, all apart; another one reaches the rest."""
+    sampler = Sampler(16 * 191 + 5, 16, 2, seed=1, reserved=20, pool=100)
+    assert (sampler.windows, sampler.rounds) == (100, 5)
+    read = np.zeros(16 * 191 + 5, dtype=bool)
+    for epoch in range(40):
+        rounds = range(5 * epoch, 5 * epoch + 5)
+        found = [sampler.starts(r, s, 2, t) for r in rounds for t in range(5) for s in range(2)]
+        starts = np.sort(np.concatenate(found))
+        assert len(starts) == 100
+        assert (np.diff(starts) == 16).all()
+        assert starts[0] >= 0
+        assert starts[-1] + 17 <= len(read)
+        read[starts[0] : starts[-1] + 17] = True
+    assert read[100:-100].all()
+
+
+@pytest.mark.parametrize(
+    ("pool", "order"),
+    [
+        (0, [[267, 539], [1199, 1215]]),
+        (50, [[1387, 1371], [1215, 1295]]),
+        (1000, [[267, 539], [1199, 1215]]),  # more than the corpus has
+    ],
+)
+def test_the_order_is_part_of_the_protocol_with_whole_pools_too(pool, order):
+    sampler = Sampler(16 * 101 + 5, 16, 2, seed=1, reserved=20, pool=pool)
+    assert [sampler.starts(round, 1, 2, 3).tolist() for round in (0, 7)] == order
+
+
 def test_steps_computed_together_read_what_each_reads_by_itself():
     sampler = Sampler(tokens=40_000, seq_len=8, batch_size=3, seed=5, reserved=60)
     for step in (0, 1, 15, 16, 33):  # beyond the round's own windows as well
