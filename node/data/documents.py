@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from node.data.plain_text import (
+    JSON_LINES,
     look_into,
     text_file_documents,
     text_problem,
@@ -30,7 +31,6 @@ from protocols.errors import OperatorError, reason
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
 PARQUET_BATCH = 1024  # rows
-JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
 
 

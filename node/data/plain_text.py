@@ -27,8 +27,9 @@ SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tes
 PARAGRAPH_LIMIT = 4096  # characters
 CHUNK_LIMIT = 65_536
 CHUNK_ONE_IN = 4  # a chunk ends after one paragraph in this many, chosen by their hash
+JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 EMPTY = "it is empty"
-TOLD = 3  # how many of the files left out are named
+TOLD = 3  # how many of several files are named
 PROBE = 65_536  # bytes looked at to tell text from binary files
 PIECE = 1024 * 1024
 SET_PATH = "give a file or folder of UTF-8 text on this machine with --data (a run file: data.path)"
@@ -88,8 +89,8 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
     """Files named by ``paths``; folders are searched for text.
 
     That is one path where there is such a file or folder, else several, separated as in PATH.
-    ``tell`` gets what is left out of folders, as a line for people. Raises OperatorError E601
-    where there is no text, or a file that is named is none.
+    ``tell`` gets what is left out of folders, and what is JSON, as lines for people. Raises
+    OperatorError E601 where there is no text, or a file that is named is none.
     """
     found: list[Path] = []
     left_out: list[str] = []
@@ -104,6 +105,12 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
             found.append(place)
     if left_out:
         tell(told(left_out))
+    if lines := [str(file) for file in found if file.name.lower().endswith(JSON_LINES)]:
+        tell(
+            f"reads {_some(lines)} as {'they are' if lines[1:] else 'it is'}, with all that is "
+            "JSON: for the texts alone make a token folder (`node data prepare`), or give --data "
+            "'datasets:json?files=FILE&field=text'"
+        )
     if not found:
         raise operator_error(
             "E601",
@@ -167,8 +174,12 @@ def look_into(
 
 def told(left_out: list[str]) -> str:
     """A line for people about what is left out (not an empty list)."""
-    more = f" and {len(left_out) - TOLD:,} more" if len(left_out) > TOLD else ""
-    return f"leaves out {', '.join(left_out[:TOLD])}{more}"
+    return f"leaves out {_some(left_out)}"
+
+
+def _some(files: list[str]) -> str:
+    more = f" and {len(files) - TOLD:,} more" if len(files) > TOLD else ""
+    return f"{', '.join(files[:TOLD])}{more}"
 
 
 def text_problem(file: Path) -> str:

@@ -146,6 +146,27 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
     assert "shut (a folder" in told[0]
 
 
+def test_json_lines_are_told_of_as_they_would_be_trained_on(tmp_path: Path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "plain.txt").write_text("Text. " * 9)
+    told: list[str] = []
+    plain_text.text_files(str(folder), told.append)
+    assert not told
+    for name in ("a.jsonl", "b.ndjson", "c.JSONL", "d.jsonl"):
+        (folder / name).write_text('{"text": "Text."}\n' * 9)
+    assert len(plain_text.text_files(str(folder), told.append)) == 5
+    one = folder / "b.ndjson"
+    assert plain_text.text_files(str(one), told.append) == [one]
+    all_of_them, by_itself = told
+    named = ", ".join(str(folder / name) for name in ("a.jsonl", "b.ndjson", "c.JSONL"))
+    assert f"{named} and 1 more as they are" in all_of_them
+    assert f"{one} as it is" in by_itself
+    for line in told:
+        assert "node data prepare" in line
+        assert "datasets:json?files=" in line
+
+
 def test_looking_through_a_large_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("Text.")
