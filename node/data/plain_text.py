@@ -186,15 +186,17 @@ def text_problem(file: Path) -> str:
     """Why a file is no text; empty if it is. All of it is read, unless its beginning tells."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     at = pending = 0  # where the piece begins, and bytes of a character that the last one cut
+    blank = True  # so far: a log may begin with any number of blank lines
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             return "it is a pipe or device, and text is read twice"
         with file.open("rb") as stream:
-            head = piece = stream.read(PROBE)
+            piece = stream.read(PROBE)
             while piece:
                 decoder.decode(piece)
-                if not at and (problem := _problem_of(head)):
-                    return problem
+                if not at and DOCUMENT_END in piece:
+                    return "it is a binary file"
+                blank = blank and not (piece if at else piece.removeprefix(codecs.BOM_UTF8)).strip()
                 at, pending = at + len(piece), len(decoder.getstate()[0])
                 piece = stream.read(PIECE)
             decoder.decode(b"", final=True)
@@ -202,13 +204,7 @@ def text_problem(file: Path) -> str:
         return reason(error)
     except UnicodeDecodeError as error:
         return f"it is not UTF-8 (byte {at - pending + error.start:,})"
-    return "" if head else EMPTY
-
-
-def _problem_of(head: bytes) -> str:
-    if not head.removeprefix(codecs.BOM_UTF8).strip():
-        return EMPTY
-    return "it is a binary file" if DOCUMENT_END in head else ""
+    return EMPTY if blank else ""
 
 
 def text_documents(files: list[Path], progress: OnProgress) -> Iterator[bytes]:

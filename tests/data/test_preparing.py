@@ -31,6 +31,19 @@ def test_a_byte_order_mark_is_no_text(tmp_path, line_end):
     assert plain_text.text_problem(tmp_path / "mark.txt") == plain_text.EMPTY
 
 
+@pytest.mark.parametrize("blank", [70_000, 2**16, 2**16 + 2**20 + 9])
+def test_text_behind_many_blank_lines_is_text(tmp_path: Path, blank: int):
+    (tmp_path / "late.txt").write_text("\n" * blank + "All of the text is here. " * 9)
+    (tmp_path / "never.txt").write_text("\n" * blank)
+    told: list[str] = []
+    assert plain_text.text_files(str(tmp_path), told.append) == [tmp_path / "late.txt"]
+    assert not told
+    assert [d.strip() for d in texts_of(tmp_path / "late.txt") if d] == [
+        ("All of the text is here. " * 9).strip()
+    ]
+    assert plain_text.text_problem(tmp_path / "never.txt") == plain_text.EMPTY
+
+
 def test_names_in_capitals_mean_the_same(tmp_path):
     json_lines(tmp_path / "A.JSONL", TEXTS[:20])
     (found,) = documents.find_inputs([str(tmp_path)])
