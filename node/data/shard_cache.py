@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -165,6 +166,8 @@ class ShardCache:
             partial = file.name.startswith(PART)
             try:
                 status = file.stat()
+                if not stat.S_ISREG(status.st_mode):  # parts of a stream lie in a folder beside
+                    continue
                 size, busy = bytes_held(file) if partial else (status.st_size, False)
             except FileNotFoundError:  # given up, or a person is tidying up
                 continue

@@ -26,6 +26,7 @@ from node.data.streamed import DataSet, Reader
 from node.errors import cannot_write, operator_error
 from node.trainer.corpus import MORE_TEXT, is_held_out
 from protocols.errors import OperatorError
+from protocols.files import sweep
 
 AT_ONCE = 256  # documents tokenized in one call
 LOOK_S = 0.1  # between looks for a part that another process is to make
@@ -146,7 +147,7 @@ class Parts:
         return True
 
     def _look_over(self) -> None:
-        """Remove parts that are not what was written, once: this machine may have lost its power.
+        """Remove, once, parts that are not what was written: this machine may have lost its power.
 
         Parts made from now on need no such look.
         """
@@ -154,7 +155,25 @@ class Parts:
             for path in self._directory.glob("part-*.bin"):
                 if intact(path) is None:
                     path.unlink()
+            self._clear_others()
         self._looked = True
+
+    def _clear_others(self) -> None:
+        """Remove the parts of other streams, or of other rounds' sizes, that nobody trains on.
+
+        Their marks stay, which are small: whoever comes back to one goes on from there. Who only
+        waits for parts of a stream is not seen, and could have one made again, no more.
+        """
+        for folder in self._directory.parent.glob("stream-*"):
+            if folder == self._directory:
+                continue
+            with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+                for name in (folder / ".lock", *folder.glob(".maker-*")):
+                    lock = held.enter_context(name.open("r+b"))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # in use, if it is refused
+                sweep(folder)
+                for part in folder.glob("part-*"):
+                    part.unlink(missing_ok=True)
 
     def _make(self, round: int, part: int, path: Path) -> None:
         at, reader = self._reader or (-1, None)

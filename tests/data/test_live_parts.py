@@ -230,3 +230,21 @@ def test_a_part_that_a_power_loss_has_spoilt_is_made_again(texts, tmp_path, lost
     assert again.made == 1
     again.get(1, 0)
     assert again.made == 1
+
+
+def test_parts_of_other_streams_go_once_nobody_trains_on_them_and_their_marks_stay(texts, tmp_path):
+    cache = tmp_path / "parts"
+    first, second, third = (
+        stream(run().model_copy(update={"data": dealt}), texts[1], cache).parts
+        for dealt in (run().data.model_copy(update={"islands": n}) for n in (3, 4, 5))
+    )
+    kept = first.get(2, 0).copy()
+    second.get(0, 0)
+    assert first._directory.joinpath("part-2-0.bin").exists(), "another island trains on it"
+    release(first)
+    third.get(0, 0)
+    assert [path.name for path in cache.glob("*/part-*.bin")] == ["part-0-0.bin"] * 2
+    assert not [*first._directory.glob("part-*")]
+    again = Parts(first._recipe, np.dtype(np.uint8), cache)
+    assert again._marks.nearest(2)[0] == 2
+    assert np.array_equal(again.get(2, 0), kept)

@@ -120,6 +120,22 @@ def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
     assert not [f for f in tmp_path.iterdir() if f.name.startswith(PART)]
 
 
+def test_a_folder_beside_the_files_neither_counts_nor_goes(served, tmp_path):
+    """Parts of a stream lie there, where the same state directory trained on one."""
+    _, url, _ = served
+    beside = tmp_path / "cache" / "stream-0123"
+    beside.mkdir(parents=True)
+    (beside / "part-0-0.bin").write_bytes(bytes(100))
+    os.utime(beside, (1, 1))  # it was not used for longest
+    largest = max(s.tokens for s in Folder(url).index.shards)
+    there = Folder(url, tmp_path / "cache", largest)
+    for shard in there.index.shards:
+        there.tokens(shard)
+    assert (beside / "part-0-0.bin").exists()
+    held, files = there._cache._held()
+    assert held == sum(status.st_size for status, _ in files) <= largest
+
+
 def test_a_wrong_hash_is_fetched_again_and_refused_at_last(served, tmp_path):
     server, url, made = served
     there = Folder(url, tmp_path / "cache")
