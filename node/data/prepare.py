@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from node.data.documents import Document, Input, find_inputs, read
 from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
 from node.data.intact import file_sha256
-from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
+from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer, tell_of_gaps
 from node.errors import cannot_write, operator_error
 from node.headway import Tell
 from node.trainer.data import token_type
@@ -82,6 +82,7 @@ def prepare(
     E605 for a library that is missing.
     """
     inputs = find_inputs(places, tell)
+    tell_of_gaps(tokenizer, tell)
     job = _job(inputs, tokenizer, field, shard_tokens)
     try:
         out.mkdir(parents=True, exist_ok=True)

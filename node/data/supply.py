@@ -25,6 +25,7 @@ from node.data.tokenizer import (
     FileTokenizer,
     Tokenizer,
     read_tokenizer,
+    tell_of_gaps,
     tokenizer_of,
 )
 from node.errors import operator_error
@@ -90,6 +91,8 @@ def make(
         tokenizer = tokenizer_of(index.tokenizer, folder.tokenizer(), index.document_end)
     if stated is None and tokenizer.digest == BYTES:
         _check_bytes(manifest, given, tell)
+    if folder is None:
+        tell_of_gaps(tokenizer, tell)
     if folder is not None:
         check_files(place, progress)
         manifest = _filled_in(manifest, tokenizer)
@@ -163,6 +166,7 @@ def tokens_for(
         _tell_of_repeats(manifest, index.tokens, tell)
         return place
     coder = tokenizer_of(manifest.data.tokenizer, tokenizer, manifest.model.document_end)
+    tell_of_gaps(coder, tell)
     if is_stream(place):
         return recipe_for(manifest, coder, place, progress)
     corpus = collect(own_data(manifest, place), progress=progress, tell=tell)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from node.errors import operator_error, with_extra
+from node.headway import Tell
 from protocols.errors import reason
 
 BYTES = "bytes"  # what the manifest calls the byte tokenizer
@@ -50,6 +51,8 @@ EARLIER_ENDS = (
     "[EOS]",
     "[SEP]",
 )
+# what is in no UTF-8, so that a tokenizer of bytes may do without; as ByteLevel writes these bytes
+NEVER = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}
 BY_ID = re.compile(r"#[0-9]{1,7}")  # how a person names a token by its id
 
 Ids = npt.NDArray[np.integer[Any]]
@@ -132,6 +135,8 @@ class FileTokenizer:
         if not vocabulary:
             raise operator_error("E604", f"{name} has no tokens", why="its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
+        # whether it leaves out characters that it has no token for
+        self.has_gaps = _has_gaps(library, self._tokenizer, vocabulary)
         # what ends a document where a stream's recipe, or a folder that was begun, does not say it
         self.earlier_end = next((vocabulary[e] for e in EARLIER_ENDS if e in vocabulary), None)
         if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
@@ -177,6 +182,15 @@ class FileTokenizer:
         texts = [document.decode("utf-8", errors="replace") for document in documents]
         with _refused("the tokenizer cannot encode this text"):
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        for text, one in zip(texts, encoded, strict=True):
+            # a document of nothing but signs, as an emoji, is not worth ending a run
+            if not one.ids and self.has_gaps and any(map(str.isalnum, text)):
+                raise operator_error(
+                    "E604",
+                    "the tokenizer cannot encode this text",
+                    why=f"it has no token for anything in {text.strip()[:40]!r}",
+                    fix="use a tokenizer that was made for such text, or one with tokens for bytes",
+                )
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
     def token(self, number: int) -> str | None:
@@ -187,6 +201,26 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """See :class:`Tokenizer`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _has_gaps(library: ModuleType, tokenizer: Any, vocabulary: dict[str, int]) -> bool:
+    """Whether text may vanish in it; models other than BPE raise where they have no token."""
+    model = tokenizer.model
+    if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
+        return False
+    before = (tokenizer.normalizer, tokenizer.pre_tokenizer)  # either may take text by its bytes
+    if not any(b'"ByteLevel"' in one.__getstate__() for one in before if one is not None):
+        return True
+    return not {*library.pre_tokenizers.ByteLevel.alphabet()} - NEVER <= vocabulary.keys()
+
+
+def tell_of_gaps(tokenizer: Tokenizer, tell: Tell) -> None:
+    """Say where text is about to be encoded by a tokenizer that leaves out some of it."""
+    if isinstance(tokenizer, FileTokenizer) and tokenizer.has_gaps:
+        tell(
+            "leaves out characters that the tokenizer has no token for: it has no unknown token, "
+            "and not all bytes"
+        )
 
 
 @contextlib.contextmanager
