@@ -23,6 +23,7 @@ from typing import BinaryIO
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from node.data.batches import batches
 from node.data.documents import Document, Input, find_inputs, read
 from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
 from node.data.intact import file_sha256
@@ -35,8 +36,6 @@ from protocols.files import DRAFT, READABLE, replacing
 PARTIAL = ".partial.json"
 DEFAULT_SHARD_TOKENS = 50_000_000
 BEGUN = (HELD_OUT, ends(HELD_OUT))  # there, and empty, before anything is noted
-BATCH_DOCUMENTS = 256
-BATCH_BYTES = 4 * 1024 * 1024
 HELD_OUT_TOKENS = 20_000_000  # kept for evaluation; held-out documents beyond are left out
 
 
@@ -252,7 +251,7 @@ class _Writer:
         for number in range(first, len(self.inputs)):
             source = self.inputs[number]
             before = skip
-            for batch in _batches(read(source, self.field, skip)):
+            for batch in batches(read(source, self.field, skip), lambda one: len(one.text)):
                 coded = self.tokenizer.encode([document.text for document in batch])
                 for document, ids in zip(batch, coded, strict=True):
                     yield number, before, document, ids
@@ -346,19 +345,6 @@ class _File:
         """Without effect the second time."""
         for file in self._files:
             file.close()
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if len(batch) >= BATCH_DOCUMENTS or size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import heapq
-import itertools
 import math
 import os
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from node.data.batches import batches
 from node.data.cached_file import intact, write
 from node.data.marks import Marks
 from node.data.patience import Patience
@@ -28,7 +28,6 @@ from node.trainer.corpus import MORE_TEXT, is_held_out
 from protocols.errors import OperatorError
 from protocols.files import sweep
 
-AT_ONCE = 256  # documents tokenized in one call
 LOOK_S = 0.1  # between looks for a part that another process is to make
 SIGN, SIGN_S = ".reading", 1.0  # a file that is touched so often while somebody reads
 IDLE_S = 10.0  # seconds to wait for a maker before making it: ranks of an island ask at one time
@@ -214,6 +213,6 @@ class Parts:
             return 0
 
     def _coded(self, texts: Iterator[bytes]) -> Iterator[bytes]:
-        while batch := list(itertools.islice(texts, AT_ONCE)):
+        for batch in batches(texts, len):
             for ids in self._coder.encode(batch):
                 yield with_end(ids, self._coder, self._kind).tobytes()

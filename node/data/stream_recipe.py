@@ -6,6 +6,7 @@ How the parts come about is in :mod:`node.data.live`.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.manifest import Manifest
+from node.data.batches import batches
 from node.data.cached_file import CACHE_FIX, cache_folder
 from node.data.streamed import DataSet, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
@@ -143,14 +145,19 @@ def evaluation_shard(
 
 def _bytes_a_token(source: DataSet, tokenizer: Tokenizer, progress: OnProgress) -> float:
     """Mean over the first texts, document ends counted; the same number on every island."""
-    reader, texts = Reader(source), []
-    for number, text in enumerate(itertools.islice(reader, HEAD)):
-        if reader.passes:
-            break
-        progress(number, HEAD)
-        texts.append(text)
-    tokens = sum(len(ids) + 1 for ids in tokenizer.encode(texts))
-    return sum(len(text) + 1 for text in texts) / tokens
+    reader, read, tokens = Reader(source), 0, 0
+
+    def head() -> Iterator[bytes]:
+        for number, text in enumerate(itertools.islice(reader, HEAD)):
+            if reader.passes:
+                return
+            progress(number, HEAD)
+            yield text
+
+    for batch in batches(head(), len):
+        read += sum(len(text) + 1 for text in batch)
+        tokens += sum(len(ids) + 1 for ids in tokenizer.encode(batch))
+    return read / tokens
 
 
 def _keep(name: str, data: bytes) -> Path:
