@@ -67,8 +67,8 @@ class ShardCache:
         ):  # one fetches a file, others wait
             if self._intact(path, sha256, size):
                 return path
-            part, furthest = PartialFile(self.directory, sha256, size), 0
-            left, patience = TRIES, Patience()
+            part, most = PartialFile(self.directory, sha256, size), 0
+            left, patience, furthest = TRIES, Patience(), 0
             while left:
                 failure: OperatorError | None = None
                 try:
@@ -81,6 +81,16 @@ class ShardCache:
                         if self._give_way(part):
                             continue
                         part.drop()
+                # an answer without a length breaks off like this; a file that is too short ends
+                # at the same place each time
+                if failure is None and part.length > most:
+                    failure = operator_error(
+                        "E603",
+                        f"cannot read {source.place}/{name}",
+                        why=f"it ended after {part.length:,} of {size:,} bytes",
+                    )
+                    failure.__cause__ = ConnectionError("broken off")  # so that it may pass
+                most = max(most, part.length)
                 if part.length >= furthest + PROGRESS_BYTES:
                     furthest, patience = part.length, Patience()
                 elif failure is None:
