@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,7 +47,9 @@ class DataSet:
         """From ``datasets:…``; paths that are there become absolute. Raises ValueError."""
         name, _, rest = place.removeprefix(STREAMED).partition("?")
         name, _, split = name.partition("@")
-        given = parse_qsl(rest, keep_blank_values=True)
+        # not as forms are read: a plus sign in a path is one
+        pairs = (one.partition("=") for one in rest.split("&") if one)
+        given = [(unquote(key), unquote(value)) for key, _, value in pairs]
         for key, _ in given:
             if key not in OPTIONS:
                 raise ValueError(f"{key!r} is not known; {', '.join(OPTIONS)} are")

@@ -161,3 +161,13 @@ def test_a_stream_is_prepared_like_any_input(texts):
     source = Input(texts[1], 0)
     assert [d.text.decode() for d in read(source, "text")] == texts[0]
     assert [d.text.decode() for d in read(source, "text", skip=440)] == texts[0][440:]
+
+
+def test_a_plus_sign_in_a_path_is_one(tmp_path):
+    (folder := tmp_path / "c++ & more").mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    place = f"datasets:json?files={tmp_path}/c++%20%26%20more/a.jsonl&field=text"
+    source = DataSet.parse(place)
+    assert (source.files, source.field) == ((f"{folder}/a.jsonl",), "text")
+    assert DataSet.parse(str(source)) == source
+    assert next(Reader(source)) == b"a"
