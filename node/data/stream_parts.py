@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import heapq
+import logging
 import math
 import os
 import threading
@@ -27,6 +28,8 @@ from node.errors import cannot_write, operator_error
 from node.trainer.corpus import MORE_TEXT, is_held_out
 from protocols.errors import OperatorError
 from protocols.files import sweep
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # between looks for a part that another process is to make
 SIGN, SIGN_S = ".reading", 1.0  # a file that is touched so often while somebody reads
@@ -84,6 +87,7 @@ class Parts:
         self._give_up: weakref.finalize[..., Any] | None = None  # ends that; so does gc
         self._lock = threading.Lock()
         self._looked = False  # whether the parts of before are intact
+        self._told = False  # that there is less text than a stretch has
         self._signed = -math.inf  # when the last sign of reading was left
         self.made = 0  # by this process
 
@@ -197,7 +201,17 @@ class Parts:
                 old.unlink(missing_ok=True)
 
     def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
-        return deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes)
+        passes, examples = reader.passes, reader.examples
+        yield from deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes)
+        # beyond where it began; that the data set begins anew in between is no matter
+        again = (reader.passes - 1, reader.examples) > (passes, examples)
+        if again and not self._told:
+            self._told = True
+            logger.warning(
+                "%s has less text than one stretch of it takes (inner steps, batch, data.islands): "
+                "texts are read again within a round",
+                self._recipe.place,
+            )
 
     def _sign(self) -> None:
         if (now := time.monotonic()) >= self._signed + SIGN_S:

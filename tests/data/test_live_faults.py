@@ -33,6 +33,18 @@ def test_a_data_set_that_is_held_out_as_a_whole_is_told_and_not_read_for_ever(tm
     assert caught.value.code == "E601"
 
 
+def test_a_data_set_that_is_less_than_a_stretch_is_told_of_once(texts, tmp_path, caplog):
+    recipe = read_recipe(recipe_for(run(), ByteTokenizer(), texts[1], lambda done, total: None))
+    kind, size = np.dtype(np.uint8), sum(len(text) + 1 for text in texts[0])
+    for share, told in ((0.7, 0), (1.2, 1)):  # of the data set, a stretch: it begins anew in both
+        dealt = recipe.model_copy(update={"parts": 1, "part_bytes": int(share * size)})
+        parts = Parts(dealt, kind, tmp_path / str(share))
+        for round in range(3):
+            parts.get(round, 0)
+        assert parts._marks.nearest(3)[1].passes >= 2
+        assert caplog.text.count("less text than one stretch") == told
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
