@@ -161,7 +161,8 @@ class Inner(Section):
     warmup_steps: int = Field(default=20, ge=0, le=MOST_COUNT)
     """Inner steps until the rate is reached."""
     total_steps: int = Field(default=3000, ge=1, le=MOST_COUNT)
-    """Inner steps until it has fallen."""
+    """Inner steps until it has fallen. Of a run made with --set, --mode or --preset it follows
+    rounds.inner_steps · total_rounds, if it is not set itself; in a --run file it does not."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """What it falls to, as a share of lr."""
     decay_fraction: float = Field(default=0.2, gt=0, le=1)

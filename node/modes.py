@@ -15,6 +15,7 @@ from gossip.plans.rules import Clients
 from node.errors import operator_error
 from protocols.identity import PeerId
 
+OFF_SCHEDULE = 0.2  # of a run's inner steps: a schedule that is as far from their end is told of
 PLAIN = ("auto", "mean", "clip")  # merge rules that judge nobody
 # a branch that stands still for a moment in the only merge of a run is not left out for good
 ONLY_MERGE_S = 15.0
@@ -73,8 +74,11 @@ def check_wait(manifest: Manifest, islands: int) -> None:
         raise operator_error("E204", why=why, fix="leave out --wait-for, or take another mode")
 
 
-def doubts(manifest: Manifest) -> list[str]:
-    """What of a run is likely to disappoint, and why; it is not refused, for it may be meant."""
+def doubts(manifest: Manifest, *, schedule: bool = True) -> list[str]:
+    """What of a run is likely to disappoint, and why; it is not refused, for it may be meant.
+
+    ``schedule``: whether the manifest's learning rate is the one that is trained with.
+    """
     from diloco.optimizers import highest_rate
 
     outer, rounds, found = manifest.outer, manifest.rounds, list[str]()
@@ -104,7 +108,32 @@ def doubts(manifest: Manifest) -> list[str]:
             "encodes the result is lost, where means have it sent with the next; int4 leaves "
             "nothing out"
         )
-    return found
+    return found + (_off_schedule(manifest) if schedule else [])
+
+
+def _off_schedule(manifest: Manifest) -> list[str]:
+    """That the learning rate falls long before a run's end, or has not fallen there.
+
+    Only where an island's inner steps follow from the rounds: not where it is in some of them only,
+    or may take more steps. A script's learning rate is its own.
+    """
+    inner, rounds = manifest.inner, manifest.rounds
+    unknown = manifest.script.layout or rounds.most_steps or rounds.clients < 1
+    flat = inner.schedule == "constant" or inner.min_lr_ratio == 1
+    whole, total = rounds.inner_steps * rounds.total_rounds, inner.total_steps
+    near = abs(total - whole) <= OFF_SCHEDULE * whole
+    if unknown or flat or near or rounds.at_will or once(manifest):
+        return []
+    if total < whole:
+        what = (
+            f"{100 * (1 - total / whole):.0f} % of the run has {inner.min_lr_ratio:g} of inner.lr"
+        )
+    else:
+        what = "the run is over before the learning rate has fallen"
+    return [
+        f"inner.total_steps {total} with {rounds.total_rounds} rounds of {rounds.inner_steps} "
+        f"inner steps: {what}; whoever creates the run can set inner.total_steps={whole}"
+    ]
 
 
 def once(manifest: Manifest) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_modes import with_defaults
+from bootstrap.manifest_rounds import MOST_COUNT, Rounds
 
 _LARGE: dict[str, Any] = {
     "outer": {"warmup_rounds": 30},
@@ -182,7 +184,32 @@ def preset(name: str, changes: Mapping[str, object] | None = None) -> Manifest:
     Values may be text, as from a command line. Raises ValueError for an unknown preset, and
     pydantic's ValidationError (a ValueError too) for an unknown key or a value out of bounds.
     """
-    return Manifest.model_validate(tables_of(name, changes))
+    return with_schedule(Manifest.model_validate(tables_of(name, changes)), name, changes)
+
+
+def with_schedule(
+    made: Manifest, name: str, changes: Mapping[str, object] | None = None
+) -> Manifest:
+    """A run ``made`` of a preset: where it is longer or shorter than that, its schedule is as well.
+
+    The preset's learning rate falls until its last inner step. So it does with other rounds, unless
+    ``inner.total_steps`` is among the changes, or differs from all rounds' steps by the preset and
+    mode alone (btm). Where islands take more or fewer steps than ``rounds.inner_steps`` says, as in
+    mode async, the schedule is as far from that as the preset's.
+    """
+    changes = changes or {}
+    mode = {"mode": changes["mode"]} if "mode" in changes else {}
+    before = with_defaults(tables_of(name, mode))
+    rounds, fields = before.get("rounds", {}), Rounds.model_fields
+    steps, count = (rounds.get(key, fields[key].default) for key in ("inner_steps", "total_rounds"))
+    usual = Manifest().inner.model_copy(update=before.get("inner", {})).total_steps
+    whole = made.rounds.inner_steps * made.rounds.total_rounds
+    if "inner.total_steps" in changes or steps * count != usual or whole == usual:
+        return made
+    inner = {"total_steps": min(whole, MOST_COUNT)}
+    if "inner.warmup_steps" not in changes:
+        inner["warmup_steps"] = min(made.inner.warmup_steps, whole)
+    return made.model_copy(update={"inner": made.inner.model_copy(update=inner)})
 
 
 def tables_of(name: str, changes: Mapping[str, object] | None = None) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _with_model(tables: dict[str, Any], source: Path | None) -> dict[str, Any]:
 
 
 def _preset(name: str, changes: Sequence[str], model: Path | None) -> Manifest:
-    from node.presets import tables_of
+    from node.presets import tables_of, with_schedule
 
     split = {}
     for change in changes:
@@ -92,7 +92,8 @@ def _preset(name: str, changes: Sequence[str], model: Path | None) -> Manifest:
             )
         split[key] = value
     try:
-        return Manifest.model_validate(_with_model(tables_of(name, split), model))
+        made = Manifest.model_validate(_with_model(tables_of(name, split), model))
+        return with_schedule(made, name, split)
     except ValidationError as error:
         why = "\n       ".join(explain(error, Manifest))
         raise bad_config("bad setting of the run", why, "correct what is named above") from error

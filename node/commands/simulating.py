@@ -137,7 +137,7 @@ def _with_progress(one: Scenario) -> Result:
     from node.simulate.world import decide
     from node.simulate.world import simulate as run
 
-    for doubt in doubts(manifest_of(decide(one)[0], one.rounds)):
+    for doubt in doubts(manifest_of(decide(one)[0], one.rounds), schedule=False):
         typer.echo(doubt, err=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
     with Progress(

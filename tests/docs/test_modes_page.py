@@ -12,7 +12,7 @@ from swarm_kit import Island, until
 
 from bootstrap.manifest import load
 from bootstrap.manifest_rounds import Mode, OuterRule
-from node.modes import check_runs
+from node.modes import check_runs, doubts
 
 PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -24,6 +24,7 @@ def test_examples_are_run_files(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text, encoding="utf-8")
     check_runs(load(file))
+    assert not doubts(load(file))
 
 
 def test_the_page_names_every_mode_and_every_outer_optimizer() -> None:

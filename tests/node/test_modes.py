@@ -104,6 +104,10 @@ def test_nothing_is_doubted_of_what_a_mode_stands_for(mode: str) -> None:
         ({"mode": "async", "merge": {"rule": "median"}}, "alone in a round is merged whatever"),
         ({**SPARSE, "merge": {"trust": "open"}}, "codec top12 with merge.trust open: .* is lost"),
         ({**SPARSE, "merge": {"rule": "median"}}, "codec top12 with merge.rule median: .* is lost"),
+        ({"rounds": {"total_rounds": 1000}}, "94 % of the run has 0.1 of inner.lr"),
+        ({"rounds": {"total_rounds": 1000}}, "can set inner.total_steps=50000"),
+        ({"rounds": {"total_rounds": 47}}, "over before the learning rate has fallen"),
+        ({"mode": "gossip", "rounds": {"total_rounds": 200}}, "70 % of the run"),
     ],
 )
 def test_what_is_likely_to_disappoint_is_told_with_the_reason(
@@ -120,6 +124,23 @@ def test_sparse_codes_are_not_doubted_where_all_that_is_lost_comes_later(
     merge: dict[str, Any],
 ) -> None:
     assert doubts(of(**SPARSE, merge=merge)) == []
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"rounds": {"total_rounds": 70}},  # near enough
+        {"rounds": {"total_rounds": 1000}, "inner": {"total_steps": 50_000}},
+        {"rounds": {"total_rounds": 1000}, "inner": {"schedule": "constant"}},
+        {"rounds": {"total_rounds": 1000}, "inner": {"min_lr_ratio": 1}},
+        {"rounds": {"total_rounds": 1000}, "script": {"layout": "0" * 64, "parameters": 10}},
+        {"rounds": {"total_rounds": 1000, "most_steps": 90}},  # nobody knows how many steps
+        {"rounds": {"total_rounds": 1000}, "mode": "async"},
+        {"rounds": {"total_rounds": 1000}, "mode": "fedavg"},
+    ],
+)
+def test_a_schedule_that_fits_or_may_fit_is_not_doubted(tables: dict[str, Any]) -> None:
+    assert doubts(Manifest.model_validate(tables)) == []
 
 
 @pytest.mark.parametrize(

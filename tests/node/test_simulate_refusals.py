@@ -170,3 +170,9 @@ def test_a_setting_that_is_given_twice_is_refused() -> None:
 def test_the_command_refuses_what_it_cannot_do(arguments: list[str]) -> None:
     result = simulated(*arguments)
     assert isinstance(result.exception, OperatorError)
+
+
+def test_nothing_is_said_of_a_schedule_that_no_simulation_has() -> None:
+    told_of = simulated("--islands", "2", "--rounds", "2", "--inner-steps", "2")
+    assert told_of.exit_code == 0, told_of.output
+    assert "total_steps" not in told_of.output
