@@ -113,6 +113,11 @@ def allowed(field: FieldInfo) -> str:
     return " and ".join(part for part in (low, high) if part)
 
 
+def set_list(key: str, field: FieldInfo) -> str:
+    """How a list is given to a command, by the example of its default; quoted for a shell."""
+    return f"--set '{key}={toml_value(field.default)}'"
+
+
 def _worded(words: str, bound: Any) -> str:
     return f"{words} {bound}" if bound is not None else ""
 

@@ -9,13 +9,18 @@ embeddings; their learning rates fall with size as is usual.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, get_origin
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_modes import with_defaults
 from bootstrap.manifest_rounds import MOST_COUNT, Rounds
+from bootstrap.validation import fields, set_list
 
+MOST_LIST, _SHOWN = 1000, 80  # characters of a list's text, and of a wrong one that is repeated
+_LISTS = {key: field for key, field in fields(Manifest) if get_origin(field.annotation) is tuple}
 _LARGE: dict[str, Any] = {
     "outer": {"warmup_rounds": 30},
     "rounds": {"inner_steps": 100, "overlap_steps": 5, "total_rounds": 500, "eval_every": 1},
@@ -213,7 +218,10 @@ def with_schedule(
 
 
 def tables_of(name: str, changes: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """What :func:`preset` makes a manifest of. Raises ValueError for an unknown preset."""
+    """What :func:`preset` makes a manifest of.
+
+    Raises ValueError for an unknown preset, and for text that is no list where there is to be one.
+    """
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: choose one of {', '.join(PRESETS)}")
     tables: dict[str, Any] = {
@@ -225,5 +233,19 @@ def tables_of(name: str, changes: Mapping[str, object] | None = None) -> dict[st
         place = tables.get(table) if table else tables
         if not isinstance(place, dict):  # unknown, or no table: the validation below says so
             place = tables[table] = {}
-        place[key] = value
+        place[key] = _list_of(path, value) if path in _LISTS else value
     return tables
+
+
+def _list_of(key: str, value: object) -> object:
+    """The list that text is in TOML; nothing else is read of it."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, Any] = {}
+    if value.lstrip().startswith("[") and len(value) <= MOST_LIST:
+        with suppress(ValueError, RecursionError):
+            found = tomllib.loads(f"list = {value}")
+    if found.keys() != {"list"} or not isinstance(found["list"], list):
+        shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "…"
+        raise ValueError(f"{key} is a list, and {shown!r} is none: {set_list(key, _LISTS[key])}")
+    return found["list"]

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import MOST_COUNT, Mode
-from bootstrap.validation import allowed, bad_config, fields, nearest, toml_value
+from bootstrap.validation import allowed, bad_config, fields, nearest, set_list, toml_value
 from node.config import ENVIRONMENT_PREFIX, NodeConfig
 from node.options import RATES, SIZES, shown_default
 
@@ -32,9 +32,10 @@ Written by `python -m node.setting_reference > docs/settings.md`; do not edit.
 ## Of a run
 
 All islands of a run have the same, in its manifest. Who creates one gives them as
-`--set KEY=VALUE`, or in the TOML file of `--run`, which has a table for what stands before the
-dot; who joins gives none. The defaults are those of the smallest run. Presets of larger ones
-(`--preset`) have others, and so have modes (`--mode`), where they are named below."""
+`--set KEY=VALUE` (a list as `--set 'rounds.codecs=["int4", "int2"]'`), or in the TOML file of
+`--run`, which has a table for what stands before the dot; who joins gives none. The defaults are
+those of the smallest run. Presets of larger ones (`--preset`) have others, and so have modes
+(`--mode`), where they are named below."""
 
 _NODES = """
 ## Of a node
@@ -54,6 +55,7 @@ class Setting:
     meaning: str
     of_run: bool
     by_mode: tuple[tuple[str, str], ...] = ()  # modes, and the default that they have instead
+    example: str = ""  # of a list: how it is given
 
     @property
     def table(self) -> str:
@@ -110,7 +112,10 @@ def _in_words(one: Setting) -> str:
     rows = (
         ("default", one.defaults),
         ("takes", one.values),
-        ("given as", f"--set {one.key}=…" if one.of_run else f"{flag}, {variable}"),
+        (
+            "given as",
+            (one.example or f"--set {one.key}=…") if one.of_run else f"{flag}, {variable}",
+        ),
     )
     return "\n".join([one.key, f"  {one.meaning}", *(f"  {a:8} {b}" for a, b in rows if b), ""])
 
@@ -142,7 +147,8 @@ def _of_runs() -> Iterator[Setting]:
             if value != default and key != "mode":
                 other.setdefault(value, []).append(mode)
         by_mode = tuple((", ".join(names), value) for value, names in other.items())
-        yield Setting(key, default, _takes(field), _one_line(field), True, by_mode)
+        example = set_list(key, field) if get_origin(field.annotation) is tuple else ""
+        yield Setting(key, default, _takes(field), _one_line(field), True, by_mode, example)
 
 
 def _of_nodes() -> Iterator[Setting]:

@@ -57,6 +57,8 @@ def test_bounds_and_ways_to_give_it_are_told() -> None:
     quorum = of("rounds.quorum")
     assert "takes    more than 0 and at most 1" in quorum
     assert "given as --set rounds.quorum=…" in quorum
+    assert """given as --set 'rounds.codecs=["int4", "int2"]'""" in of("rounds.codecs")
+    assert "given as --set 'inner.betas=[0.9, 0.95]'" in of("inner.betas")
     upload = of("max_upload")
     assert "given as --max-upload, ATOLL_MAX_UPLOAD" in upload
     assert "takes" not in upload, "its bound is in bytes, and 20Mbit is written"

@@ -62,6 +62,8 @@ def test_a_wrong_environment_variable(refused, monkeypatch):
 
 def test_a_wrong_change_of_a_preset(refused):
     assert "did you mean inner.eps?" in refused("E204", "start", "--set", "inner.epsi=1")[0]
+    text, _ = refused("E204", "start", "--set", "inner.betas=0.9,0.95")
+    assert "inner.betas is a list, and '0.9,0.95' is none: --set 'inner.betas=[0.9, 0.95]'" in text
 
 
 # --- this machine -----------------------------------------------------------------------------

@@ -102,6 +102,34 @@ def test_wrong_changes_are_refused(changes):
             preset(name, changes)
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "found"),
+    [
+        ("rounds.codecs", '["int8", "int2"]', ("int8", "int2")),
+        ("rounds.codecs", "['int4']", ("int4",)),
+        ("inner.betas", "[0.8, 0.99]", (0.8, 0.99)),
+    ],
+)
+def test_lists_are_given_as_in_a_file(key, text, found):
+    table, name = key.split(".")
+    assert getattr(getattr(preset("small", {key: text}), table), name) == found
+    assert preset("small", {key: found}) == preset("small", {key: text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["int4,int2", "int4", "", "[int4]", "[", '["int4"]\nlist2 = 1', "[" * 900, "[1," * 900],
+)
+def test_what_is_no_list_is_refused_with_the_form_that_one_has(text):
+    with pytest.raises(ValueError, match=r"rounds\.codecs is a list") as caught:
+        preset("tiny", {"rounds.codecs": text})
+    told = str(caught.value)
+    assert told.endswith("""--set 'rounds.codecs=["int4", "int2"]'""")
+    assert len(told) < 250
+    with pytest.raises(ValidationError):
+        preset("tiny", {"rounds.codecs": '["int5"]'})
+
+
 def test_an_unknown_preset_names_the_known():
     with pytest.raises(ValueError, match=r"tiny, tiny-streaming, small, .*8b, 70b, moe-tiny"):
         preset("huge")
