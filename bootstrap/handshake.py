@@ -327,7 +327,8 @@ def _other_run(peer: PeerId, ours: bytes, theirs: str) -> OperatorError:
         "E201",
         "the peer trains another run",
         f"this node wants run {ours.hex()[:16]}, {peer} has {theirs[:16] or 'none'}",
-        "give the peers of your run with --peers, or leave out --run to take theirs",
+        "give the peers of your run with --peers, or join theirs with an empty --dir, without "
+        "--resume and settings of a run (--run, --preset, --mode, --set)",
     )
 
 

@@ -42,6 +42,8 @@ async def test_another_run_is_named(hosts: tuple[Host, Host]) -> None:
     error = await refused("E201", newcomer, seed, run=OTHER)
     assert OTHER.hex()[:16] in error.why
     assert RUN.hex()[:16] in error.why
+    # nobody asks for a run but who has one of its own, or goes on from a checkpoint
+    assert "an empty --dir, without --resume" in error.fix
 
 
 async def test_who_answers_with_another_run_than_it_was_asked_for_is_not_followed(
