@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from bootstrap.manifest import Manifest
 from node.errors import operator_error, with_extra
 from node.headway import Tell
 from protocols.errors import reason
@@ -238,14 +239,30 @@ def read_tokenizer(
     path: Path, *, document_end: str | None = None, eos: int | None = None
 ) -> FileTokenizer:
     """The tokenizer in a file; more: :class:`FileTokenizer`. Raises OperatorError E604 and E605."""
+    return FileTokenizer(_read(path), path.name, document_end=document_end, eos=eos)
+
+
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_TOKENIZER_BYTES + 1)
+            return file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
         raise operator_error(
             "E604", f"cannot read the tokenizer {path}", why=reason(error)
         ) from error
-    return FileTokenizer(data, path.name, document_end=document_end, eos=eos)
+
+
+def check_tokenizer(path: Path, run: Manifest) -> None:
+    """Raise E604 where the file is not the tokenizer of a run that is under way."""
+    found, wanted = blake3(_read(path)).hexdigest(), run.data.tokenizer
+    if found != wanted:
+        has = "that of bytes" if wanted == BYTES else wanted[:16]
+        raise operator_error(
+            "E604",
+            f"{path} is not the tokenizer of {run.label}",
+            why=f"the file is {found[:16]}, the run's tokenizer {has}",
+            fix="leave out --tokenizer: whoever takes part in a run is given its own",
+        )
 
 
 def tokenizer_of(digest: str, data: bytes, document_end: int | None = None) -> Tokenizer:

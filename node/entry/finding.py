@@ -12,6 +12,7 @@ import contextlib
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from node.checkpoints.index import said_by
 from node.checkpoints.outer_files import BESIDE, SHARD, read_beside
 from node.checkpoints.restoring import Restored
 from node.checkpoints.spared import PREFIX
-from node.data.tokenizer import BYTES
+from node.data.tokenizer import BYTES, check_tokenizer
 from node.data.tokenizer import FILE as TOKENIZER
 from node.entry.entrance import PASSING, Entrance, Run, differences
 from node.errors import operator_error
@@ -66,6 +67,7 @@ class Finder:
         if signed is not None:
             self._check_same(signed.manifest)
             run = await self._go_on(signed)
+            await self._check_given(run)
             self.offer(run)
             await self._admit(run)
             return run
@@ -84,6 +86,7 @@ class Finder:
                 )
             found = await self._create(node.daemon.manifest)
         self._check_free(found.signed.run_id.hex() if not found.created else "")
+        await self._check_given(found)
         self.offer(found)
         self._keep(found)
         await self._admit(found)
@@ -94,6 +97,31 @@ class Finder:
         if short := self._short_invitation():
             raise short
         return await self.reading.make_run(manifest)
+
+    async def _check_given(self, run: Run) -> None:
+        """Raise E204, E604 for what only a run that is made is made of, where it is another's.
+
+        Who goes on, or brings a run that others may have begun first, gives the same as its
+        creator: then the weights are not read again, which is told.
+        """
+        config, own = self.node.config, self.node.daemon.manifest
+        if run.created or config.role == "seed":
+            return
+        if config.tokenizer is not None:
+            await self.node.offload(partial(check_tokenizer, config.tokenizer, run.manifest))
+        for flag, path in (("--init-from", config.init_from), ("--hf-config", config.hf_config)):
+            if path is None:
+                continue
+            if own is None and not config.resume:
+                raise operator_error(
+                    "E204",
+                    f"{flag} with --peers",
+                    why=f"it is for who creates a run, and {run.manifest.label} is under way: its "
+                    "model and weights come from the peers",
+                    fix="leave it out; to begin a run with that model leave out --peers",
+                )
+            text = f"{flag} is not read: {run.manifest.label} has begun, and its state is taken"
+            self.node.events.emit(Notice(text=text))
 
     def _short_invitation(self) -> OperatorError | None:
         """E204 where this node's invitation is one that can be guessed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,10 @@ class Reader:
         return Run(SignedManifest.create(manifest, identity(1)), TEXT, created=True)
 
 
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
 def finder(
     home: Path,
     run: SignedManifest,
@@ -75,6 +80,7 @@ def finder(
         home=StateDir(home),
         cache=PeerCache(home / "peers.json"),
         daemon=SimpleNamespace(manifest=own),
+        offload=at_once,
         events=SimpleNamespace(emit=lambda event: None),
     )
 
@@ -260,3 +266,47 @@ async def test_of_a_run_that_has_one_already_it_is_told(
     found.node.events.emit = said.append  # type: ignore[method-assign,assignment]
     await found.find(signed())
     assert [one.code for one in said] == ["E204"] * told
+
+
+JOINS: dict[str, Any] = {"there": True, "peers": ["a:1"], "resume": "false"}
+
+
+@pytest.mark.parametrize("flag", ["init_from", "hf_config"])
+async def test_a_model_is_not_dropped_in_silence_by_who_joins(tmp_path: Path, flag: str) -> None:
+    given = {flag: str(tmp_path)}
+    with pytest.raises(OperatorError) as caught:
+        await finder(tmp_path, signed(), **JOINS, **given).find(None)
+    assert caught.value.code == "E204"
+    assert f"--{flag.replace('_', '-')} with --peers" in caught.value.what
+    assert "for who creates a run" in caught.value.why
+    said: list[Any] = []
+    (tmp_path / SHARD).write_bytes(TEXT)
+    for own in (None, Manifest()):  # as its creator was started, with --resume
+        again = finder(tmp_path, signed(), own=own, **given)
+        again.node.events.emit = said.append  # type: ignore[method-assign,assignment]
+        await again.find(signed())
+    assert len(said) == 2
+    assert all("is not read: " in event.text for event in said)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_another_tokenizer_than_the_run_s_is_e604(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT)
+    file = tmp_path / "mine.json"
+    file.write_bytes(b"{}")
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    same = signed(data={"tokenizer": blake3(b"{}").hexdigest()})
+    flags = {"tokenizer": str(file)} | ({} if resume else JOINS)
+    for run in (same, signed()):
+        found = finder(tmp_path, run, **flags).find(run if resume else None)
+        if run is same:
+            assert not (await found).created
+            continue
+        with pytest.raises(OperatorError, match=r"mine\.json is not the tokenizer") as caught:
+            await found
+        assert caught.value.code == "E604"
+    file.unlink()
+    with pytest.raises(OperatorError, match="cannot read the tokenizer"):
+        await finder(tmp_path, same, **flags).find(same if resume else None)
+    made = finder(tmp_path, same, own=Manifest(), tokenizer=str(file), resume="false")
+    assert (await made.find(None)).created  # it is read by what makes the run
