@@ -160,7 +160,10 @@ class Readiness:
         if whole := self._whole.add(fragment, round_, projection):
             self.sketched[fragment] = (round_, whole[0])
             swarm.presence.note(sketch_round=whole[0], sketch=whole[1])
-        weight = weight_of(self.manifest, snapshot.tokens, snapshot.steps)
+        # of steps that changed something; one at least, so that a round has some weight
+        steps = max(snapshot.steps - snapshot.skipped, 1)
+        trained = snapshot.tokens * steps // max(snapshot.steps, 1)
+        weight = weight_of(self.manifest, trained, steps)
         return {
             "tokens": snapshot.tokens,
             "steps": snapshot.steps,

@@ -210,6 +210,7 @@ class Snapshot(Message, kind=112):
     finite: bool  # false: θ, or every one of the last steps, was not finite
     fragment: int = 0
     round_step: int = 0  # inner steps since the last Apply
+    skipped: int = 0  # of the steps, those without a finite gradient
 
 
 class Applied(Message, kind=113):

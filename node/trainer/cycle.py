@@ -83,7 +83,7 @@ class Cycle:
         """An inner step of so many tokens was taken; ``finite``: its loss and gradient were."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
         for progress in self.fragments:
-            progress.unsent += StepTotals(1, tokens)
+            progress.unsent += StepTotals(1, tokens, int(not finite))
         self.round_step += 1
         if self.numbers is not None:
             self.numbers.take()

@@ -227,6 +227,7 @@ class Progress(Cycle):
                 finite=finite and self.bad_steps < BAD_STEPS,
                 fragment=fragment,
                 round_step=self.round_step,
+                skipped=work.skipped,
             )
         )
 

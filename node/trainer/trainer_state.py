@@ -26,9 +26,12 @@ class StepTotals:
 
     steps: int = 0
     tokens: int = 0
+    skipped: int = 0  # of the steps, those without a finite gradient, which changed nothing
 
     def __add__(self, other: StepTotals) -> StepTotals:
-        return StepTotals(self.steps + other.steps, self.tokens + other.tokens)
+        return StepTotals(
+            self.steps + other.steps, self.tokens + other.tokens, self.skipped + other.skipped
+        )
 
 
 class FragmentState(BaseModel):

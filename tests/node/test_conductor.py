@@ -81,6 +81,26 @@ async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None
     assert [said["ready"] for said in chain.said] == [True]
 
 
+@pytest.mark.parametrize(
+    ("weights", "skipped", "share"),
+    [("tokens", 2, 3 / 5), ("tokens", 5, 1 / 5), ("rate", 2, 3 / 5)],
+)
+async def test_steps_that_changed_nothing_weigh_nothing(
+    vectors: SharedVectors, weights: str, skipped: int, share: float
+) -> None:
+    """Whoever has none left counts for one, so that a round of such islands has a weight."""
+    tables = {"mode": "diloco", "merge": {"weights": weights}}
+    taken = snapshot(vectors)
+    for part in (0, skipped):
+        made, chain = conductor(vectors, at_once, tables)
+        await made._on_snapshot(replace(taken, skipped=part))
+        (said,) = chain.said
+        if not part:
+            whole = said["weight"]
+    assert said["weight"] == pytest.approx(share * whole)
+    assert (said["tokens"], said["steps"]) == (taken.tokens, taken.steps)
+
+
 async def test_parameters_that_no_letter_carries_are_not_offered_and_the_trainer_goes_back(
     vectors: SharedVectors,
 ) -> None:

@@ -168,6 +168,20 @@ def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
     assert any(bool(m.any()) for m in moments)  # the good ones are kept
 
 
+def test_steps_without_a_finite_gradient_are_counted_beside_the_others(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        return [Stop()] if isinstance(report, Snapshot) else []
+
+    bench = Bench(tmp_path, answer)
+    real, steps = bench.trainer.engine.gradients, iter(range(100))
+    bench.trainer.engine.gradients = lambda *given: (
+        real(*given) if next(steps) % 3 == 2 else math.nan
+    )
+    (taken,) = bench.run(begin(target_steps=9)).of(Snapshot)
+    assert (taken.steps, taken.skipped, taken.finite) == (9, 6, True)
+    assert taken.tokens == sum(done.tokens for done in bench.script.of(StepDone))
+
+
 def test_a_lost_island_says_so_and_is_found_again(tmp_path: Path) -> None:
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == 1:
