@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,12 +27,14 @@ def last_words(
     home: Path | None = None,
     saved: int | None = None,
     script: bool = False,
+    again: Sequence[str] | None = ("--set", "rounds.total_rounds=N"),
 ) -> str:
     """One line; ``rounds``: of the run, so far, None for a node that did not come to take part.
 
     ``over``: the run has come to its end. ``home``: the state directory that has a checkpoint to go
     on from or to export; None: there is none. ``saved``: the round of that checkpoint.
-    ``script``: the model is a training script's own.
+    ``script``: the model is a training script's own. ``again``: the flags of a run of more rounds
+    that is as this one was (:mod:`node.again`); None: they are not known.
     """
     parts = [f"ended: {reason}"]
     if rounds is None:
@@ -49,8 +52,10 @@ def last_words(
     if not script:
         parts.append(f"its model: node export FOLDER --from {place}")
         if over:
+            flags = shlex.join(again or ("--set", "rounds.total_rounds=N"))
+            told = "" if again else ", with the other settings and --data that this one had"
             parts.append(
                 "more rounds: a run that starts from that, node start --init-from FOLDER "
-                "--dir ANOTHER --set rounds.total_rounds=N"
+                f"--dir ANOTHER {flags}{told}"
             )
     return "; ".join(parts)

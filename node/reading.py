@@ -80,6 +80,13 @@ class Reading:
                 "the text of --data stays here: who joins without --data trains on "
                 f"{manifest.data.recipe}; --set data.recipe=text has everybody bring text"
             )
+        own = self.config.data or manifest.data.path
+        if self.config.init_from and not own and manifest.data.recipe != "text":  # else E601
+            self._note(
+                "--init-from without --data: trains these weights on the recipe of the run, "
+                f"{manifest.data.recipe} of Python packages; their own text, or other, is given "
+                "with --data"
+            )
         supply = await self._in_the_background(
             lambda progress, tell: make(
                 manifest,
@@ -96,7 +103,7 @@ class Reading:
             supply.shard,
             created=True,
             tokens=supply.tokens,
-            place=self.config.data or manifest.data.path,
+            place=own,
             tokenizer=supply.tokenizer,
             init_from=self.config.init_from,
         )

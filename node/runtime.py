@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
+from bootstrap.manifest import Manifest
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__, clock
@@ -232,15 +233,26 @@ class Node:
 
     def _say_ended(self, took_part: Participation | None) -> None:
         saved = newest_round(self.home.checkpoints) if self.config.role == "island" else None
+        over = took_part is not None and took_part.finishing
         text = last_words(
             self.daemon.stop_reason.result(),
             rounds=took_part.reporter.round if took_part is not None else None,
-            over=took_part is not None and took_part.finishing,
+            over=over,
             home=self.home.root if saved is not None else None,
             saved=saved,
             script=self.daemon.script is not None,
+            again=self._flags_again() if over and saved is not None else None,
         )
         self.events.emit(Notice(text=text))
+
+    def _flags_again(self) -> list[str] | None:
+        from node.again import flags_again
+        from node.reading import NOTE, TokensNote
+
+        if (run := self.state.run) is None:
+            return None
+        place = TokensNote.of(self.home.root / NOTE, run.id).place
+        return flags_again(Manifest.model_validate(run.manifest), place)
 
     async def _stop_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

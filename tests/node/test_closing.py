@@ -56,6 +56,12 @@ def test_one_that_is_over_can_be_exported() -> None:
     assert "--resume" not in said
     assert said.endswith("--init-from FOLDER --dir ANOTHER --set rounds.total_rounds=N")
     assert "--init-from" not in last_words("SIGINT", rounds=9, home=HOME)
+    again = ["--data", "/my text", "--preset", "small", "--set", "rounds.total_rounds=N"]
+    said = last_words("it is over", rounds=9, over=True, home=HOME, again=again)
+    shown = "--data '/my text' --preset small --set rounds.total_rounds=N"
+    assert said.endswith(f"--init-from FOLDER --dir ANOTHER {shown}")
+    unknown = last_words("it is over", rounds=9, over=True, home=HOME, again=None)
+    assert unknown.endswith("total_rounds=N, with the other settings and --data that this one had")
 
 
 def test_without_a_checkpoint_nothing_is_promised() -> None:

@@ -67,6 +67,27 @@ async def test_who_makes_a_run_with_data_is_told_that_others_do_not_get_it(
         assert all("who joins without --data trains on docstrings" in text for text in told)
 
 
+async def test_who_starts_from_weights_without_data_is_told_what_they_are_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.data.supply.make", made_at_once)
+
+    async def said(recipe: dict[str, str], **flags: str) -> list[str]:
+        told: list[str] = []
+        config = resolve({"dir": str(tmp_path), **flags}, {})
+        await reading(config, told).make_run(Manifest(data=recipe))
+        return told
+
+    weights = {"init_from": str(tmp_path)}
+    (told,) = await said({}, **weights)
+    assert "--init-from without --data: trains these weights on" in told
+    assert "docstrings of Python packages" in told
+    assert not await said({})
+    assert not await said({"recipe": "text"}, **weights)
+    assert not await said({"recipe": "text", "path": "mine.txt"}, **weights)
+    assert "trains these weights" not in str(await said({}, data="mine.txt", **weights))
+
+
 async def test_files_of_a_folder_that_are_no_text_are_named_by_who_makes_a_run_and_who_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
