@@ -273,7 +273,7 @@ JOINS: dict[str, Any] = {"there": True, "peers": ["a:1"], "resume": "false"}
 
 @pytest.mark.parametrize("flag", ["init_from", "hf_config"])
 async def test_a_model_is_not_dropped_in_silence_by_who_joins(tmp_path: Path, flag: str) -> None:
-    given = {flag: str(tmp_path)}
+    given: dict[str, Any] = {flag: str(tmp_path)}
     with pytest.raises(OperatorError) as caught:
         await finder(tmp_path, signed(), **JOINS, **given).find(None)
     assert caught.value.code == "E204"
@@ -296,7 +296,7 @@ async def test_another_tokenizer_than_the_run_s_is_e604(tmp_path: Path, resume: 
     file.write_bytes(b"{}")
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     same = signed(data={"tokenizer": blake3(b"{}").hexdigest()})
-    flags = {"tokenizer": str(file)} | ({} if resume else JOINS)
+    flags: dict[str, Any] = {"tokenizer": str(file)} | ({} if resume else JOINS)
     for run in (same, signed()):
         found = finder(tmp_path, run, **flags).find(run if resume else None)
         if run is same:
