@@ -363,23 +363,24 @@ def load(path: Path) -> Manifest:
 
 def difference(ours: Manifest, theirs: Manifest) -> list[str]:
     """Where two manifests differ, for E201: ``["model.n_layers 12 != 16"]``."""
-    left, right = _flat(ours.model_dump(mode="json")), _flat(theirs.model_dump(mode="json"))
+    left, right = flat(ours.model_dump(mode="json")), flat(theirs.model_dump(mode="json"))
     return [f"{key} {left[key]} != {right[key]}" for key in left if left[key] != right[key]]
 
 
-def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within tables as one, by keys like ``rounds.codec``."""
+    found: dict[str, Any] = {}
     for key, value in plain.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found
 
 
 def _missing_keys(data: bytes, manifest: Manifest) -> list[str]:
-    given = _flat(json.loads(data))
-    return [key for key in _flat(json.loads(manifest.canonical())) if key not in given]
+    given = flat(json.loads(data))
+    return [key for key in flat(json.loads(manifest.canonical())) if key not in given]
 
 
 def _no_negative_zero(value: Any) -> Any:

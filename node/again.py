@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
-from bootstrap.manifest import Manifest
+from bootstrap.manifest import Manifest, flat
 from bootstrap.validation import toml_value
 from node.data.supply import OWN_TEXT
 from node.modes import once
@@ -44,7 +43,7 @@ def flags_again(run: Manifest, place: str = "") -> list[str] | None:
 
 def _changes(name: str, run: Manifest, longer: str) -> dict[str, str]:
     """What --set and --mode have to say beside a preset; empty where it cannot be that one."""
-    plain = dict(_leaves(run.model_dump()))
+    plain = flat(run.model_dump())
     changes = {key: _text(plain[key]) for key in ("mode", "data.seq_len", longer)}
     for _ in range(TRIES):
         missing = _different(name, changes, run)
@@ -65,22 +64,14 @@ def _different(name: str, changes: dict[str, str], run: Manifest) -> list[str] |
         made = with_schedule(Manifest.model_validate(tables), name, changes)
     except ValidationError:
         return None
-    theirs = dict(_leaves(made.model_dump()))
+    theirs = flat(made.model_dump())
     return [
         key
-        for key, value in _leaves(run.model_dump())
+        for key, value in flat(run.model_dump()).items()
         if theirs[key] != value
         and (key == _KEPT or not key.startswith(_OTHERS))
         and (key, value) != ("name", OWN_TEXT)
     ]
-
-
-def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,6 @@ licence, only the passage itself is.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from blake3 import blake3
 
 from bootstrap.manifest import Data
 from node.data import plain_text
+from node.data.batches import batches
 from node.data.cached_file import cache_folder, cached
 from node.data.plain_text import SET_PATH
 from node.data.tokenizer import BYTES, BYTES_VOCABULARY, ByteTokenizer, Tokenizer
@@ -42,7 +42,6 @@ MIN_PASSAGE_TOKENS = 16  # likewise, of larger vocabularies
 EDGE_TOKENS = 4
 COPIES = 3  # documents that a passage takes with it; more of them have it in common
 NOTABLE = 0.01  # of the training text; less than that may be left out without a word
-ENCODED_AT_ONCE = 256  # documents
 
 MORE_TEXT = "give more text (a megabyte or more), or a smaller data.seq_len"
 
@@ -156,8 +155,7 @@ def _coded(
 ) -> Iterator[bytes]:
     """Each document's tokens and its end, as they stand in files."""
     end = np.array([tokenizer.document_end], dtype=kind).tobytes()
-    documents = iter(documents)
-    while batch := list(itertools.islice(documents, ENCODED_AT_ONCE)):
+    for batch in batches(documents, len):
         for ids in tokenizer.encode(batch):
             yield ids.astype(kind).tobytes() + end
 
