@@ -20,7 +20,7 @@ from node import directories, open_files
 from node.checkpoints.under_way import forget_drafts
 from node.closing import newest_round
 from node.config import NodeConfig
-from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
+from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE, Echoes
 from node.island.hardware import leave_cores_to_ranks
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
@@ -164,15 +164,16 @@ class Daemon:
     def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
         """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process.
 
-        A terminal that is closed sends SIGHUP, and its shell another: together they count once. The
-        first signal to a node that already leaves by itself, as its run is over, counts as once.
+        A terminal that is closed sends SIGHUP, and its shell another: together they count once. So
+        does a signal with its echo. The first to a node that already leaves by itself, as its run
+        is over, counts as once.
         """
-        asked = False
+        asked, echoes = False, Echoes()
 
         def on_signal(name: str) -> None:
             nonlocal asked
             leaves, twice = self.stop_reason.done(), asked
-            if leaves and name == "SIGHUP":
+            if (leaves and name == "SIGHUP") or echoes.echo(name, loop.time()):
                 return
             asked = True
             if twice:

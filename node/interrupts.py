@@ -12,11 +12,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from math import inf
 from types import FrameType
 from typing import Any
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 Handler = Callable[[int, FrameType | None], Any] | int | None
+ECHO_S = 0.25
 SCRIPT_GONE = "the training script is gone"  # why a script's node leaves; its SIGHUP says so
 
 
@@ -83,6 +85,23 @@ class held_back:  # noqa: N801 - read as a function
         finally:
             if self._before:  # by one that was let go first: the others are not to stay held
                 self._let_go()
+
+
+class Echoes:
+    """Tells a signal from its echo, the same once more within ECHO_S, which counts for nothing.
+
+    ``timeout``, ``uv run`` and others send on to their child what its whole process group gets too.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}  # the last of each name that was none
+
+    def echo(self, name: str, now: float) -> bool:
+        """Whether the signal ``name`` at ``now`` (seconds, monotonic) is one."""
+        if now - self._heard.get(name, -inf) < ECHO_S:
+            return True
+        self._heard[name] = now
+        return False
 
 
 def _end(number: int, frame: FrameType | None) -> None:

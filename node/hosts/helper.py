@@ -47,7 +47,7 @@ from node.hosts.wire import (
     proven,
     signed,
 )
-from node.interrupts import EXIT_INTERRUPTED
+from node.interrupts import EXIT_INTERRUPTED, Echoes
 from node.island.cores import threads_of
 from node.island.hardware import hardware
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
@@ -85,7 +85,7 @@ class Helper:
         self._running: list[RankProcess] = []
         self._life = -1
         self._waiting: asyncio.TaskGroup
-        self._asked = False  # to stop
+        self._asked, self._echoes = False, Echoes()  # to stop
         self._stopped: asyncio.Event
         self._host_0: HostConnection
         self.events: EventLog
@@ -112,6 +112,8 @@ class Helper:
 
         The ranks die with this process.
         """
+        if self._echoes.echo(name, asyncio.get_running_loop().time()):
+            return
         if self._asked:  # a thread may be reading text, or a disk may hang
             os._exit(EXIT_INTERRUPTED)
         self._asked = True

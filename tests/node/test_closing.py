@@ -14,6 +14,7 @@ from node.checkpoints.checkpoint import CheckpointStore
 from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.daemon import Daemon
+from node.interrupts import Echoes
 from node.monitor.event_log import EventLog
 
 HOME = Path("/my runs/a")
@@ -123,6 +124,7 @@ async def test_who_asks_a_node_that_leaves_by_itself_costs_it_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first Ctrl-C: it may be writing its last checkpoint."""
+    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
     asked = AskedToEnd(tmp_path, monkeypatch)
     asked.daemon.stop("the run is over after 9 rounds")
     said = await asked.hears(signal.SIGINT)
@@ -130,3 +132,22 @@ async def test_who_asks_a_node_that_leaves_by_itself_costs_it_no_checkpoint(
     assert not asked.statuses
     assert await asked.hears(signal.SIGINT) == "SIGINT again: ended at once"
     assert asked.statuses == [130]
+
+
+async def test_a_signal_that_a_wrapper_sends_on_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``timeout`` and ``uv run`` send it to the node, and its process group has it as well."""
+    asked = AskedToEnd(tmp_path, monkeypatch)
+    assert await asked.hears(signal.SIGTERM) == "SIGTERM"
+    assert await asked.hears(signal.SIGTERM) == "SIGTERM"
+    assert len(asked.events.recent) == 1
+    assert not asked.statuses
+
+
+def test_the_same_signal_after_a_while_is_no_echo() -> None:
+    echoes = Echoes()
+    assert not echoes.echo("SIGINT", 5.0)
+    assert echoes.echo("SIGINT", 5.2)
+    assert not echoes.echo("SIGTERM", 5.2)
+    assert not echoes.echo("SIGINT", 5.25)  # counted from the one that was none

@@ -146,6 +146,7 @@ async def test_ctrl_c_stops_a_helper_and_a_second_one_ends_it_at_once(
     """A thread that is at something long, as hashing tokens, does not hold that up."""
     statuses: list[int] = []
     monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
+    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
     async with hub() as (made, _), following(tmp_path, made.port) as running:
         await until(lambda: "host 0 is there" in capsys.readouterr().out)
         signal.raise_signal(signal.SIGINT)
@@ -154,6 +155,21 @@ async def test_ctrl_c_stops_a_helper_and_a_second_one_ends_it_at_once(
         assert await running == 0
     assert statuses == [130]
     assert "leaving: SIGINT (Ctrl-C again stops now)" in capsys.readouterr().out
+
+
+async def test_a_signal_that_comes_with_its_echo_stops_a_helper_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As from ``timeout``, which sends it to its child and then to the group."""
+    statuses: list[int] = []
+    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
+    async with hub() as (made, _), following(tmp_path, made.port) as running:
+        await until(lambda: "host 0 is there" in capsys.readouterr().out)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGTERM)
+        assert await running == 0
+    assert not statuses
 
 
 class Training(NamedTuple):
@@ -284,6 +300,7 @@ async def test_a_host_that_waits_for_host_0_ends_at_the_second_signal(
 ) -> None:
     statuses: list[int] = []
     monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
+    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
     async with training(tmp_path, monkeypatch) as (made, *_):
         signal.raise_signal(signal.SIGTERM)
         await until(made.hosts[1].leaving.is_set)
