@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from typing import Any
 
-from protocols.addresses import hostport, parse_address
+from protocols.addresses import hostport
+from protocols.connections.names import Names
 
 MARK = b"\xa9"  # no letter, no TLS record, no lane and no call
 TIMEOUT_S = 5.0
@@ -25,11 +27,19 @@ async def tell(sock: socket.socket) -> None:
         await asyncio.get_running_loop().sock_sendall(sock, hostport(host, port).encode())
 
 
-def share_port(sock: socket.socket) -> None:
-    """Let further sockets of this process have the port that ``sock`` is about to be bound to."""
-    for option in ("SO_REUSEADDR", "SO_REUSEPORT"):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+def shared(family: int, kind: int, protocol: int, local: tuple[str, int]) -> socket.socket:
+    """A socket bound to ``local``, whose port others of this process may have too."""
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        for option in ("SO_REUSEADDR", "SO_REUSEPORT"):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+        sock.bind(local)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 async def seen_from(address: str, local_port: int) -> tuple[str, int]:
@@ -38,22 +48,21 @@ async def seen_from(address: str, local_port: int) -> tuple[str, int]:
     ``local_port`` 0: any. Connections to several peers can have the same. Raises OSError, and
     ``ValueError`` where the other end answers otherwise.
     """
-    place = parse_address(address)
+
+    def make(info: tuple[Any, ...]) -> socket.socket:
+        family, kind, protocol = info[:3]
+        return shared(family, kind, protocol, ("", local_port))
+
     loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, target = infos[0]
-    with socket.socket(family, kind, protocol) as sock:
-        sock.setblocking(False)
-        share_port(sock)
-        sock.bind(("", local_port))
-        async with asyncio.timeout(TIMEOUT_S):
-            await loop.sock_connect(sock, target)
+    async with asyncio.timeout(TIMEOUT_S):
+        with contextlib.closing(await Names().connected(address, "", make=make)) as sock:
             await loop.sock_sendall(sock, MARK)
             answer = b""
             while len(answer) < _MAX_ANSWER and (piece := await loop.sock_recv(sock, _MAX_ANSWER)):
                 answer += piece
-        text = answer.decode("ascii")  # UnicodeDecodeError is a ValueError
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit():
-            raise ValueError("it does not say from where it sees this machine")
-        return f"{host}:{port}", sock.getsockname()[1]
+            port_used = sock.getsockname()[1]
+    text = answer.decode("ascii")  # UnicodeDecodeError is a ValueError
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError("it does not say from where it sees this machine")
+    return f"{host}:{port}", port_used

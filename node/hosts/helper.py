@@ -58,6 +58,7 @@ from node.outermost import first_known
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.addresses import hostport
+from protocols.connections.names import NEXT_ADDRESS_S
 from protocols.errors import OperatorError, reason
 from protocols.tasks import first
 
@@ -171,7 +172,9 @@ class Helper:
     async def _dial(self) -> HostConnection:
         meeting = self.meeting
         async with asyncio.timeout(DIAL_S):
-            reader, writer = await asyncio.open_connection(meeting.address, meeting.port)
+            reader, writer = await asyncio.open_connection(
+                meeting.address, meeting.port, happy_eyeballs_delay=NEXT_ADDRESS_S
+            )
         connection = HostConnection(reader, writer)
         try:
             async with asyncio.timeout(GREETING_S):

@@ -24,7 +24,7 @@ from protocols.addresses import parse_address
 
 MOST = 16  # lookups at once
 MOST_OF_ONE = 2  # of them, for names of one peer
-_HAPPY_EYEBALLS_S = 0.25  # RFC 8305, section 8
+NEXT_ADDRESS_S = 0.25  # until a name's next address is tried as well: RFC 8305, section 8
 
 Places = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
 SocketMaker = Callable[[tuple[Any, ...]], socket.socket]
@@ -48,7 +48,7 @@ class Names:
         place = parse_address(address)
         places = await self.places(place.host, place.port, whose)
         return await start_connection(
-            places, happy_eyeballs_delay=_HAPPY_EYEBALLS_S, socket_factory=make
+            places, happy_eyeballs_delay=NEXT_ADDRESS_S, socket_factory=make
         )
 
     async def places(self, host: str, port: int, whose: str) -> Places:

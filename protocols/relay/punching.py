@@ -21,7 +21,7 @@ from typing import Any
 
 from protocols.addresses import hostport, ip_of, parse_address
 from protocols.errors import OperatorError
-from protocols.seen import share_port
+from protocols.seen import shared
 
 PUNCH_S = 2.5  # two first packets and their repetition, on the longest ways
 _PAUSES_S = 0.002, 0.1  # least and most that a pause before dialling again may be at most
@@ -34,7 +34,7 @@ Endpoint = tuple[str, int]  # IP address and port
 def reusable(info: Sequence[Any]) -> socket.socket:
     """A socket for an entry of ``getaddrinfo`` whose port others of this process may share."""
     family, kind, protocol = info[:3]
-    return _bound(family, kind, protocol, ("::" if family == socket.AF_INET6 else "", 0))
+    return shared(family, kind, protocol, ("::" if family == socket.AF_INET6 else "", 0))
 
 
 def inside(sock: socket.socket) -> str:
@@ -111,7 +111,7 @@ async def _dialled(family: int, local: Endpoint, target: Endpoint) -> socket.soc
     least, most = _PAUSES_S
     for _ in range(MOST_TRIES):
         began = loop.time()
-        sock = _bound(family, socket.SOCK_STREAM, 0, local)
+        sock = shared(family, socket.SOCK_STREAM, 0, local)
         try:
             await loop.sock_connect(sock, target)
         except OSError:  # nobody is there yet, or the other way has the connection
@@ -128,25 +128,13 @@ async def _dialled(family: int, local: Endpoint, target: Endpoint) -> socket.soc
 async def _accepted(family: int, local: Endpoint, hosts: set[str]) -> socket.socket:
     """Wait for a connection from one of ``hosts``; raises OSError."""
     loop = asyncio.get_running_loop()
-    with _bound(family, socket.SOCK_STREAM, 0, local) as listener:
+    with shared(family, socket.SOCK_STREAM, 0, local) as listener:
         listener.listen(_QUEUE)
         while True:
             sock, where = await loop.sock_accept(listener)
             if where[0] in hosts:
                 return sock
             sock.close()
-
-
-def _bound(family: int, kind: int, protocol: int, local: Endpoint) -> socket.socket:
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setblocking(False)
-        share_port(sock)
-        sock.bind(local)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def _seen(sock: socket.socket) -> Endpoint:

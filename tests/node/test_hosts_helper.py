@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from address_kit import DEAD, dead, named
 from data_kit import folder, serving
 from hub_kit import WAIT_S, hub, place, quicken, until
 from trainer_kit import tiny_manifest, tiny_settings
@@ -69,13 +70,27 @@ async def test_a_host_0_that_does_not_know_the_id_is_not_followed(tmp_path: Path
 
 
 @asynccontextmanager
-async def following(tmp_path: Path, port: int) -> AsyncIterator[asyncio.Task[int]]:
+async def following(tmp_path: Path, port: int, **changes: Any) -> AsyncIterator[asyncio.Task[int]]:
     """A helper that follows host 0 until the block ends."""
-    running = asyncio.ensure_future(helper(tmp_path, port).main())
+    running = asyncio.ensure_future(helper(tmp_path, port, **changes).main())
     yield running
     running.cancel()
     await asyncio.wait((running,), timeout=WAIT_S)
     assert running.done()
+
+
+async def test_host_0_is_found_at_whichever_of_its_addresses_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its name has an IPv6 address as well, which leads nowhere."""
+    monkeypatch.setattr("node.hosts.helper.DIAL_S", 3.0)
+    named(monkeypatch, "host0.example", DEAD, "127.0.0.1")
+    where = {"address": "host0.example", "wait_s": 1.0}
+    async with hub() as (made, _):
+        with dead(made.port):
+            async with following(tmp_path, made.port, **where) as running:
+                await until(lambda: made.hosts or running.done())
+                assert made.hosts
 
 
 def slow_tokens(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[str]:
