@@ -30,6 +30,7 @@ from node.runtime import Node
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.addresses import hostport, is_loopback
+from protocols.connections.listening import EVERY_IPV4
 from protocols.errors import OperatorError
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
@@ -147,18 +148,21 @@ class Daemon:
         limits = Limits().within(open_files.raise_limit())
         opened = partial(HttpTransport, identity, limits=limits, max_upload=limit)
         transport = opened(listen=self.config.listen)
+        host, taken = host_port(self.config.listen)
         try:
             await transport.start()
         except OperatorError as error:
             if error.code != "E303" or not self.config.is_default("listen"):
                 raise
-            host, taken = host_port(self.config.listen)
             transport = opened(listen=hostport(host, 0))
             await transport.start()
             assert transport.listening is not None
             port = transport.listening[1]
             text = f"port {taken} is in use: listens on {port}, the one to forward this time"
             events.emit(Notice(text=f"{text}; --listen gives one that stays"))
+        if transport.listening is not None and transport.listening[0] == EVERY_IPV4 != host:
+            text = f"listens for peers on all addresses, not on {host} alone"
+            events.emit(Notice(text=f"{text}: that name is loopback here"))
         return transport
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:

@@ -20,8 +20,9 @@ from node.config import NodeConfig
 from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.doctor.software import INSTALL, torch_cuda, torch_rocm
 from node.monitor.machine import Machine
+from node.setting_values import host_port
 from node.statedir import StateDir
-from protocols.connections.listening import listen_on
+from protocols.connections.listening import EVERY_IPV4, listen_on
 from protocols.errors import OperatorError
 from protocols.lanes.socket import prefer_bbr
 
@@ -355,7 +356,8 @@ def ports(config: NodeConfig) -> list[Finding]:
         if not where:
             continue
         try:
-            listen_on(where, f"--{key}").close()
+            with listen_on(where, f"--{key}", for_others=key == "listen") as listener:
+                bound = listener.getsockname()[0]
         except OperatorError as error:
             if error.code == "E303" and config.is_default(key):
                 why = f"{error.why}; as nobody asked for this one, a node takes any free one"
@@ -363,7 +365,10 @@ def ports(config: NodeConfig) -> list[Finding]:
             else:
                 found.append(failed(f"port {key}", error))
         else:
-            found.append(ok(f"port {key}", f"{where} is free"))
+            host = host_port(where)[0]
+            on_all = f"; {host} is loopback here, so a node listens on all addresses"
+            more = on_all if bound == EVERY_IPV4 != host else ""
+            found.append(ok(f"port {key}", f"{where} is free{more}"))
     return found
 
 

@@ -25,7 +25,8 @@ from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.entry.own_address import addresses, outward_address
 from node.setting_values import host_port
 from node.statedir import StateDir
-from protocols.addresses import PeerAddress, host_of, hostport, parse_peers
+from protocols.addresses import PeerAddress, host_of, hostport, is_loopback, parse_peers
+from protocols.connections.listening import EVERY_IPV4
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
@@ -229,13 +230,28 @@ async def _reach(
     fix = "forward the port and give its public address with --public-addr HOST:PORT"
     if not translation.translated:
         fix = "open the port in the firewall of this machine or network"
+    better, why = fix, str(back)
+    if inside := _bound_inside(transport, greetings):
+        better = (
+            f"listen where peers get to, with --listen {EVERY_IPV4}:{host_port(config.listen)[1]}"
+        )
+        why = f"it listens at {inside}, where this machine alone gets to"
     return [
-        await _outbound(transport, config, greetings, back, fix),
+        await _outbound(transport, config, greetings, why, better),
         warn("nat", translation.text, "connections from outside end there", fix)
         if translation.translated
         else ok("nat", translation.text),
         *findings,
     ]
+
+
+def _bound_inside(
+    transport: HttpTransport, greetings: Sequence[tuple[PeerAddress, Greeting]]
+) -> str:
+    """The loopback address that it listens at while peers are elsewhere; else empty."""
+    host = transport.listening[0] if transport.listening else ""
+    seen = [host_of(one.welcome.observed) for _, one in greetings if one.welcome.observed]
+    return host if is_loopback(host) and not all(map(is_loopback, seen)) else ""
 
 
 async def _filtering(config: NodeConfig, mapped: nat.Mapping, stranger: PeerAddress) -> Finding:

@@ -38,28 +38,6 @@ def interface_of(address: str) -> str:
     return next((name for name in named if name.partition(":")[0] != LOOPBACK), "")
 
 
-def is_own_name(host: str) -> bool:
-    """Whether a name leads to loopback here and stands for this machine elsewhere.
-
-    So does a machine's own name (127.0.1.1 on Debian), unlike ``localhost``. Asks the
-    resolver; False where it knows no such name.
-    """
-    if "localhost" in host or _number(host) is not None:
-        return False
-    try:
-        found = [_number(str(place[0])) for *_, place in socket.getaddrinfo(host, None)]
-    except OSError:
-        return False
-    return all(one is not None and one.is_loopback for one in found)
-
-
-def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:  # a name
-        return None
-
-
 def ipv4_interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
     """Interfaces and IPv4 addresses, an interface once for each; none where this is not Linux.
 

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from node.errors import operator_error
-from node.hosts.interface import is_own_name
 from protocols.addresses import hostport, is_loopback
+from protocols.connections.listening import is_own_name
 from protocols.errors import OperatorError, reason
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -24,8 +24,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch li
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.entry.own_address import INTERNET, outward_address
-from node.hosts.interface import GLOO, is_own_name, told
+from node.hosts.interface import GLOO, told
 from node.trainer.dims import ParallelDims
+from protocols.connections.listening import is_own_name
 
 COLLECTIVE_S = 600.0
 HOST = torch.device("cpu")  # said each time: a script may have made another device the default one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from pathlib import Path
@@ -10,21 +11,47 @@ from pathlib import Path
 from protocols.addresses import hostport, parse_address
 from protocols.errors import OperatorError, reason
 
+EVERY_IPV4 = "0.0.0.0"
 _BACKLOG = 256
 _LISTENING = "0A"  # state column of /proc/net/tcp
 
 
-def listen_on(listen: str, option: str = "--listen") -> socket.socket:
+def is_own_name(host: str) -> bool:
+    """Whether a name leads to loopback here and stands for this machine elsewhere.
+
+    So does a machine's own name (127.0.1.1 on Debian), unlike ``localhost`` and ``ip6-loopback``.
+    Asks the resolver; False where it knows no such name.
+    """
+    if "localhost" in host or "loopback" in host or _number(host) is not None:
+        return False
+    try:
+        found = [_number(str(place[0])) for *_, place in socket.getaddrinfo(host, None)]
+    except OSError:
+        return False
+    return all(one is not None and one.is_loopback for one in found)
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # a name
+        return None
+
+
+def listen_on(listen: str, option: str = "--listen", *, for_others: bool = False) -> socket.socket:
     """A listening, non-blocking TCP socket on ``HOST:PORT``; port 0 picks a free one.
 
     A host's name is looked up, which may block: an event loop calls
     :func:`protocols.connections.sockets.open_listener`.
     ``option`` is the flag that the operator is pointed to. ``0.0.0.0`` means every IPv4 address
-    of the machine, ``[::]`` every address of both families.
+    of the machine, ``[::]`` every address of both families. ``for_others``: so does a name that
+    is loopback here alone, where no other machine would get to it.
     Raises :class:`OperatorError` E303 if the port is taken, E102 if the address is not one of
     this machine.
     """
     host, port = _parse(listen)
+    if for_others and is_own_name(host):
+        host = EVERY_IPV4
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = infos[0]

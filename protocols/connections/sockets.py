@@ -14,9 +14,11 @@ _UNSENT_BYTES = 256 * 1024  # of messages
 _UNSENT_LANE_BYTES = 1024 * 1024  # with a quarter of it speed falls by a quarter
 
 
-async def open_listener(listen: str, option: str = "--listen") -> socket.socket:
+async def open_listener(
+    listen: str, option: str = "--listen", *, for_others: bool = False
+) -> socket.socket:
     """As :func:`~protocols.connections.listening.listen_on`, from an event loop."""
-    return await asyncio.to_thread(listen_on, listen, option)
+    return await asyncio.to_thread(listen_on, listen, option, for_others=for_others)
 
 
 def prefer_small_queue(transport: asyncio.BaseTransport) -> None:

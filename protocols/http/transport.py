@@ -64,11 +64,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class HttpTransport:
     """:class:`~protocols.transport.Transport` over aiohttp.
 
-    ``listen`` is ``HOST:PORT`` (port 0: any), or None for a node that only dials. A handler is
-    cancelled when its caller goes away. The bytes an :class:`Outgoing` yields must not be changed
-    before the transfer has ended. ``max_upload`` in bytes a second bounds what all bodies together
-    send. Messages do not wait for it, but are taken off what bodies may send, and so are relayed
-    calls, which may take half of it at most, and half of what the link carries.
+    ``listen`` is ``HOST:PORT`` (port 0: any; a name that is loopback here alone: all addresses), or
+    None for a node that only dials. A handler is cancelled when its caller goes away. The bytes an
+    :class:`Outgoing` yields must not be changed before the transfer has ended. ``max_upload`` in
+    bytes a second bounds what all bodies together send. Messages do not wait for it, but are taken
+    off what bodies may send, and so are relayed calls, which may take half of it at most, and half
+    of what the link carries.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class HttpTransport:
         if self._client is not None:
             raise LocalProtocolError("the transport was started twice")
         if self._listen is not None:
-            listener = await open_listener(self._listen)
+            listener = await open_listener(self._listen, for_others=True)
             host, port = listener.getsockname()[:2]
             self._listening = host, port
             near = same_machine.listener(port, self.peer_id)

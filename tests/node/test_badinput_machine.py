@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from address_kit import named
 from badinput_kit import CREATOR, OTHER, RUN, START
 from checkpoint_kit import flip
 
@@ -19,6 +20,7 @@ from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.config import NodeConfig
 from node.daemon import Daemon
+from node.entry.own_address import addresses, outward_address
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
 from node.statedir import StateDir
@@ -95,6 +97,24 @@ async def test_another_port_than_the_usual_one_is_told_of(tmp_path):
     (said,) = [record.event for record in log.recent]
     assert isinstance(said, Notice)
     assert f"port {port} is in use: listens on {other}, the one to forward" in said.text
+
+
+async def test_a_name_that_is_loopback_here_has_a_node_listen_on_all_and_say_so(
+    tmp_path, monkeypatch
+):
+    """As Debian has a machine's own name: others would be told of 127.0.1.1."""
+    named(monkeypatch, "gpu1", "127.0.1.1")
+    log = EventLog()
+    config = NodeConfig(dir=tmp_path, listen="gpu1:0")
+    transport = await Daemon(config, None)._open_transport(OTHER, log)
+    assert transport.listening is not None
+    host, port = transport.listening
+    assert addresses(config, transport.listening) == [f"{outward_address()}:{port}"]
+    await transport.aclose()
+    assert host == "0.0.0.0"
+    (said,) = [record.event for record in log.recent]
+    assert isinstance(said, Notice)
+    assert "on all addresses, not on gpu1 alone: that name is loopback here" in said.text
 
 
 def test_an_address_that_is_not_this_machines(refused):

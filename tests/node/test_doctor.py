@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
+from address_kit import named
 from checkpoint_kit import make
 from cli_kit import process
 from doctor_kit import config, program
@@ -314,6 +315,14 @@ def test_a_port_in_use_is_told_with_its_process(tmp_path):
     assert [one.status for one in found] == ["fail", "ok"]
     assert "E303" in found[0].found
     assert f"process {os.getpid()}" in found[0].why
+
+
+def test_a_name_that_is_loopback_here_is_listened_to_on_all_addresses(tmp_path, monkeypatch):
+    named(monkeypatch, "gpu1", "127.0.1.1")
+    found = machine.ports(config(tmp_path, listen="gpu1:0", api="gpu1:0", api_key="k" * 32))
+    assert [one.status for one in found] == ["ok", "ok"]
+    assert "gpu1 is loopback here, so a node listens on all addresses" in found[0].found
+    assert found[1].found == "gpu1:0 is free", "who has not asked for it shows the API to nobody"
 
 
 def test_the_port_that_nobody_asked_for_may_be_another(tmp_path, monkeypatch):

@@ -88,6 +88,16 @@ async def test_a_peer_that_cannot_dial_back(tmp_path, seed, monkeypatch):
     assert found["reach"].why == Reach.NO
 
 
+async def test_a_node_that_listens_on_loopback_is_told_so(tmp_path, seed, monkeypatch):
+    """No firewall lets peers in there."""
+    monkeypatch.setattr(HttpTransport, "observed", lambda self, peer: "192.0.2.9:50000")
+    monkeypatch.setattr("node.doctor.network.outward_address", lambda towards: "192.0.2.9")
+    found = by_name(await network(config(tmp_path, peers=[await seed()])))
+    assert found["nat"].status == "ok"
+    assert "it listens at 127.0.0.1" in found["reach"].why
+    assert "--listen 0.0.0.0:0" in found["reach"].fix
+
+
 async def test_over_a_vpn_it_is_dialled_by_its_address_there(tmp_path, seed, monkeypatch):
     def towards(place):
         return place if place.startswith("127.") else "192.168.1.20"

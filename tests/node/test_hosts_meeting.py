@@ -15,10 +15,11 @@ from benchmarks.netns import available
 from bootstrap.manifest import Data, Model
 from node.entry.own_address import INTERNET, outward_address
 from node.hosts import meeting as module
-from node.hosts.interface import interface_of, ipv4_interfaces, is_own_name, told, untold
+from node.hosts.interface import interface_of, ipv4_interfaces, told, untold
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island.settings import IslandSettings
 from node.trainer.dims import ParallelDims
+from protocols.connections.listening import is_own_name
 from protocols.errors import OperatorError
 
 SLURM = {
