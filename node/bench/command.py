@@ -12,6 +12,7 @@ from node.bench.member import Member, Taken
 from node.bench.settings import Settings
 from node.bench.watching import Stage
 from node.collector import spare_what_stays
+from node.errors import operator_error
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 
@@ -20,13 +21,33 @@ def main(settings: Settings, *, as_json: bool = False) -> int:
     """Take the rounds and report them on standard output; the process's exit status.
 
     As JSON there is one object a line: ``opened``, then ``round`` and ``said``, then ``end``.
+    Raises OperatorError E501 where none of the rounds had all members, which measures nothing.
     """
     report = Json(sys.stdout) if as_json else Text(sys.stdout, settings)
-    member = Member(settings, opened=report.opened, took=report.took, said=report.said)
+    whole = 0
+
+    def took(taken: Taken) -> None:
+        nonlocal whole
+        whole += is_whole(taken, settings)
+        report.took(taken)
+
+    member = Member(settings, opened=report.opened, took=took, said=report.said)
     spare_what_stays()
     asyncio.run(member.run())
     report.end()
+    if not whole:
+        raise operator_error(
+            "E501",
+            f"none of {settings.rounds} rounds had all {settings.members} members",
+            why="members left, or were too late for each of them",
+            fix="see what the others say, and start all again",
+        )
     return 0
+
+
+def is_whole(taken: Taken, settings: Settings) -> bool:
+    """Whether a round measures what all members can do together: with fewer it is another task."""
+    return taken.seconds is not None and taken.contributors == settings.members
 
 
 class Json:
@@ -58,7 +79,8 @@ class Text:
 
     def __init__(self, out: TextIO, settings: Settings) -> None:
         self._out, self._settings = out, settings
-        self._seconds: list[float] = []
+        self._rounds = 0
+        self._seconds: list[float] = []  # of those with all members
 
     def _line(self, text: str) -> None:
         self._out.write(text + "\n")
@@ -77,15 +99,16 @@ class Text:
         )
 
     def took(self, taken: Taken) -> None:
-        at = taken.moments
-        planned, applied = at.get(Stage.PLANNED), at[Stage.APPLIED]
-        if planned is None:
+        self._rounds += 1
+        at, seconds = taken.moments, taken.seconds
+        if seconds is None:
             self._line(f"round {taken.round}: missed, caught up")
             return
-        seconds = applied - planned
-        self._seconds.append(seconds)
+        if is_whole(taken, self._settings):
+            self._seconds.append(seconds)
+        waited = at[Stage.PLANNED] - at[Stage.READY]
         self._line(
-            f"round {taken.round}: {seconds:.3f} s, waited {planned - at[Stage.READY]:.3f} s for "
+            f"round {taken.round}: {seconds:.3f} s, waited {waited:.3f} s for "
             f"the plan; sent {taken.sent / 1e6:.1f} MB and received {taken.received / 1e6:.1f} MB "
             f"at {taken.sent * 8e-6 / seconds:.0f} and {taken.received * 8e-6 / seconds:.0f} "
             f"Mbit/s; {taken.contributors} peers, {taken.merged:.0%} merged; memory "
@@ -97,7 +120,13 @@ class Text:
 
     def end(self) -> None:
         if self._seconds:
+            found = len(self._seconds)
+            which = "rounds"
+            if found < self._rounds:
+                which = (
+                    f"of {self._rounds} rounds, those with all {self._settings.members} members,"
+                )
             self._line(
-                f"median of {len(self._seconds)} rounds {statistics.median(self._seconds):.3f} s, "
+                f"median of {found} {which} {statistics.median(self._seconds):.3f} s, "
                 f"fastest {min(self._seconds):.3f} s"
             )

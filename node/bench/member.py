@@ -43,6 +43,7 @@ TOKENS = 1000  # that each contribution claims to be trained on
 MEET_EVERY_S = 0.1
 LINGER_S = 10.0  # to stay for others that have not finished
 FAREWELL_S = 2.0
+AGREED = "--members, --size, --codec, --rounds, --groups"  # and --max-group
 KEPT = 2  # merged rounds kept, for members that were too slow to vote and ask for them
 
 
@@ -59,6 +60,12 @@ class Taken:
     peak_bytes: int  # resident memory above what it was before the vector was made
     digest: str  # of the merged vector, equal on all members
     cpu_s: float = 0.0  # of this process, from ready until the mean is in its memory
+
+    @property
+    def seconds(self) -> float | None:
+        """From this member's plan to the merged vector; None where it has missed the round."""
+        planned = self.moments.get(Stage.PLANNED)
+        return None if planned is None else self.moments[Stage.APPLIED] - planned
 
 
 @dataclass
@@ -153,8 +160,7 @@ class Member:
                             *filter(None, missed.values()),
                         ]
                     ),
-                    fix="give all the same --members, --size, --codec, --groups and --max-group, "
-                    "and one as peer",
+                    fix=f"give all the same {AGREED} and --max-group, and one as peer",
                 )
             for address in settings.peers:
                 why = await self._not_met(wiring, presence, address)
@@ -176,8 +182,8 @@ class Member:
         if peer in presence.membership.islands or peer == self.identity.peer_id:
             return ""
         return (
-            f"{address} answers, but is no member of this bench: it trains, or has other "
-            "--members, --size, --codec, --groups or --max-group"
+            f"{address} answers, but is no member of this bench: it trains, or has other {AGREED} "
+            "or --max-group"
         )
 
     def _chain(

@@ -46,5 +46,13 @@ class Settings:
     @property
     def run(self) -> bytes:
         """32 bytes that name what all must agree on."""
-        agreed = (self.members, self.size, self.codec, self.quorum, self.groups, self.max_group)
+        agreed = (
+            self.members,
+            self.size,
+            self.codec,
+            self.rounds,
+            self.quorum,
+            self.groups,
+            self.max_group,
+        )
         return blake3(f"atoll bench {agreed}".encode()).digest()

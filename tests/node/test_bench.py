@@ -23,7 +23,7 @@ from gossip.exchange.relaying import GroupMerge
 from gossip.membership.presence import Presence
 from gossip.rounds.instructions import Commit, Instruction
 from gossip.rounds.round import Round
-from node.bench.command import Json, Text
+from node.bench.command import Json, Text, main
 from node.bench.member import Member, Taken
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes
 from node.bench.noise import Noise
@@ -199,11 +199,12 @@ def test_only_those_who_agree_form_a_run() -> None:
         {"members": 4},
         {"size": 7},
         {"codec": "int8"},
+        {"rounds": 9},
         {"quorum": 0.5},
         {"max_group": 8},
     ):
         assert replace(SETTINGS, **change).run != SETTINGS.run
-    for own in ({"seed": 4}, {"listen": "[::1]:1"}, {"rounds": 9}):
+    for own in ({"seed": 4}, {"listen": "[::1]:1"}, {"patience_s": 9.0}):
         assert replace(SETTINGS, **own).run == SETTINGS.run
 
 
@@ -233,7 +234,7 @@ def test_a_peak_is_forgotten() -> None:
 
 def taken(round_: int, seconds: float) -> Taken:
     moments = {Stage.READY: 1.0, Stage.PLANNED: 1.25, Stage.APPLIED: 1.25 + seconds}
-    return Taken(round_, moments, 2, 0.5, 10**6, 2 * 10**6, 10**6, "ab" * 32)
+    return Taken(round_, moments, 3, 0.5, 10**6, 2 * 10**6, 10**6, "ab" * 32)
 
 
 async def test_why_a_peer_is_not_met_is_told_while_it_waits_and_at_the_end() -> None:
@@ -261,16 +262,55 @@ def test_what_people_read() -> None:
     for round_, seconds in enumerate((0.5, 0.25, 2.0)):
         report.took(taken(round_, seconds))
     report.took(replace(taken(3, 1), moments={Stage.APPLIED: 2.0}))
+    report.took(replace(taken(4, 0.1), contributors=2))  # fast, with fewer to wait for
     report.end()
     lines = out.getvalue().splitlines()
     assert lines[0] == "200,000 elements, 0.8 MB as fp32, 3 members, mutual TLS"
     assert " node bench --peers 192.0.2.7:4390/12D3KooWx --members 3 " in lines[1]
     assert "0.500 s, waited 0.250 s" in lines[2]
     assert "16 and 32 Mbit/s" in lines[2]
-    assert "2 peers, 50% merged" in lines[2]
+    assert "3 peers, 50% merged" in lines[2]
     assert "1.25 x the vector" in lines[2]
     assert "missed" in lines[5]
-    assert lines[6] == "median of 3 rounds 0.500 s, fastest 0.250 s"
+    assert "2 peers" in lines[6]
+    end = "median of 3 of 5 rounds, those with all 3 members, 0.500 s, fastest 0.250 s"
+    assert lines[7] == end
+
+
+def test_rounds_that_all_had_all_members_are_just_rounds() -> None:
+    out = io.StringIO()
+    report = Text(out, SETTINGS)
+    for round_, seconds in enumerate((0.5, 0.25, 2.0)):
+        report.took(taken(round_, seconds))
+    report.end()
+    assert out.getvalue().splitlines()[-1] == "median of 3 rounds 0.500 s, fastest 0.250 s"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        replace(taken(1, 0.5), contributors=2),
+        replace(taken(1, 0.5), moments={Stage.APPLIED: 2.0}),
+    ],
+)
+def test_where_no_round_had_all_members_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last: Taken
+) -> None:
+    taken_here = [replace(taken(0, 0.5), contributors=2), last]
+
+    async def run(member: Member) -> None:
+        for one in taken_here:
+            member.took(one)
+
+    monkeypatch.setattr(Member, "run", run)
+    monkeypatch.setattr("node.bench.command.spare_what_stays", lambda: None)
+    with pytest.raises(OperatorError, match="none of 2 rounds had all 3 members") as caught:
+        main(SETTINGS)
+    assert caught.value.code == "E501"
+    assert "median" not in capsys.readouterr().out
+    taken_here.append(taken(2, 0.5))
+    assert main(SETTINGS) == 0
+    assert "median of 1 of 3 rounds" in capsys.readouterr().out
 
 
 def test_what_programs_read() -> None:
