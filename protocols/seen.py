@@ -11,7 +11,7 @@ import contextlib
 import socket
 from typing import Any
 
-from protocols.addresses import hostport
+from protocols.addresses import host_of, hostport, ip_of
 from protocols.connections.names import Names
 
 MARK = b"\xa9"  # no letter, no TLS record, no lane and no call
@@ -24,7 +24,10 @@ async def tell(sock: socket.socket) -> None:
     with contextlib.closing(sock):
         await asyncio.get_running_loop().sock_recv(sock, len(MARK))  # else closing is a reset
         host, port = sock.getpeername()[:2]
-        await asyncio.get_running_loop().sock_sendall(sock, hostport(host, port).encode())
+        seen = hostport(
+            str(ip_of(host)), port
+        )  # one who listens for both families sees IPv4 mapped
+        await asyncio.get_running_loop().sock_sendall(sock, seen.encode())
 
 
 def shared(family: int, kind: int, protocol: int, local: tuple[str, int]) -> socket.socket:
@@ -62,7 +65,7 @@ async def seen_from(address: str, local_port: int) -> tuple[str, int]:
                 answer += piece
             port_used = sock.getsockname()[1]
     text = answer.decode("ascii")  # UnicodeDecodeError is a ValueError
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
+    host, port = host_of(text), text.rpartition(":")[2]
+    if not port.isdigit():
         raise ValueError("it does not say from where it sees this machine")
-    return f"{host}:{port}", port_used
+    return hostport(str(ip_of(host)), int(port)), port_used

@@ -60,14 +60,19 @@ class Mapping:
 
 
 async def mapping(peers: Sequence[str]) -> Mapping:
-    """Ask peers one after the other, from one local port; those that do not answer are left out."""
-    port, seen = 0, []
+    """Ask peers one after the other, from one local port.
+
+    Those that do not answer are left out, and those that are reached by the other kind of IP
+    address than the first: no translator has both.
+    """
+    port, seen = 0, list[str]()
     for peer in peers:
         try:
             outside, port = await seen_from(peer, port)
         except (OSError, ValueError):  # an older node, or a port just taken: it says nothing
             continue
-        seen.append(outside)
+        if not seen or (":" in host_of(outside)) == (":" in host_of(seen[0])):
+            seen.append(outside)
     return Mapping(port, tuple(seen))
 
 

@@ -25,7 +25,7 @@ from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.entry.own_address import addresses, outward_address
 from node.setting_values import host_port
 from node.statedir import StateDir
-from protocols.addresses import PeerAddress, host_of, hostport, is_loopback, parse_peers
+from protocols.addresses import PeerAddress, host_of, hostport, ip_of, is_loopback, parse_peers
 from protocols.connections.listening import EVERY_IPV4
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http.transport import HttpTransport
@@ -175,10 +175,11 @@ async def _ip(host: str, observed: str) -> str:
 
     On the way to another one this machine may have another address of its own.
     """
-    family = socket.AF_INET6 if ":" in host_of(observed) else socket.AF_INET
     try:
+        ipv6 = ip_of(host_of(observed)).version == 6
+        family = socket.AF_INET6 if ipv6 else socket.AF_INET
         found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family)
-    except OSError:
+    except (OSError, ValueError):  # also where the peer has said nonsense
         return host
     return str(found[0][4][0])
 

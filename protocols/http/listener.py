@@ -22,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from protocols.addresses import hostport, source_of
+from protocols.addresses import hostport, ip_of, source_of
 from protocols.connections.accepted import Connection, Connections
 from protocols.connections.same_machine import is_near
 from protocols.connections.sockets import first_byte, prefer_small_queue
@@ -112,7 +112,7 @@ class Listener:
             if connection.peer != peer or link.is_closing():  # a closed one tells nothing any more
                 continue
             if address := link.get_extra_info("peername"):
-                return hostport(*address[:2])
+                return hostport(str(ip_of(address[0])), address[1])
         return ""
 
     def drop_all(self) -> None:

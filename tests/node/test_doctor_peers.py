@@ -1,5 +1,8 @@
 """The doctor between peers: whom it reaches, clocks, translators, relays, what a link carries."""
 
+import asyncio
+import socket
+
 import pytest
 from doctor_kit import config
 from http_kit import NOBODY
@@ -11,7 +14,7 @@ from bootstrap.probe import BYTES_A_MINUTE, MAX_BYTES, ProbeServer, probe
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from node.doctor import machine, nat
-from node.doctor.network import network
+from node.doctor.network import _ip, network
 from protocols.errors import RemoteRefused
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
@@ -155,6 +158,30 @@ async def test_a_peer_that_does_not_say_is_left_out(seed):
     found = await nat.mapping([NOBODY, (await seed()).partition("/")[0]])
     assert len(found.seen) == 1
     assert "cannot be told" in nat.mapping_finding(found).found
+
+
+async def test_peers_over_ipv4_and_ipv6_are_not_compared(monkeypatch):
+    told = {"a": "203.0.113.1:7000", "b": "[2001:db8::1]:4000", "c": "203.0.113.1:7000"}
+
+    async def seen_from(peer, port):
+        return told[peer], 4000
+
+    monkeypatch.setattr("node.doctor.nat.seen_from", seen_from)
+    assert (await nat.mapping("ab")).seen == ("203.0.113.1:7000",)
+    assert (await nat.mapping("abc")).seen == ("203.0.113.1:7000",) * 2
+
+
+async def test_a_peer_that_sees_ipv4_mapped_is_looked_up_over_ipv4(monkeypatch):
+    asked = []
+
+    async def lookup(host, port, *, family):
+        asked.append(family)
+        return [(family, 1, 6, "", ("192.0.2.7", 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    assert await _ip("peer.example", "[::ffff:203.0.113.7]:5") == "192.0.2.7"
+    assert await _ip("peer.example", "nonsense") == "peer.example"
+    assert asked == [socket.AF_INET]
 
 
 @pytest.mark.parametrize(
