@@ -127,7 +127,8 @@ class HttpClient:
         """See :class:`~protocols.transport.Transport`.
 
         A call on a pooled connection that turns out to be closed, before a byte of the reply, is
-        made once more on another: the peer may then see it twice.
+        made once more on a new one: the peer may then see it twice. Others of the pool have most
+        likely died with it, as when a machine was suspended or a router has forgotten them.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
@@ -152,6 +153,7 @@ class HttpClient:
                 )
                 if last or not stale:
                     raise
+                self._connector.drop_idle(peer)
         raise AssertionError("unreachable")
 
     async def dial(self, address: str, expected: PeerId | None, timeout: float) -> PeerId:

@@ -72,6 +72,14 @@ class PeerConnector(aiohttp.BaseConnector):
         ends = [link for link in self.links() if self._links[link] == peer]
         return hostport(*ends[-1].get_extra_info("sockname")[:2]) if ends else ""
 
+    def drop_idle(self, peer: PeerId) -> None:
+        """Close the connections to ``peer`` that serve nothing at the moment."""
+        host = tls.server_name(peer)
+        for key, idle in self._conns.items():
+            for protocol, _ in idle if key.host == host else ():
+                if protocol.transport is not None:
+                    protocol.transport.abort()  # a closed one is not taken again
+
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
     ) -> ResponseHandler:

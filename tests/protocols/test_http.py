@@ -224,6 +224,34 @@ async def test_a_stale_connection_is_retried_once() -> None:
         assert len(seen) == 3
 
 
+async def test_of_several_stale_connections_none_is_tried_but_the_first() -> None:
+    """As after a suspend: those in use, which the peer still answers, are let be."""
+    seen: list[bytes] = []
+    three, go_on = asyncio.Event(), asyncio.Event()
+
+    async def one_each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await request(reader))
+        if len(seen) == 3:
+            three.set()
+        await three.wait()
+        writer.write(answer(b"ok"))
+        seen.append(await request(reader))
+        if b"stay" in seen[-1]:
+            await go_on.wait()
+            writer.write(answer(b"stayed"))
+
+    async with fake(one_each, tls.server_context(A)) as where, HttpTransport(B, limits=QUICK) as b:
+        b.book.add(A.peer_id, where)
+        await asyncio.gather(*[b.call(A.peer_id, "x", b"1", timeout=5) for _ in range(3)])
+        async with asyncio.TaskGroup() as group:
+            stays = group.create_task(b.call(A.peer_id, "stay", b"", timeout=5))
+            await wait_for(lambda: len(seen) == 4)
+            assert await b.call(A.peer_id, "x", b"2", timeout=5) == b"ok"
+            assert len(seen) == 6
+            go_on.set()
+        assert stays.result() == b"stayed"
+
+
 async def test_a_fresh_connection_that_breaks_is_not_retried() -> None:
     seen: list[bytes] = []
 
