@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 
@@ -350,26 +350,26 @@ def ports(config: NodeConfig) -> list[Finding]:
     running = StateDir(config.dir).holder()
     if running is not None:
         return [ok("ports", f"process {running} runs in {config.dir} and has them")]
-    found = []
-    for key in ("listen", "api", "dashboard"):
-        where: str = getattr(config, key)
-        if not where:
-            continue
-        try:
-            with listen_on(where, f"--{key}", for_others=key == "listen") as listener:
-                bound = listener.getsockname()[0]
-        except OperatorError as error:
-            if error.code == "E303" and config.is_default(key):
-                why = f"{error.why}; as nobody asked for this one, a node takes any free one"
-                found.append(warn(f"port {key}", error.what, why, error.fix))
-            else:
-                found.append(failed(f"port {key}", error))
-        else:
-            host = host_port(where)[0]
-            on_all = f"; {host} is loopback here, so a node listens on all addresses"
-            more = on_all if bound == EVERY_IPV4 != host else ""
-            found.append(ok(f"port {key}", f"{where} is free{more}"))
-    return found
+    with ExitStack() as listeners:  # open until all are tried: two may want one port
+        return [
+            _port(config, key, where, listeners)
+            for key in ("listen", "api", "dashboard")
+            if (where := getattr(config, key))
+        ]
+
+
+def _port(config: NodeConfig, key: str, where: str, listeners: ExitStack) -> Finding:
+    """Whether one listener can open; it stays so with ``listeners``."""
+    try:
+        listener = listen_on(where, f"--{key}", for_others=key == "listen")
+    except OperatorError as error:
+        if error.code == "E303" and config.is_default(key):
+            why = f"{error.why}; as nobody asked for this one, a node takes any free one"
+            return warn(f"port {key}", error.what, why, error.fix)
+        return failed(f"port {key}", error)
+    host, bound = host_port(where)[0], listeners.enter_context(listener).getsockname()[0]
+    on_all = f"; {host} is loopback here, so a node listens on all addresses"
+    return ok(f"port {key}", f"{where} is free{on_all if bound == EVERY_IPV4 != host else ''}")
 
 
 def _mib(size: float) -> str:

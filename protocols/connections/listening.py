@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from protocols.addresses import hostport, parse_address
 from protocols.errors import OperatorError, reason
@@ -14,6 +15,7 @@ from protocols.errors import OperatorError, reason
 EVERY_IPV4 = "0.0.0.0"
 _BACKLOG = 256
 _LISTENING = "0A"  # state column of /proc/net/tcp
+_opened: WeakKeyDictionary[socket.socket, str] = WeakKeyDictionary()  # with the option of each
 
 
 def is_own_name(host: str) -> bool:
@@ -70,6 +72,7 @@ def listen_on(listen: str, option: str = "--listen", *, for_others: bool = False
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             raise _taken(family, host, port, option, error) from error
         raise _unusable(listen, option, error) from error
+    _opened[listener] = option
     return listener
 
 
@@ -96,14 +99,23 @@ def _unusable(listen: str, option: str, error: OSError) -> OperatorError:
 
 
 def _taken(family: int, host: str, port: int, option: str, error: OSError) -> OperatorError:
+    free = f"{option} {hostport(host, _free_port(family, host, port))}"
+    fix = f"stop that process, or use {free}"
     if error.errno == errno.EACCES:
         why = "ports below 1024 need privileges"
+    elif (holder := port_holder(port)) in (None, os.getpid()) and (
+        own := _other_option(port, option)
+    ):
+        why, fix = f"this node itself listens there, with {own}", f"give each its own: {free}"
     else:
-        holder = port_holder(port)
         why = f"process {holder} listens there" if holder else "another process listens there"
-    free = hostport(host, _free_port(family, host, port))
-    fix = f"stop that process, or use {option} {free}"
     return OperatorError("E303", f"port {port} cannot be used", why, fix)
+
+
+def _other_option(port: int, option: str) -> str:
+    """Another option with which this process listens on ``port`` already; empty without one."""
+    held = [of for one, of in _opened.items() if one.fileno() >= 0 and one.getsockname()[1] == port]
+    return next((one for one in held if one != option), "")
 
 
 def _free_port(family: int, host: str, port: int) -> int:

@@ -317,6 +317,19 @@ def test_a_port_in_use_is_told_with_its_process(tmp_path):
     assert f"process {os.getpid()}" in found[0].why
 
 
+def test_listeners_that_want_one_port_are_told_of_each_other(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    one, every = f"127.0.0.1:{port}", f"0.0.0.0:{port}"
+    found = machine.ports(config(tmp_path, listen=every, api=one, dashboard=one))
+    assert [one.status for one in found] == ["ok", "fail", "fail"]
+    for each, option in zip(found[1:], ("--api", "--dashboard"), strict=True):
+        assert each.why == "this node itself listens there, with --listen"
+        assert f"give each its own: {option} 127.0.0.1:" in each.fix
+    found = machine.ports(config(tmp_path, listen=one, api="127.0.0.1:0"))
+    assert [one.status for one in found] == ["ok", "ok"], "none was left open"
+
+
 def test_a_name_that_is_loopback_here_is_listened_to_on_all_addresses(tmp_path, monkeypatch):
     named(monkeypatch, "gpu1", "127.0.1.1")
     found = machine.ports(config(tmp_path, listen="gpu1:0", api="gpu1:0", api_key="k" * 32))
