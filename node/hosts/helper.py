@@ -22,7 +22,7 @@ from node import __version__
 from node.config import NodeConfig
 from node.data.patience import Patience
 from node.errors import operator_error
-from node.hosts.interface import untold
+from node.hosts.interface import met_at, untold
 from node.hosts.meeting import Meeting
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import (
@@ -337,8 +337,9 @@ class Helper:
             }
         )
         file = settings.write(self.home.logs)
-        environment = rank_environment(threads, connection.own_address)
-        if launch.count and (text := untold(connection.own_address, os.environ)):
+        address = met_at(connection.own_address, launch.store)
+        environment = rank_environment(threads, address)
+        if launch.count and (text := untold(address, os.environ)):
             self.say(text)
         kills = oom_kills()
         for place in range(launch.count):

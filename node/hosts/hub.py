@@ -30,7 +30,7 @@ from node.hosts.wire import (
     RankEnded,
     farewell,
 )
-from protocols.addresses import hostport
+from protocols.addresses import hostport, is_loopback
 from protocols.errors import OperatorError
 from protocols.tasks import every
 
@@ -238,8 +238,9 @@ class Hub:
         self._losses.clear()
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
-        """This host's address as the others see it."""
-        return hosts[0].connection.own_address
+        """This host's address as the others see it; loopback only where all are on its machine."""
+        ends = [host.connection.own_address for host in hosts]
+        return next((one for one in ends if not is_loopback(one)), ends[0])
 
     def _end_ranks(self, host: Host, why: str) -> None:
         for rank in host.running.values():

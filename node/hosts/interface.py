@@ -8,7 +8,10 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from protocols.addresses import host_of, ip_of, is_loopback
 
 SIOCGIFCONF = 0x8912  # netdevice(7)
 _LIST = struct.Struct("iP")  # struct ifconf: bytes, and where they are
@@ -60,6 +63,18 @@ def _ipv6(wanted: ipaddress.IPv6Address) -> str:
     lines = INET6.read_text(encoding="ascii").splitlines() if INET6.is_file() else []
     names = (line.split()[-1] for line in lines if line.startswith(wanted.packed.hex()))
     return next((name for name in names if name != LOOPBACK), "")
+
+
+def met_at(own: str, store: str) -> str:
+    """The address of a host at which its ranks are met; ``own`` is that on its way to host 0.
+
+    ``store``: where all ranks meet. Who comes to host 0 by loopback is on its machine, and others
+    may not be.
+    """
+    if is_loopback(own):
+        with suppress(ValueError):
+            return str(ip_of(host_of(store)))
+    return own
 
 
 def told(address: str, environ: Mapping[str, str]) -> dict[str, str]:

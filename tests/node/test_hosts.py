@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub_kit import JOB, WAIT_S, Other, alive, hub, quicken, ready, until
+from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
 from trainer_kit import tiny_settings
 
 from node.errors import operator_error
@@ -59,6 +59,20 @@ async def test_a_host_comes_prepares_and_runs_ranks() -> None:
             other.connection.send(RankEnded(7, 3, 0, int(signal.SIGKILL), "/log", ""))
             assert await ranks[1].wait() == -signal.SIGKILL
         assert "host 1 (other) of this island is ready: 2 ranks" in said
+
+
+@pytest.mark.parametrize(
+    ("ends", "met"),
+    [
+        (["127.0.0.1", "10.0.0.7", "10.0.1.7"], "10.0.0.7"),  # the first is on host 0's machine
+        (["10.0.0.7", "127.0.0.1"], "10.0.0.7"),
+        (["127.0.0.1", "127.0.0.1"], "127.0.0.1"),
+        (["::1", "fd00::7"], "fd00::7"),
+    ],
+)
+def test_ranks_meet_where_hosts_of_other_machines_get_to(ends: list[str], met: str) -> None:
+    hosts: list[Any] = [SimpleNamespace(connection=SimpleNamespace(own_address=e)) for e in ends]
+    assert Hub(place(), "cpu", print).reached_at(hosts) == met
 
 
 async def test_a_silent_host_is_lost_and_its_ranks_with_it() -> None:

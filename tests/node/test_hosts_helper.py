@@ -198,9 +198,12 @@ class Training(NamedTuple):
 
 @asynccontextmanager
 async def training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: Sequence[OSError] = ()
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failures: Sequence[OSError] = (),
+    store: str = "x:1",
 ) -> AsyncIterator[Training]:
-    """Ranks are processes that do nothing; the first starts fail."""
+    """Ranks are processes that do nothing; the first starts fail. They are to meet at ``store``."""
     started: list[RankProcess] = []
     left = iter(failures)
 
@@ -222,7 +225,7 @@ async def training(
         async with following(tmp_path, made.port) as running:
             (host,) = await asyncio.wait_for(made.muster(again=False), WAIT_S)
             given = tiny_settings(tmp_path).model_dump_json()
-            (rank,) = made.launch(host, 1, given, range(1, 2), "x:1")
+            (rank,) = made.launch(host, 1, given, range(1, 2), store)
             await until(lambda: started or running.done())
             yield Training(made, running, rank, started)
     for process in started:  # the helper has killed them
@@ -262,6 +265,18 @@ async def test_a_host_that_cannot_start_ranks_ends_and_tells_host_0(
             await running
         assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
         assert started == []
+
+
+async def test_on_host_0s_machine_ranks_are_met_where_those_of_other_hosts_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By loopback, as this host has come, others would not get to them."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    async with training(tmp_path, monkeypatch, store="192.0.2.7:1") as (_, _, _, started):
+        assert len(started) == 1
+    assert "no interface of this host is known to have the address 192.0.2.7" in (
+        capsys.readouterr().out
+    )
 
 
 async def test_where_all_hosts_are_stopped_at_once_ranks_run_until_host_0_has_left(

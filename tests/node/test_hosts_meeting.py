@@ -15,7 +15,7 @@ from benchmarks.netns import available
 from bootstrap.manifest import Data, Model
 from node.entry.own_address import INTERNET, outward_address
 from node.hosts import meeting as module
-from node.hosts.interface import interface_of, ipv4_interfaces, told, untold
+from node.hosts.interface import interface_of, ipv4_interfaces, met_at, told, untold
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island.settings import IslandSettings
 from node.trainer.dims import ParallelDims
@@ -335,6 +335,19 @@ def test_where_no_interface_is_found_the_operator_is_told() -> None:
     assert untold("127.0.0.1", {}) == ""
     assert "set GLOO_SOCKET_IFNAME" in untold("192.0.2.77", {})
     assert untold("192.0.2.77", {"GLOO_SOCKET_IFNAME": "eth7"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "store", "met"),
+    [
+        ("127.0.0.1", "10.0.0.7:5", "10.0.0.7"),
+        ("::1", "[fd00::7]:5", "fd00::7"),
+        ("127.0.0.1", "127.0.0.1:5", "127.0.0.1"),
+        ("10.0.0.8", "10.0.0.7:5", "10.0.0.8"),  # on a machine of its own
+    ],
+)
+def test_where_the_ranks_of_another_host_are_met(own: str, store: str, met: str) -> None:
+    assert met_at(own, store) == met
 
 
 @pytest.mark.parametrize(
