@@ -225,7 +225,8 @@ _ROWS = (
         "E410",
         "a host cannot take part in its island",
         "its version of Atoll, its device, its rendezvous id or its training tokens differ from "
-        "host 0's, or another host has its number; the message says which",
+        "host 0's, another host has its number, or it came by a link-local address; the message "
+        "says which",
         "give all hosts the same command, the same version and the same data",
     ),
     Kind(

@@ -12,11 +12,11 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protocols.errors import Malformed, OperatorError, reason
 
@@ -118,6 +118,15 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """An IP address in one form: no zone, IPv4 as such. Raises ValueError for anything else."""
     ip = ipaddress.ip_address(host.partition("%")[0])
     return getattr(ip, "ipv4_mapped", None) or ip
+
+
+def zoned(sockname: Sequence[Any]) -> str:
+    """The host of a socket's own address; where it is link-local, as it can be dialled: with its
+    interface."""
+    host = str(sockname[0])
+    if len(sockname) < 4 or not sockname[3] or "%" in host:
+        return host
+    return f"{host}%{socket.if_indextoname(sockname[3])}"
 
 
 def is_loopback(host: str) -> bool:

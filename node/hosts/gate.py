@@ -24,6 +24,7 @@ from node.hosts.wire import (
     proven,
     signed,
 )
+from protocols.addresses import ip_of
 from protocols.errors import OperatorError
 
 MAX_STRANGERS = 64  # connections at a time that have not shown who they are
@@ -66,7 +67,7 @@ class Gate:
         if not isinstance(hello, Hello):
             return None
         whole = signed(challenge, hello.nonce, hello.host)
-        refusal = self._refusal(hello, whole)
+        refusal = self._refusal(hello, whole, connection.own_address)
         if refusal is None:
             connection.admit()
             connection.send(Welcome(proof(self._meeting.key, b"welcome", *whole)))
@@ -75,10 +76,10 @@ class Gate:
         await connection.flush(FAREWELL_S)
         return refusal
 
-    def _refusal(self, hello: Hello, whole: tuple[bytes, ...]) -> Refusal | None:
+    def _refusal(self, hello: Hello, whole: tuple[bytes, ...], came_to: str) -> Refusal | None:
         if not proven(self._meeting.key, hello.proof, b"hello", *whole):
             return Refusal(hello.host, _stranger())
-        if error := _unfit(hello, self._meeting.maximum, self._device):
+        if error := _unfit(hello, self._meeting.maximum, self._device) or _unmet(came_to):
             return Refusal(hello.host, error, unfit=True)
         there = self._hosts.get(hello.host)
         if there is None or there.connection.silent >= GONE_BEATS:
@@ -116,6 +117,19 @@ def _unfit(hello: Hello, maximum: int, device: str) -> OperatorError | None:
             why=f"host 0 on {device}, host {hello.host} on {hello.device}",
         )
     return None
+
+
+def _unmet(came_to: str) -> OperatorError | None:
+    """E410 where a host came to an address that means nothing to the others."""
+    ip = ip_of(came_to)
+    if ip.version == 4 or not ip.is_link_local:
+        return None
+    return operator_error(
+        "E410",
+        "host 0 was reached by a link-local address",
+        why=f"{ip} is another machine's at each interface: ranks cannot be told to meet there",
+        fix="give all hosts another address of host 0 with --rdzv-endpoint",
+    )
 
 
 def _taken(hello: Hello, name: str) -> OperatorError | None:

@@ -26,7 +26,15 @@ from types import TracebackType
 from typing import Self
 
 from protocols.address_book import AddressBook
-from protocols.addresses import host_of, hostport, is_relayed, normal, parse_address, source_of
+from protocols.addresses import (
+    host_of,
+    hostport,
+    is_relayed,
+    normal,
+    parse_address,
+    source_of,
+    zoned,
+)
 from protocols.connections import same_machine
 from protocols.connections import tls as tls_links
 from protocols.connections.names import Names
@@ -148,8 +156,9 @@ class HttpTransport:
             raise LocalProtocolError("the transport was started twice")
         if self._listen is not None:
             listener = await open_listener(self._listen, for_others=True)
-            host, port = listener.getsockname()[:2]
-            self._listening = host, port
+            bound = listener.getsockname()
+            port = bound[1]
+            self._listening = zoned(bound), port
             near = same_machine.listener(port, self.peer_id)
             self._server.start([listener] if near is None else [listener, near])
         self._reactor.start()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+
+from node.hosts.interface import INET6
 
 DEAD = "127.0.0.3"
 _CALLS = 8  # more than a queue of none takes
@@ -36,3 +39,12 @@ def dead(port: int) -> Iterator[None]:
             caller.setblocking(False)
             caller.connect_ex((DEAD, port))
         yield
+
+
+def link_local() -> str:
+    """A link-local IPv6 address of this machine, with its interface; empty where it has none."""
+    lines = INET6.read_text().splitlines() if INET6.is_file() else []  # Linux
+    for text, _, _, scope, _, name in map(str.split, lines):
+        if scope == "20":
+            return f"{ipaddress.IPv6Address(bytes.fromhex(text))}%{name}"
+    return ""

@@ -14,6 +14,7 @@ from node.hosts.hub import Hub
 from node.hosts.wire import (
     Challenge,
     Farewell,
+    HostConnection,
     HostLostError,
     Welcome,
 )
@@ -25,6 +26,23 @@ ON_ALL = "listens for this island's hosts on all addresses, not on"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
+
+
+@pytest.mark.parametrize("came_to", ["fe80::1", "fe80::1%eth0"])
+async def test_who_comes_by_a_link_local_address_is_told(
+    monkeypatch: pytest.MonkeyPatch, came_to: str
+) -> None:
+    """Ranks of all hosts are to meet where hosts come to: it failed when they were started."""
+    monkeypatch.setattr(HostConnection, "own_address", came_to)
+    async with hub() as (made, said):
+        other = await Other.dial(made)
+        answer = await other.greet()
+        assert isinstance(answer, Farewell)
+        assert answer.code == "E410"
+        assert "link-local" in answer.what
+        assert "another address of host 0 with --rdzv-endpoint" in answer.fix
+        await until(lambda: said)
+        assert "host 1 was turned away" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.address_book import AddressBook
-from protocols.addresses import PeerAddress, parse_address, parse_peers
+from protocols.addresses import PeerAddress, parse_address, parse_peers, zoned
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.messages import PeerRecord
@@ -96,6 +97,14 @@ def test_any_text_is_an_address_or_an_explained_error(text: str) -> None:
         return
     assert parse_address(str(address)) == address
     assert len(address.hostport) <= 128
+
+
+def test_a_link_local_address_is_told_with_its_interface() -> None:
+    number, name = socket.if_nameindex()[0]
+    assert zoned(("fe80::1", 4390, 0, number)) == f"fe80::1%{name}"
+    assert zoned((f"fe80::1%{name}", 4390, 0, number)) == f"fe80::1%{name}"
+    assert zoned(("2001:db8::1", 4390, 0, 0)) == "2001:db8::1"
+    assert zoned(("192.0.2.1", 4390)) == "192.0.2.1"
 
 
 def test_peers_come_repeated_separated_or_from_a_file(tmp_path: Path) -> None:

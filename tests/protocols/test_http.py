@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 
 import pytest
+from address_kit import link_local
 from http_kit import (
     NOBODY,
     QUICK,
@@ -332,6 +333,15 @@ async def test_ipv6() -> None:
         assert await b.dial(address(a)) == A.peer_id
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
         assert b.book.addresses(A.peer_id)[0].startswith("[::1]:")
+
+
+@pytest.mark.skipif(not link_local(), reason="this machine has no link-local address")
+async def test_a_link_local_address_is_told_as_it_can_be_dialled() -> None:
+    host = link_local()
+    async with HttpTransport(A, listen=f"[{host}]:0") as a, HttpTransport(B) as b:
+        assert a.listening is not None
+        assert a.listening[0] == host
+        assert await b.dial(address(a)) == A.peer_id
 
 
 async def test_misuse_is_our_own_mistake() -> None:
