@@ -131,8 +131,9 @@ def whose_program(path: str | None) -> str:
     except OSError:
         return "another program"
     if b"node.__main__" in head and head.startswith(b"#!"):
-        here = Path(sys.executable).parent
-        return "this Atoll" if Path(path).parent == here else "another Atoll"
+        here = Path(sys.executable).parent.resolve()  # python itself may be a link out of there
+        # pipx and uv link to the programs of an environment from a folder that is in PATH
+        return "this Atoll" if Path(path).resolve().parent == here else "another Atoll"
     return "Node.js" if head.startswith(b"\x7fELF") else "another program"
 
 

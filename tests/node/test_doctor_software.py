@@ -63,6 +63,22 @@ def test_our_command_first_is_fine_and_another_environments_is_not(tmp_path, mon
     assert "another environment" in software.command().why
 
 
+def test_a_link_to_our_command_is_ours(tmp_path, monkeypatch):
+    """As pipx and ``uv tool`` install it; the environment itself may lie behind a link, too."""
+    program(tmp_path / "env" / "node", OURS)
+    program(tmp_path / "env" / "atoll", OURS)
+    (tmp_path / "linked").symlink_to(tmp_path / "env")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "linked" / "python"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "node").symlink_to(tmp_path / "env" / "node")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert software.command().status == "ok"
+    program(tmp_path / "other" / "node", OURS)
+    (tmp_path / "bin" / "node").unlink()
+    (tmp_path / "bin" / "node").symlink_to(tmp_path / "other" / "node")
+    assert "(another Atoll)" in software.command().found
+
+
 def test_a_module_of_the_same_name_before_ours(tmp_path):
     (tmp_path / "gossip").mkdir()
     (tmp_path / "gossip" / "__init__.py").write_text("")
