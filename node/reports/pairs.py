@@ -27,7 +27,7 @@ class GossipReports(PeerReports):
     _exchanges: dict[int, int] = field(default_factory=dict)
     _codecs: dict[int, str] = field(default_factory=dict)  # of the newest letter of this island's
     _last: float | None = None  # when the last round was through, of any fragment
-    _tokens: int = field(default=0)  # trained up to the last round
+    _tokens: int = 0  # trained up to the last round, or the trainer's beginning
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,6 +86,17 @@ class GossipReports(PeerReports):
     def _elements(self) -> int:
         """Of the model."""
         return sum(chain.size for chain in self.swarm.chains)
+
+    def on_applied(self, applied: Applied) -> bool:
+        """See :meth:`PeerReports.on_applied`: the next round counts from the trainer's beginning.
+
+        What a checkpoint says of this island is of rounds before, and what a trainer that died had
+        trained since its last round is lost.
+        """
+        through = super().on_applied(applied)
+        if applied.fragment is None and self.conductor is not None:
+            self._tokens = self.conductor.pace.tokens
+        return through
 
     def _done(self, fragment: int, applied: Applied | None) -> bool:
         """A round of a fragment is through, and applied."""

@@ -13,11 +13,16 @@ from unittest.mock import MagicMock
 import pytest
 from p2p_kit import dht_pb2, double, two_hosts
 
+from gossip.membership.spread import Spread
+from gossip.pairs.rounded import Rounded
 from node import monitor
 from node.entry.lookout import Lookout
 from node.monitor.machine import KEPT_S, Machine
+from node.reports.pairs import GossipReports
 from node.reports.peers import PeerReports, kind_of, link_of
 from node.reports.rounds import Reporter, _phases, dropped_of
+from node.trainer.channel import Applied
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import (
     BadSignature,
     Contradiction,
@@ -288,3 +293,32 @@ def test_the_machine_is_read_now_and_then(tmp_path: Any) -> None:
 def test_a_machine_that_tells_nothing(tmp_path: Any) -> None:
     view = Machine(tmp_path / "gone", proc=tmp_path)()
     assert (view.memory_total, view.memory_used, view.disk_free) == (None, None, None)
+
+
+def test_a_round_in_pairs_after_a_resume_counts_what_was_trained_since() -> None:
+    """And not all that the checkpoint says of this island: history adds rounds up."""
+    told: list[Any] = []
+    pace = SimpleNamespace(tokens=900_000, busy_s=0.0, loss=0.0)
+    swarm = MagicMock(me=PeerId("me"), chains=[MagicMock(neighbours=1, fragment=0)])
+    swarm.membership.islands_alive.return_value = []
+    swarm.chains[0].status.state = b""
+    manifest: Any = SimpleNamespace(rounds=SimpleNamespace(total_rounds=ENDLESS_ROUNDS))
+    conductor: Any = SimpleNamespace(pace=pace)
+    events: Any = SimpleNamespace(emit=told.append)
+    reports = GossipReports(manifest, swarm, conductor, events, MagicMock(), MagicMock())
+
+    def applied(round_: int, fragment: int | None) -> bool:
+        return reports.on_applied(Applied(round_, 0, pace.tokens, None, fragment))
+
+    assert not applied(70, None)  # the checkpoint's own count
+    for trained in (512, 256):
+        pace.tokens += trained
+        reports._pending[0] = Rounded(0, 70, 0.0, 0.0, (), Spread(), None, 1, 0.0, 0.0)
+        assert applied(71, 0)
+    assert [one.tokens for one in told] == [512, 256]
+    pace.tokens = 900_100  # a trainer that was started again has lost what no round had yet
+    assert not applied(72, None)
+    pace.tokens += 512
+    reports._pending[0] = Rounded(0, 72, 0.0, 0.0, (), Spread(), None, 1, 0.0, 0.0)
+    assert applied(73, 0)
+    assert told[-1].tokens == 512
