@@ -38,6 +38,7 @@ from node.checkpoints.names import (
     FETCHED_PREFIX,
     INDEX,
     OLD_PREFIX,
+    beside,
     name_of,
     remove,
     round_of,
@@ -205,7 +206,8 @@ class CheckpointStore:
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
         """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
-        But never the best one: if the run gets worse, that is the one to go back to.
+        But never the best one: if the run gets worse, that is the one to go back to. Where it is of
+        the same round, as on the other side of a split, it stays under a name :func:`beside` this.
         What was fetched to begin with goes, too, but for what is :attr:`ahead`: from now on this
         node begins from checkpoints. Reads every file whose hash no note tells; run it off the
         event loop.
@@ -226,7 +228,10 @@ class CheckpointStore:
             if self._before is not None:  # first: whoever is killed now has it at the next start
                 spared.spare(self._before)
             if target.exists():  # made earlier in the same round; a rename cannot replace it
-                shutil.rmtree(old, ignore_errors=True)
+                if target == self.best() and not _as_good(facts, said_by(target)):
+                    old = target.with_name(beside(target.name))
+                    self._damaged.discard(old)
+                remove(old)
                 target.rename(old)
             try:
                 draft.rename(target)
@@ -244,7 +249,8 @@ class CheckpointStore:
         for path in others[self.keep - 1 :]:
             if path != best:
                 remove(path)
-        shutil.rmtree(old, ignore_errors=True)
+        if old.name.startswith(OLD_PREFIX):
+            shutil.rmtree(old, ignore_errors=True)
         self.forget_fetched(but=self.ahead())
         return Checkpoint(target, index)
 
@@ -259,9 +265,14 @@ class CheckpointStore:
             path.mkdir(exist_ok=True)
             yield path
 
-    def take(self, fetched: Path, round_: int) -> Path:
-        """Make what was fetched, and is whole, the checkpoint of that round; a damaged one goes."""
+    def take(self, fetched: Path, round_: int, but: Path | None = None) -> Path:
+        """Make what was fetched, and is whole, the checkpoint of that round; a damaged one goes.
+
+        ``but``: one that stays, if it is of that round as well.
+        """
         target = self.directory / name_of(round_)
+        if target == but:
+            target = target.with_name(beside(target.name))
         if target.exists():
             shutil.rmtree(target)
         fetched.rename(target)
@@ -330,6 +341,13 @@ class CheckpointStore:
                     fix = f"remove {path}, so that a whole one is kept as the best; {then}"
                 damaged.append(CheckpointError(path, str(error), fix))
         return Search(None, tuple(damaged))
+
+
+def _as_good(facts: Facts, said: Index | None) -> bool:
+    """Whether what is made now has as low a validation loss as the best so far."""
+    if said is None or said.validation is None:
+        return True
+    return facts.validation is not None and facts.validation <= said.validation
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from node.checkpoints.best import by_loss
 from node.checkpoints.copy_reading import CopyReader
 from node.checkpoints.index import Index, files_in, said_by
-from node.checkpoints.names import INDEX, round_of
+from node.checkpoints.names import INDEX, beside, name_of, round_of
 from node.errors import operator_error
 
 
@@ -65,10 +65,9 @@ class CheckpointCopy(CopyReader):
                 self._check_whose(found, mine)
             names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
             names.remove(INDEX)
-            chosen, round_ = checkpoint.name, round_of(checkpoint.name)
-            same = [name for name, _ in found if round_of(name) == round_]
-            if same[:1] == [chosen]:  # made earlier in the same round: it stays until this is whole
-                chosen = f"ckpt-0{chosen[5:]}"
+            chosen, there = name_of(round_of(checkpoint.name) or 0), {name for name, _ in found}
+            while chosen in there:  # made earlier in the same round: it stays until this is whole
+                chosen = beside(chosen)
             target = f"{root}/{chosen}"
             if files.exists(target):  # broken off, or of an earlier life
                 files.rm(target, recursive=True)
@@ -93,14 +92,21 @@ class CheckpointCopy(CopyReader):
     def _remove_all_but(
         self, chosen: str, files: Any, root: str, moved: Callable[[], None]
     ) -> None:
-        """Remove what is not to be kept beside the one that was ``chosen`` just now."""
+        """Remove what is not to be kept beside the one that was ``chosen`` just now.
+
+        It replaces those of its round that were made before it, but not the best.
+        """
+        found = self._there(files, root)
+        made = {name: index.created if index is not None else 0.0 for name, index in found}
         others = [
-            (name, index)
-            for name, index in self._there(files, root)
-            if name == chosen or round_of(name) != round_of(chosen)
+            name
+            for name, created in made.items()
+            if name == chosen
+            or round_of(name) != round_of(chosen)
+            or created > made.get(chosen, 0.0)
         ]
-        kept = {chosen, *(name for name, _ in others[: self.keep])}
-        if (best := self._best(files, root, others)) is not None:
+        kept = {chosen, *others[: self.keep]}
+        if (best := self._best(files, root, found)) is not None:
             kept.add(best[0])
         for old in self._named(files, root):
             if old not in kept:

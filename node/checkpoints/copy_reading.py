@@ -124,7 +124,9 @@ class CopyReader:
                 found = dict(self._there(files, root))
                 names, here = by_loss(found.items()), said_by(newest)
                 better = takewhile(lambda name: found[name] != here, names)
-                self._bring(files, root, list(better), store, tell, best=True, begun=begun)
+                self._bring(
+                    files, root, list(better), store, tell, best=True, beside=newest, begun=begun
+                )
         except OperatorError as error:
             tell(error)
 
@@ -175,9 +177,10 @@ class CopyReader:
         *,
         best: bool = False,
         part: Part = everything,
+        beside: Path | None = None,
         begun: Begun,
     ) -> Brought:
-        """The first of these that is whole, in ``store``.
+        """The first of these that is whole, in ``store``, ``beside`` one that it does not replace.
 
         Raises :class:`RemovedError` where one is removed there meanwhile.
         """
@@ -187,7 +190,7 @@ class CopyReader:
                 with store.fetching(name) as draft:
                     self._fetch(files, f"{root}/{name}", draft, part, begun(name))
                     index = verify(draft, part)
-                    target = store.take(draft, index.round)
+                    target = store.take(draft, index.round, beside)
                 store.forget_fetched()
                 return Brought(Checkpoint(target, index), tuple(damaged))
             except ValueError as error:

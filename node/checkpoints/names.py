@@ -20,6 +20,11 @@ def name_of(round_: int) -> str:
     return f"ckpt-{round_:08d}"
 
 
+def beside(name: str) -> str:
+    """A name for another one of the same round: with one more zero."""
+    return f"ckpt-0{name.removeprefix('ckpt-')}"
+
+
 def round_of(name: str) -> int | None:
     """The round of the checkpoint of that name; None: it is no checkpoint's."""
     found = _NAME.fullmatch(name)

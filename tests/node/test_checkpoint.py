@@ -34,12 +34,14 @@ def test_the_newest_comes_back_and_two_are_kept(tmp_path: Path) -> None:
     assert np.array_equal(read["base"], VALUES + 3)
 
 
+@pytest.mark.parametrize("best", [True, False])
 @pytest.mark.parametrize("killed", [True, False])
 def test_one_of_the_same_round_takes_the_place_of_the_other_or_leaves_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool, best: bool
 ) -> None:
+    """That of ``best`` stays beside it, as it does where a kill comes between."""
     store = CheckpointStore(tmp_path, keep=1)
-    make(store, 3)
+    make(store, 3, loss=1.5 if best else None)
     rename, names_before = Path.rename, names(store)
 
     def broken(path: Path, target: Path) -> Path:
@@ -52,10 +54,11 @@ def test_one_of_the_same_round_takes_the_place_of_the_other_or_leaves_it(
         make(store, 3)
     monkeypatch.undo()
     again = CheckpointStore(tmp_path, keep=1) if killed else store
-    assert names(again) == names_before
+    beside = ["ckpt-000000003"] if best else []
+    assert names(again) == (beside if killed and best else names_before)
     assert again.latest().checkpoint is not None
-    make(again, 3)
-    assert names(again) == names_before
+    make(again, 3, loss=1.6 if best else None)
+    assert names(again) == [*beside, "ckpt-00000003"]
 
 
 def truncate(path: Path) -> None:

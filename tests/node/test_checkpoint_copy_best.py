@@ -38,6 +38,55 @@ def test_the_best_is_kept_there_and_comes_back_besides_the_newest(
     assert there(other.directory) == ["ckpt-00000004", "ckpt-00000005"]
 
 
+def test_the_best_stays_where_its_round_comes_again_with_another_state(
+    store: CheckpointStore, tmp_path: Path
+):
+    """As after a split whose other side was heavier: here, at the second place, and back again."""
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    for round_, loss in ((9, 1.5), (10, 1.9), (9, 2.1)):
+        copy.put(make(store, round_, loss=loss).path)
+    best = store.best()
+    assert best is not None
+    assert (verify(best).round, verify(best).validation) == (9, 1.5)
+    assert [verify(path).validation for path in store.paths()] == [2.1, 1.9, 1.5]
+    other, told = CheckpointStore(tmp_path / "other"), list[OperatorError]()
+    newest = copy.get_newest(other)
+    assert newest == other.directory / "ckpt-00000009"
+    assert verify(newest).validation == 2.1
+    copy.get_best(other, newest, told.append)
+    assert (other.best(), other.paths()[0], told) == (
+        other.directory / "ckpt-000000009",
+        newest,
+        [],
+    )
+    assert verify(other.paths()[1]).validation == 1.5
+    for loss in (2.0, 1.8):  # and again: it is neither replaced by these nor are they kept
+        copy.put(make(store, 9, loss=loss).path)
+        assert [verify(path).validation for path in store.paths()] == [loss, 1.9, 1.5]
+        assert len(there(tmp_path / "copy")) == 2
+    copy.put(make(store, 9, loss=1.4).path)
+    assert [verify(path).validation for path in (tmp_path / "copy").iterdir()] == [1.4]
+
+
+@pytest.mark.parametrize("loss", [1.5, 2.0, None])
+def test_the_best_of_the_newest_one_s_round_is_copied_beside_it(
+    store: CheckpointStore, tmp_path: Path, loss: float | None
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    make(store, 9, loss=1.5)
+    copy.put(make(store, 9, loss=loss).path)
+    best = store.best()
+    assert best is not None
+    copy.put_best(best)
+    expected = [1.5] if loss == 1.5 else [1.5, loss]
+    found = [verify(path).validation for path in (tmp_path / "copy").iterdir()]
+    assert sorted(found, key=str) == sorted(expected, key=str)
+    back = CheckpointStore(tmp_path / "back")
+    newest = copy.get_newest(back)
+    assert newest is not None
+    assert verify(newest).validation == loss
+
+
 def test_the_best_that_was_damaged_here_is_the_best_again_once_it_came_back(
     store: CheckpointStore, tmp_path: Path
 ):
