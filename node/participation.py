@@ -227,7 +227,9 @@ class Participation:
     def _copying(self, store: CheckpointStore) -> Copying | None:
         if self._copy is None:
             return None
-        return Copying(self._copy, store, self.events, self.node.offload_files)
+        copying = Copying(self._copy, store, self.events, self.node.offload_files)
+        self.node.state.providers.copy_still = lambda: copying.still
+        return copying
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:

@@ -57,6 +57,13 @@ class Copying:
         self._leaves = False
         self._moved, self._longest, self._until = 0.0, 0.0, 0.0  # monotonic, seconds, monotonic
 
+    @property
+    def still(self) -> float | None:
+        """Seconds in which a copy that is on its way has not moved, if it hangs by now; or None."""
+        now = time.monotonic()
+        under_way = self._running is not None and not self._running.done()
+        return now - self._moved if under_way and now >= self._until else None
+
     async def done(self) -> None:
         """Wait until the newest is copied, or could not be, or nothing moves any more.
 
@@ -66,9 +73,9 @@ class Copying:
         self._leaves = True
         if self._tried.is_set():
             return
-        url = without_credentials(self._copy.url)
         text = (
-            f"waits until the newest checkpoint is copied to {url} (Ctrl-C again ends it at once)"
+            f"waits until the newest checkpoint is copied to {self._url} "
+            "(Ctrl-C again ends it at once)"
         )
         self._events.emit(Notice(text=text))
         if self._best is not None and not self._best.done():
@@ -78,18 +85,21 @@ class Copying:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._tried.wait(), LOOK_S)
         if not self._tried.is_set():
-            still = duration(time.monotonic() - self._moved)
-            self._events.emit(
-                Problem.of(
-                    operator_error(
-                        "E407",
-                        f"the newest checkpoint is not copied to {url}",
-                        why=f"nothing has moved for {still}",
-                        fix="it is in the state directory: look at that place, and start the node "
-                        "with --resume, or copy it there",
-                    )
-                )
+            self._tell_still(
+                "the newest checkpoint",
+                time.monotonic() - self._moved,
+                "it is in the state directory: look at that place, and start the node "
+                "with --resume, or copy it there",
             )
+
+    @property
+    def _url(self) -> str:
+        return without_credentials(self._copy.url)
+
+    def _tell_still(self, what: str, still: float, fix: str) -> None:
+        what = f"{what} is not copied to {self._url}"
+        why = f"nothing has moved for {duration(still)}"
+        self._events.emit(Problem.of(operator_error("E407", what, why=why, fix=fix)))
 
     async def soon(self, path: Path) -> None:
         """Copy to the second place, in the background: the copy may be slow, or hang.
@@ -157,7 +167,23 @@ class Copying:
         if not ended.done():
             self._current = aside
             threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
-        return await ended
+        return await self._end_of(ended, aside)
+
+    async def _end_of(self, ended: _Ended, aside: Path) -> OperatorError | None:
+        """Wait for it, and say once that nothing moves: its thread cannot be ended."""
+        told = False
+        while not ended.done():
+            await asyncio.wait([ended], timeout=LOOK_S)
+            still = self.still if not (told or self._leaves or ended.done()) else None
+            if still is not None:
+                told = True
+                self._tell_still(
+                    f"checkpoint {aside.name}",
+                    still,
+                    "look at that place: the copy goes on once it answers. Newer ones are copied "
+                    "after it; if it never ends, start the node again with --resume",
+                )
+        return ended.result()
 
     def _begin(self, size: int) -> None:
         """A copy of ``size`` bytes begins."""

@@ -23,7 +23,7 @@ from node.monitor.events import (
     RoundDone,
 )
 from node.monitor.views import PeerView
-from node.monitor.wording import names_apart
+from node.monitor.wording import duration, names_apart
 
 KEPT = 64  # of the newest rounds, of all fragments, are looked at
 DRIFT_FACTOR = 3.0  # times the usual distance to the nearest other island
@@ -78,6 +78,7 @@ class Here:
     stepped: float | None = None  # when it took its newest inner step, Unix seconds
     step_s: float = 0.0  # what that took
     narrow: tuple[float, float] | None = None  # seconds of a round, here and with the others
+    copy_still: float | None = None  # seconds that the copy of a checkpoint has hung
 
 
 @dataclass
@@ -144,6 +145,7 @@ def raised(
     found = [*_split(peers), *_silence(peers), *_drift(peers, rounds), *_lag(peers)]
     if here is not None:
         found += [*_office(peers, here, now), *_narrow(here), *_loss(here), *_checkpoint(here)]
+        found += _copy(here)
     if training:
         found += _stall(rounds, now, here)
     return sorted(found, key=lambda alarm: alarm.level)
@@ -378,6 +380,13 @@ def _checkpoint(here: Here) -> Iterator[Alarm]:
                 f"{size / 1e6:,.0f} MB: soon none can be written.",
                 fix,
             )
+
+
+def _copy(here: Here) -> Iterator[Alarm]:
+    """A checkpoint on its way to the second place does not move."""
+    if here.copy_still is not None:
+        what = f"Nothing of a checkpoint's copy has moved for {duration(here.copy_still)}."
+        yield Alarm("checkpoint", "warning", what, "Look at the place of --checkpoint-copy.")
 
 
 def _live(peers: Sequence[PeerView]) -> list[PeerView]:

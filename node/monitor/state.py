@@ -70,6 +70,8 @@ class Providers:
     stalled: Callable[[], int] = int  # messages that came or went too slowly
     machine: Callable[[], MachineView] = MachineView
     reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
+    # seconds in which a checkpoint on its way to the second place has not moved, where it hangs
+    copy_still: Callable[[], float | None] = lambda: None
     unhealthy: list[Callable[[], str]] = field(default_factory=list)  # a reason, or empty
 
 
@@ -261,6 +263,7 @@ class NodeState:
             None if training.began is None else self._moved,
             training.step_s,
             self.providers.narrow(),
+            self.providers.copy_still(),
         )
         recent = list(rounds.newest)[-ALARM_ROUNDS:]
         # who trains and is never let in has no round to be late

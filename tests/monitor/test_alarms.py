@@ -110,6 +110,12 @@ def test_a_node_that_does_not_catch_up_is_told_why() -> None:
     assert "a round takes 61 s to fetch, and the others make one in 0.5 s." in alarm.what
 
 
+def test_a_copy_of_a_checkpoint_hangs() -> None:
+    (alarm,) = raised(peers(), [], 0.0, here=Here(copy_still=7200.0))
+    assert (alarm.kind, alarm.level) == ("checkpoint", "warning")
+    assert "has moved for 2h00m" in alarm.what
+
+
 def test_nobody_is_there_who_decides() -> None:
     views = peers()
     names = [view.peer for view in views]

@@ -194,6 +194,56 @@ async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
     )
 
 
+async def test_a_copy_that_hangs_while_the_node_runs_is_told_once_and_is_an_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang for days before anybody would leave and be told."""
+    now = [0.0]
+    monkeypatch.setattr("node.checkpoints.copying.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("node.checkpoints.copying.LOOK_S", 0.0)
+    hangs, goes_on, events = threading.Event(), threading.Event(), list[Any]()
+
+    class Hanging:
+        url = "s3://user:secret@bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            hangs.set()
+            goes_on.wait(10)
+
+        put_best = put
+
+    keeper, store = keeper_at(tmp_path, events), CheckpointStore(tmp_path)
+    copying = Copying(cast(CheckpointCopy, Hanging()), store, keeper.events, inline)
+
+    def hung() -> float | None:
+        return copying.still
+
+    try:
+        async with asyncio.timeout(8):
+            await copying.soon(make(store, 1).path)
+            assert await asyncio.to_thread(hangs.wait, 5)
+            assert hung() is None
+            now[0] += STILL_S + 1.0
+            while not events:  # noqa: ASYNC110 - a look at the clock
+                await asyncio.sleep(0.01)
+            await copying.soon(make(store, 2).path)
+            now[0] += STILL_S
+            for _ in range(20):  # looks
+                await asyncio.sleep(0)
+            assert hung() == 2 * STILL_S + 1.0
+            goes_on.set()
+            await nothing_aside(store)
+            while hung() is not None:  # noqa: ASYNC110 - as its task ends
+                await asyncio.sleep(0)
+    finally:
+        goes_on.set()
+    (said,) = events
+    assert (said.code, said.what) == (
+        "E407",
+        "checkpoint ckpt-00000001 is not copied to s3://bucket",
+    )
+
+
 def test_a_second_place_that_hangs_keeps_no_node_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
