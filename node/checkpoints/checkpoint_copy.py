@@ -18,6 +18,7 @@ from node.checkpoints.copy_reading import CopyReader
 from node.checkpoints.index import Index, files_in, said_by
 from node.checkpoints.names import INDEX, beside, name_of, round_of
 from node.errors import operator_error
+from protocols.errors import OperatorError
 
 
 class CheckpointCopy(CopyReader):
@@ -72,10 +73,20 @@ class CheckpointCopy(CopyReader):
             if files.exists(target):  # broken off, or of an earlier life
                 files.rm(target, recursive=True)
             for name in [*names, INDEX]:
+                if name == INDEX and self._index_of(chosen, files, root):
+                    raise self._mixed(chosen)
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                 files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
                 moved()
-            self._remove_all_but(chosen, files, root, moved)
+            if mine is not None and (
+                self._index_of(chosen, files, root) != [mine]
+                or not self._has_all(files, target, mine)
+            ):
+                raise self._mixed(chosen)
+            found = self._there(files, root)
+            if mine is not None:
+                self._check_whose(found, mine)
+            self._remove_all_but(chosen, found, files, root, moved)
 
     def put_best(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Copy the best one here, as :meth:`put` does, unless one there is as good.
@@ -89,14 +100,37 @@ class CheckpointCopy(CopyReader):
             if loss is None or rival is None or loss < rival[1]:
                 self.put(checkpoint, moved)
 
+    def _index_of(self, chosen: str, files: Any, root: str) -> list[Index | None]:
+        """As it is there now, whoever has put it; none: it is not there."""
+        files.invalidate_cache()
+        return [index for _, index in self._one(files, root, chosen)]
+
+    def _mixed(self, chosen: str) -> OperatorError:
+        """E407 where another one copied to the same place in the same moment, unseen by this one.
+
+        Its files have the lengths that these have, so the other may not come to know. What is there
+        stays: if its index is the other's, that goes on and this one does not (_check_whose).
+        """
+        return operator_error(
+            "E407",
+            f"another island copies its checkpoints to {self.url} as well",
+            why=f"it has written or removed files of {chosen} there while that was copied",
+            fix="give each island a --checkpoint-copy of its own, and remove that one there: it "
+            "may have files of both",
+        )
+
     def _remove_all_but(
-        self, chosen: str, files: Any, root: str, moved: Callable[[], None]
+        self,
+        chosen: str,
+        found: list[tuple[str, Index | None]],
+        files: Any,
+        root: str,
+        moved: Callable[[], None],
     ) -> None:
         """Remove what is not to be kept beside the one that was ``chosen`` just now.
 
         It replaces those of its round that were made before it, but not the best.
         """
-        found = self._there(files, root)
         made = {name: index.created if index is not None else 0.0 for name, index in found}
         others = [
             name

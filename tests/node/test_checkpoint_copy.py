@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_kit import make, refuses, there
@@ -42,6 +44,61 @@ def test_two_islands_that_copy_to_one_place_are_told(store: CheckpointStore, tmp
         with pytest.raises(OperatorError, match="another island") as caught:
             copy.put(make(mine, 2, peer=peer).path)
         assert caught.value.code == "E407"
+
+
+@pytest.mark.parametrize(
+    ("after", "round_"), [("outer.safetensors", 1), (INDEX, 1), ("outer.safetensors", 2)]
+)
+def test_two_islands_that_copy_to_one_place_in_the_same_moment_are_told(
+    store: CheckpointStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: str,
+    round_: int,
+):
+    """Neither has seen the other's as it began, and of one round there may be files of both."""
+    place, put_file = tmp_path / "copy", LocalFileSystem.put_file
+    copy = CheckpointCopy(str(place), keep=2)
+    theirs = make(CheckpointStore(tmp_path / "theirs"), round_, peer="other").path
+    mine = make(store, 1, peer="one").path
+
+    def put(files: LocalFileSystem, path: str, target: str, **how: Any) -> None:
+        put_file(files, path, target, **how)
+        if target.endswith(after):  # the other's are all there by now
+            shutil.copytree(theirs, place / theirs.name, dirs_exist_ok=True)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(LocalFileSystem, "put_file", put)
+        with pytest.raises(OperatorError, match="another island copies") as caught:
+            copy.put(mine)
+    assert caught.value.code == "E407"
+    assert ("remove that one there" in caught.value.fix) == (round_ == 1)
+    left = there(place)
+    for later in (2, 3):
+        with pytest.raises(OperatorError, match="another island copies"):
+            copy.put(make(store, later, peer="one").path)
+    assert there(place) == left, "the other goes on"
+
+
+def test_a_copy_that_something_removes_files_of_meanwhile_is_told(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    put_file = LocalFileSystem.put_file
+
+    def put(files: LocalFileSystem, path: str, target: str, **how: Any) -> None:
+        put_file(files, path, target, **how)
+        if target.endswith(INDEX):
+            Path(target).with_name("trainer.json").unlink()
+
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    copy.put(make(store, 1, peer="one").path)
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalFileSystem, "put_file", put)
+        with pytest.raises(OperatorError, match="another island copies"):
+            copy.put(make(store, 2, peer="one").path)
+    assert "ckpt-00000001" in there(tmp_path / "copy"), "it is all there is"
+    copy.put(make(store, 2, peer="one").path)
+    assert len(there(tmp_path / "copy")) == 1
 
 
 def test_who_has_lost_its_identity_with_its_disk_goes_on_with_its_copies(
