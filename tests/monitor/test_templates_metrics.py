@@ -131,6 +131,27 @@ def test_a_stall_is_told_of_by_what_the_steps_of_a_round_take(step_s, after_h):
     assert not fires(after_h + 0.1), "the run is over"
 
 
+def test_a_node_that_never_makes_a_checkpoint_is_told_of_too():
+    """As where its disk was read-only from the start; one that trains nothing makes none."""
+    [rule] = [expr for title, expr in expressions() if title == "AtollNoCheckpoint"]
+    rule = promql_parser.parse(rule)
+    kit = Kit()
+
+    def fires(hours):
+        lines = exposition(registry(kit.state)).decode().splitlines()
+        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        samples = {name: float(said) for name, said in told}
+        return evaluated(rule, samples, kit.now + 3600 * hours) is not None
+
+    kit.now = kit.state.node.started
+    assert not fires(7)
+    kit.log.emit(Step(step=1, round=0, loss=2.0))
+    assert [fires(hours) for hours in (5, 7)] == [False, True]
+    kit.now += 36_000
+    kit.log.emit(CheckpointSaved(round=1, path="x"))
+    assert [fires(hours) for hours in (5, 7)] == [False, True]
+
+
 def test_every_label_of_a_legend_is_there(exported):
     for panel in json.loads(render("grafana"))["panels"]:
         for target in panel["targets"]:
