@@ -11,7 +11,7 @@ import typer
 
 from node.commands.shared import AsJson, given, given_path
 from node.headway import counted
-from node.interrupts import clean_up_first
+from node.interrupts import clean_up_at_any_end, clean_up_first
 
 if TYPE_CHECKING:
     from node.data.folder import Index
@@ -113,6 +113,7 @@ def inspect(
 
     from node.data.remote import Folder
 
+    clean_up_at_any_end()  # of a URL gigabytes are in that folder
     with tempfile.TemporaryDirectory(prefix="atoll-inspect-") as cache:
         folder = Folder(place, Path(cache))
         if verify:

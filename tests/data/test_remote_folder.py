@@ -8,12 +8,17 @@ import itertools
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from data_kit import TEXTS, folder, json_lines, serving
+from places import ROOT
 
 from node.data.folder import INDEX
 from node.data.opened import Opened
@@ -268,3 +273,34 @@ def test_what_is_no_folder_is_refused(served, tmp_path):
     (made / INDEX).write_text(json.dumps(index))
     with pytest.raises(OperatorError, match="no token folder"):
         Folder(url, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_a_look_into_a_folder_of_a_url_finds_nothing_of_it(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    """Up to as much as the data cache holds would be left in the temporary folder."""
+    folder(tmp_path / "tokens")
+    to = tmp_path / "to"
+    to.mkdir()
+    shard = Folder(str(tmp_path / "tokens")).index.shards[-1].name
+    packages = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(to)}
+    with (
+        serving(tmp_path / "tokens", stalls=shard) as server,
+        subprocess.Popen(
+            [sys.executable, "-m", "node", "data", "inspect", server.url],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=packages,
+            cwd=tmp_path,
+        ) as process,
+    ):
+        try:
+            assert server.stands.wait(90)
+            assert list(to.glob("atoll-inspect-*/*"))
+            process.send_signal(end)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert (process.returncode, said.split()[-1]) == (130, "interrupted")
+    assert list(to.iterdir()) == []
