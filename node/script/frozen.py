@@ -80,7 +80,7 @@ def comparable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     }
     parameters = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    for name, tensor in bare_names(parameters | buffers).items():
+    for name, tensor in bare_names(model, parameters | buffers).items():
         yield from _inside(name, tensor)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from node.errors import operator_error
 
 T = TypeVar("T", bound=Tensor)
-WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
+WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}  # their names of what is within
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -54,14 +55,55 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def training(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What requires a gradient, by the names that the bare model has, whatever wraps it."""
-    return bare_names({name: p for name, p in model.named_parameters() if p.requires_grad})
+    """What requires a gradient, by the names that the bare model has, whatever wraps it.
+
+    Raises OperatorError E204 where two would have one name.
+    """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return bare_names(model, named)
 
 
-def bare_names(named: Mapping[str, T]) -> dict[str, T]:
-    """The same tensors by the names that they have in a model which nothing wraps."""
-    found: dict[str, T] = {}
-    for name, tensor in named.items():
-        bare = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        found[name if bare in found else bare] = tensor  # the model may call something "module"
-    return found
+def bare_names(model: nn.Module, named: Mapping[str, T]) -> dict[str, T]:
+    """The same tensors of a model by the names that they have where nothing wraps it.
+
+    Raises OperatorError E204 where two would have one name.
+    """
+    found: dict[str, str] = {}
+    wraps = cache(_wraps)
+    for name in named:
+        bare = _bare(model, name, wraps)
+        if bare in found:
+            raise operator_error(
+                "E204",
+                f"two tensors of the model would both be called {bare}",
+                why=f"they are {found[bare]} and {name}; parts of names that stand for a wrapper "
+                "are left out",
+                fix="give what the wrapper has itself another name",
+            )
+        found[bare] = name
+    return {bare: named[name] for bare, name in found.items()}
+
+
+def _bare(model: nn.Module, name: str, wraps: Callable[[nn.Module, str], bool]) -> str:
+    """A tensor's name without those parts where a wrapper stands."""
+    parts = name.split(".")
+    if WRAPPERS.isdisjoint(parts[:-1]):
+        return name  # nearly always, and names are read in many a step
+    module, kept = model, list[str]()
+    for at, part in enumerate(parts[:-1]):
+        within = getattr(module, part, None)  # CheckpointWrapper leaves its own part out by itself
+        if not isinstance(within, nn.Module):
+            return ".".join(kept + parts[at:])
+        if not (part in WRAPPERS and wraps(module, part)):
+            kept.append(part)
+        module = within
+    return ".".join([*kept, parts[-1]])
+
+
+def _wraps(module: nn.Module, part: str) -> bool:
+    """Whether it is nothing but a wrapper of this child: it has no other parameters.
+
+    A model that has a child called "module" beside others keeps that in its names.
+    """
+    within = {id(parameter) for parameter in getattr(module, part).parameters()}
+    return all(id(parameter) in within for parameter in module.parameters())

@@ -127,7 +127,7 @@ def test_a_model_may_call_a_part_of_its_own_module() -> None:
             self.weight = nn.Parameter(torch.ones(3))
 
     assert list(named_parameters(Head())) == [
-        "weight", "module.weight", "bias", "submodule.weight",
+        "weight", "module.weight", "module.bias", "submodule.weight",
     ]  # fmt: skip
 
 
