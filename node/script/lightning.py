@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import torch
 
+from node.errors import operator_error
 from node.script.joining import join
 from node.script.schedule import Schedule
 from node.script.session import Joined
@@ -28,6 +29,15 @@ class SwarmCallback(lightning.Callback):
     """
 
     def __init__(self, *, tokens_per_step: int, **joining: Any) -> None:
+        """Raises OperatorError E204 where a step is of no tokens."""
+        if tokens_per_step < 1:
+            raise operator_error(
+                "E204",
+                f"tokens_per_step={tokens_per_step} is not a number of tokens",
+                why="the swarm weighs islands by what they have trained on",
+                fix="give the tokens of an optimizer step of the whole island; where there are "
+                "none, its images, frames or samples, counted alike on all islands, or 1",
+            )
         self.tokens_per_step, self.joining = tokens_per_step, joining
         self.island: Joined | None = None
         self._steps = 0  # of the optimizer, as Lightning counts them

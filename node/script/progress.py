@@ -24,6 +24,9 @@ from protocols.errors import OperatorError
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 2**40  # of one step; a run's sum has to stay below 2^63
 
+# steps in a row without any, and as many as a round has: fewer may be batches that are all masked
+UNCOUNTED = 10
+
 
 def elsewhere(code: str, what: str, why: str) -> OperatorError:
     """What has happened on another rank, for this one."""
@@ -58,6 +61,7 @@ class ScriptProgress(Progress):
         self.watch: Watch | None = None
         self._looked = False
         self._told = ""  # what of the optimizer's state no checkpoint holds
+        self._uncounted = 0  # steps without tokens in a row, but for those that went astray
 
     def begin(self, command: Begin) -> None:
         """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
@@ -75,6 +79,24 @@ class ScriptProgress(Progress):
         """See :meth:`Progress.shift`."""
         self._reshard()
         super().shift(command)
+
+    def count(self, tokens: int, *, finite: bool) -> None:
+        """See :meth:`Cycle.count`; raises E204 where a round would weigh nothing in the merge.
+
+        It counts by rank 0 what an island has done, so that no other rank has to.
+        """
+        uncounted = 0 if tokens else self._uncounted + finite
+        if self.ranks.leads and uncounted >= max(UNCOUNTED, self.target_steps):
+            raise operator_error(
+                "E204",
+                f"the script has counted no tokens in {uncounted} steps",
+                why="the swarm weighs islands by what they have trained on: nothing of this one "
+                "would be merged, and each merge would undo what it has learnt",
+                fix="give island.step the tokens of each batch; where there are none, its images, "
+                "frames or samples, counted alike on all islands, or 1 a step",
+            )
+        self._uncounted = uncounted
+        super().count(tokens, finite=finite)
 
     def check_training(self) -> None:
         """Raise E204 where the script trains what takes no part, or by an optimizer unknown here.

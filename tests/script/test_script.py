@@ -18,6 +18,7 @@ from trainer_kit import apply, merge
 from bootstrap.manifest import Manifest
 from node.script.joining import _manifest
 from node.script.parameters import named_parameters
+from node.script.progress import UNCOUNTED
 from node.script.session import ended
 from node.trainer.channel import (
     Cold,
@@ -168,6 +169,32 @@ def test_what_is_no_number_of_tokens_counts_nothing(tokens: Any) -> None:
     assert caught.value.code == "E204"
     assert (played.joined.steps, played.joined.tokens) == (0, 0)
     assert played.train()
+
+
+@pytest.mark.parametrize(("target", "most"), [(3, UNCOUNTED), (UNCOUNTED + 2, UNCOUNTED + 2)])
+def test_a_round_of_steps_without_tokens_is_refused_before_it_ends(target: int, most: int) -> None:
+    """Its work would weigh nothing in the merge, and be undone by it."""
+    played = Played(silent)
+    played.joined._progress.target_steps = target
+    for _ in range(most - 1):
+        assert played.joined.step(tokens=0)
+    before = len(played.script.reports)
+    with pytest.raises(OperatorError, match="no tokens in") as caught:
+        played.joined.step(tokens=0)
+    assert caught.value.code == "E204"
+    assert len(played.script.reports) == before
+    assert not played.joined.over
+    assert played.train()  # all that it has learnt is in hand
+
+
+def test_single_steps_without_tokens_are_counted() -> None:
+    """Batches that are masked as a whole, and steps that went astray."""
+    played = Played(committing)
+    for step in range(4 * UNCOUNTED):
+        assert played.joined.step(tokens=8 * (step % (UNCOUNTED - 1) == 0))
+    played = Played(silent)
+    for _ in range(2 * UNCOUNTED):
+        assert played.joined.step(tokens=0, loss=math.nan)
 
 
 def test_the_end_of_the_run_ends_the_loop() -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from protocols.errors import OperatorError
+
 pytest.importorskip("lightning")
 
 
@@ -43,6 +45,16 @@ def test_an_exception_leaves_the_swarm_as_with_does() -> None:
     callback.island = island
     callback.on_train_end(None, None)
     assert island.left == [ZeroDivisionError, None]
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_a_step_has_tokens(tokens: int) -> None:
+    """Else the island would train, and nothing of it be merged."""
+    from node.script.lightning import SwarmCallback
+
+    with pytest.raises(OperatorError, match=f"tokens_per_step={tokens}") as caught:
+        SwarmCallback(tokens_per_step=tokens)
+    assert caught.value.code == "E204"
 
 
 def test_a_module_may_have_several_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
