@@ -6,7 +6,6 @@ The script's process is the island's trainer; the node itself is a process that 
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import socket
@@ -17,10 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +31,7 @@ from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.island.rank_process import child_environment
 from node.outermost import first_known
+from node.script.at_exit import islands, waited_for_at_exit
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.script.frozen import fingerprint_of
 from node.script.optimizers import Watch, as_one
@@ -53,10 +51,9 @@ from protocols.wire import decode_any
 
 OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has no such
 THE_SCRIPTS = ("model", "data", "inner", "evaluation")  # tables of a run that say nothing here
-# the islands of this process and, on rank 0, their state directories; some of them are over
-_joined: WeakKeyDictionary[Joined, Path | None] = WeakKeyDictionary()
 
 
+@waited_for_at_exit()
 def join(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
@@ -131,8 +128,7 @@ def join(
             progress.leader = Leader(Unhurried(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     checkpoints = StateDir(config.dir).checkpoints if config is not None else None
     joined = Joined(progress, daemon, checkpoints)
-    _joined[joined] = config.dir if config is not None else None
-    _leave_at_exit(os.getpid())
+    islands[joined] = config.dir if config is not None else None
     try:
         progress.watch = Watch(optimizer, parameters.values())
         joined.begin()
@@ -142,29 +138,9 @@ def join(
     return joined
 
 
-@cache
-def _leave_at_exit(pid: int) -> None:
-    """Have the islands of this process leave in order when Python ends and the script has not.
-
-    As where Ctrl-C ends it: else what it has learnt since the last merge, and its optimizer's
-    moments, would be in no checkpoint.
-    """
-
-    def leave() -> None:
-        if os.getpid() != pid:
-            return  # a data loader's worker, which has all of this by fork
-        for joined in list(_joined):
-            if not joined.over:
-                joined.__exit__(SystemExit, SystemExit(), None)
-
-    # before Python refuses new threads, which writing a checkpoint needs: `atexit` is too late
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(leave)
-
-
 def _refuse_twice(parameters: Collection[Tensor]) -> None:
     """Raise E204 where a merge of another island would move these parameters."""
-    if any(one.trains(parameters) for one in _joined):
+    if any(one.trains(parameters) for one in islands):
         raise operator_error(
             "E204",
             "another island of this script trains this model",
@@ -212,7 +188,7 @@ def _settings(given: Mapping[str, Any]) -> NodeConfig:
 
 def _refuse_shared(directory: Path) -> None:
     """Raise E105 where another island of this process works in this state directory."""
-    if any(there == directory and not one.over for one, there in _joined.items()):
+    if any(there == directory and not one.over for one, there in islands.items()):
         raise operator_error(
             "E105",
             f"another island of this script runs in {directory}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -62,6 +63,7 @@ class Joined:
         self._progress, self._daemon, self._checkpoints = progress, daemon, checkpoints
         self._over = False  # the run is complete, this node was stopped, or it has left
         self._leaving = False
+        self.thread: threading.Thread | None = None  # that has taken the last step
         self._pulse = Pulse()  # the node's
         self._standstill = Standstill(checkpoints)  # while it leaves
         self._since = time.monotonic()
@@ -135,6 +137,7 @@ class Joined:
         if self._over:
             return False
         self._outside_evaluation("step")
+        self.thread = threading.current_thread()
         # plain numbers, before anything is counted: a message takes nothing else
         tokens, lr = counted(tokens), float(lr)
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)

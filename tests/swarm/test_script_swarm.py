@@ -209,23 +209,29 @@ def test_ctrl_c_leaves_the_swarm_in_order(make: Callable[..., NodeProcess]) -> N
 
 
 ENDS = """
-import sys, torch, node
+import sys, threading, torch, node
+
+def train():
+    for batch in workers:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        island.step(tokens=8)
 
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters())
 workers = torch.utils.data.DataLoader(torch.ones(64, 8), batch_size=8, num_workers=2)
 island = node.join(model, optimizer, resume="again" in sys.argv)
 print("AT", island.steps, len(optimizer.state), flush=True)
-for batch in workers:
-    model(batch).square().mean().backward()
-    optimizer.step()
-    island.step(tokens=8)
+if "in a thread" in sys.argv:
+    threading.Thread(target=train).start()
+else:
+    train()
 if "interrupted" in sys.argv:
     raise KeyboardInterrupt
 """
 
 
-@pytest.mark.parametrize("how", ["interrupted", "ends"])
+@pytest.mark.parametrize("how", ["interrupted", "ends", "in a thread"])
 def test_who_does_not_call_leave_leaves_when_python_ends(
     make: Callable[..., NodeProcess], tmp_path: Path, how: str
 ) -> None:
@@ -233,7 +239,7 @@ def test_who_does_not_call_leave_leaves_when_python_ends(
     script = tmp_path / "ends.py"
     script.write_text(ENDS)
     node = make("node").start_script(script, how)
-    assert (node.wait() == 0) is (how == "ends"), node.text()
+    assert (node.wait() == 0) is (how != "interrupted"), node.text()
     assert not node.left_over()
     assert len(node.events("checkpoint")) == len(node.events("stopping")) == 1, node.text()
     assert node.start_script(script, "again").wait() == 0, node.text()
