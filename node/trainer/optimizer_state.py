@@ -6,6 +6,7 @@ of another rule never are: the optimizer would use those it knows and ignore the
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import Counter
@@ -165,6 +166,58 @@ def steps_of(parameter: Tensor, state: Mapping[str, Any]) -> int:
         return 0
     count = None if COUNT in kept.moments else state.get(COUNT)
     return 1 if count is None else int(count)  # without a count at least one was taken
+
+
+def untaken(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether what it keeps is of no step: some make it before their first one."""
+    return all(_untaken(state) for state in optimizer.state.values())
+
+
+def _untaken(state: Any) -> bool:
+    if not isinstance(state, Mapping):
+        return False
+    count = state.get(COUNT)
+    if isinstance(count, int | float) or (isinstance(count, Tensor) and count.numel() == 1):
+        return float(count) == 0
+    return all(value is None or _is_zero(value) for value in state.values())
+
+
+def _is_zero(value: Any) -> bool:
+    """Of a number or a tensor; not where that cannot be told, as of a class of its own."""
+    if not isinstance(value, Tensor):
+        return isinstance(value, int | float) and value == 0
+    try:
+        return not bool(local(value).any())
+    except RuntimeError:  # torch's, also where it has no such operation
+        return False
+
+
+class Unused:
+    """What an optimizer keeps before its first step, to begin there again; nothing for most."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Zeros are not copied, and are most of it."""
+        self._made = {
+            parameter: {
+                name: (value, None if _is_zero(value) else value.clone())
+                if isinstance(value, Tensor)
+                else (value, copy.deepcopy(value))
+                for name, value in state.items()
+            }
+            for parameter, state in optimizer.state.items()
+        }
+
+    @torch.no_grad()
+    def restore(self, optimizer: torch.optim.Optimizer) -> None:
+        """In place: the optimizer may have its tensors elsewhere, too."""
+        optimizer.state.clear()
+        for parameter, made in self._made.items():
+            state: dict[str, Any] = {}
+            for name, (value, was) in made.items():
+                if isinstance(value, Tensor):
+                    local(value).zero_() if was is None else value.copy_(was)
+                state[name] = value if isinstance(value, Tensor) else copy.deepcopy(was)
+            optimizer.state[parameter] = state
 
 
 @torch.no_grad()

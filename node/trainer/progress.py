@@ -39,7 +39,15 @@ from node.trainer.leader import Action, Leader, TakeSnapshot
 from node.trainer.moments import read
 from node.trainer.numbers import Numbers
 from node.trainer.optim import REENTRY_STEPS
-from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise, stateless
+from node.trainer.optimizer_state import (
+    NEAR,
+    Unused,
+    distance,
+    optimizer_steps,
+    sanitise,
+    stateless,
+    untaken,
+)
 from node.trainer.parallel import Ranks
 from node.trainer.resume import load
 from node.trainer.trainer_state import FragmentState, TrainerState
@@ -74,6 +82,7 @@ class Progress(Cycle):
         # half written, and the daemon may wait for an answer that never comes
         self.whole = True
         self.forgets = False  # see :class:`~node.trainer.channel.Begin`
+        self.unused: Unused | None = None  # where it forgets
         self.rewarm_from: int | None = None
         self.files = Files(self.weights, optimizer, self.report)
 
@@ -127,12 +136,14 @@ class Progress(Cycle):
         """
         base, _ = self._vectors()
         keeps = not (command.resume or command.moments or command.forgets)
-        warm = keeps and not self.ranks.all_true(not self.optimizer.state)
+        unused = self.ranks.all_true(untaken(self.optimizer))
+        warm = keeps and not unused
         cold = ""  # why moments are lost
         if warm and (far := distance(self.weights, base)) > NEAR:
             warm, cold = False, f"θ was {far:.2g} of the model's norm away from the swarm's"
-        if not warm:
+        if not (warm or unused):  # some would miss what they have made before their first step
             self.optimizer.state.clear()
+        self.unused = Unused(self.optimizer) if unused and command.forgets else None
         for name in self.weights.names:
             self.weights.set(name, base.get(name))
         rounds = (command.round, *command.others)
@@ -275,7 +286,10 @@ class Progress(Cycle):
         # only fragment 0's merge begins a round for all of θ; at will, only one with own work in it
         begins = command.fragment == 0 and (command.contributed or not self.at_will)
         if self.forgets and (begins or command.reset):
-            self.optimizer.state.clear()
+            if self.unused is not None:
+                self.unused.restore(self.optimizer)
+            else:
+                self.optimizer.state.clear()
         if self.gradients:  # a gradient that was taken elsewhere is worth nothing here
             self.optimizer.zero_grad()
             self.in_hand = False

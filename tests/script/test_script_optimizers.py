@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from script_kit import Played, silent
+from script_kit import TARGET, Played, committing, silent
 from torch import Tensor, nn
 from trainer_kit import begin
 
@@ -17,7 +18,7 @@ from node.script.joining import join
 from node.script.optimizers import Several, Watch, _States, as_one
 from node.trainer.channel import Cold, Save, StepDone
 from node.trainer.layout import Layout
-from node.trainer.optimizer_state import optimizer_steps
+from node.trainer.optimizer_state import optimizer_steps, untaken
 from node.trainer.parallel import Ranks
 from node.trainer.resume import load, save
 from node.trainer.trainer_state import FragmentState, TrainerState
@@ -53,6 +54,74 @@ class Pair:
     @property
     def theta(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+class Early(torch.optim.Optimizer):
+    """It makes its state when it is made, and never looks whether that is there."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {"sum": torch.zeros_like(p), "root": torch.ones_like(p), "seen": 0}
+            self.state[p]["step"] = torch.tensor(0.0)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["seen"] += 1
+            state["step"] += 1
+            state["root"].mul_(0.9).add_(p.grad.square())
+            state["sum"] = state["sum"] + p.grad
+            p.addcdiv_(state["sum"], state["root"].sqrt(), value=-self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("away", [0.0, 1.0])
+def test_what_an_optimizer_makes_before_its_first_step_stays(
+    monkeypatch: pytest.MonkeyPatch, away: float, forgets: bool
+) -> None:
+    monkeypatch.setattr(torch.optim, "AdamW", Early)
+    played = Played(committing, away=away, rewarm=True, forgets=forgets)
+    assert not played.script.of(Cold)  # there were no moments to lose
+    assert played.train(TARGET)
+    assert played.joined.round == 1
+    for parameter, state in played.optimizer.state.items():
+        assert state["seen"] == float(state["step"]) == (0 if forgets else TARGET)
+        if forgets:
+            assert torch.equal(state["sum"], torch.zeros_like(parameter))
+            assert torch.equal(state["root"], torch.ones_like(parameter))
+    assert played.train(2 * TARGET)
+
+
+def test_what_it_has_learnt_elsewhere_is_dropped_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.optim, "AdamW", Early)
+    played = Played(silent, away=1.0, trained=1)
+    assert len(played.script.of(Cold)) == 1
+    assert not played.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("state", "unused"),
+    [
+        ({}, True),
+        ({"step": torch.tensor(0.0), "sum": torch.ones(2), "codes": object()}, True),
+        ({"step": 0, "sum": torch.ones(2)}, True),
+        ({"step": torch.tensor(1.0), "sum": torch.zeros(2)}, False),
+        ({"step": torch.zeros(2), "sum": torch.zeros(2), "more": None, "seen": 0}, True),
+        ({"sum": torch.tensor([0.0, 1.0])}, False),
+        ({"sum": torch.zeros(2), "seen": 1}, False),
+        ({"sum": torch.zeros(2), "more": [0]}, False),  # nobody knows what that is
+        ({"sum": torch.zeros(2), "more": np.zeros(2)}, False),
+        ([0], False),
+    ],
+)
+def test_what_has_seen_a_step(state: Any, unused: bool) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    optimizer.state[optimizer.param_groups[0]["params"][0]] = state
+    assert untaken(optimizer) is unused
 
 
 @pytest.mark.parametrize("one_disk", [True, False])
