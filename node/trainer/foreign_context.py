@@ -2,11 +2,13 @@
 
 The library asks for attention by name, so one name is registered that asks the other ranks. That is
 all that may look at other tokens, and it must be plain causal attention: both are tried with a few
-tokens before a model is taken, since no plan of the library says so.
+tokens before a model is taken, since no plan of the library says so. Rotary frequencies may follow
+from a sequence's last position, which most ranks do not have: it is told to all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,14 +58,15 @@ def share_sequences(model: ForeignDecoder, mesh: DeviceMesh, kind: Attention, se
 
     Raises ValueError where more or other things than causal attention mix its tokens.
     """
-    _probe(model, mesh.size(), min(seq_len, PROBED))
+    _probe(model, mesh.size(), seq_len)
     if kind == "ring":
         model.mask_of = _numbers
     attend = attention_over(mesh, kind)
     _use(model, lambda q, k, v, mask: attend(q, k, v, mask if kind == "ulysses" else _of(mask)))
 
 
-def _probe(model: ForeignDecoder, ranks: int, length: int) -> None:
+def _probe(model: ForeignDecoder, ranks: int, seq_len: int) -> None:
+    length = min(seq_len, PROBED)
     half, seen = length // 2, dict[str, Any]()
     generator = torch.Generator().manual_seed(0)
     if model.first:
@@ -71,20 +74,55 @@ def _probe(model: ForeignDecoder, ranks: int, length: int) -> None:
     else:
         x = torch.randn(1, length, model.width, generator=generator)
     here, one = torch.arange(length), torch.zeros(1, length, dtype=torch.int64)  # document
+    spread = here * (seq_len - 1) // max(1, length - 1)  # to the last position of all
     before = model.lm.config._attn_implementation
     with lent(model), torch.no_grad():
         library = model(x, documents=one)
         _use(model, causal_attention, seen)
         ours = model(x, here, one)
-        _use(model, lambda q, k, v, mask: v.repeat_interleave(q.shape[1] // v.shape[1], dim=1))
-        whole, part = model(x, here, one), model(x[:, half:], here[half:], one)
+        if seen:
+            raise _refused(model.config, ranks, f"its attention knows of {', '.join(sorted(seen))}")
+        if not close(ours, library):
+            raise _refused(model.config, ranks, "its attention is not plainly causal")
+        _tell_length(model, seq_len)
+        _use(model, _itself)
+        # the first part first, as a rank that has it knows of no other
+        early, late = (model(x[:, i], spread[i], one[:, i]) for i in (here < half, here >= half))
+        whole = model(x, spread, one)
     model.lm.set_attn_implementation(before)
-    if seen:
-        raise _refused(model.config, ranks, f"its attention knows of {', '.join(sorted(seen))}")
-    if not close(ours, library):
-        raise _refused(model.config, ranks, "its attention is not plainly causal")
-    if not close(part, whole[:, half:]):
+    if not (close(early, whole[:, :half]) and close(late, whole[:, half:])):
         raise _refused(model.config, ranks, "not its attention alone looks at other tokens")
+
+
+def _itself(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """In the place of attention: of each token, what it would be seen by and see with."""
+    seen = (k + v).repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return q + seen
+
+
+def _tell_length(model: ForeignDecoder, seq_len: int) -> None:
+    """Have rotary tables that depend on a sequence's length made as for the whole one, in place."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)  # one, or one for each type of layers
+        found = kinds.values() if isinstance(kinds, dict) else (kinds,)
+        if any(kind == "longrope" or "dynamic" in str(kind) for kind in found):
+            module.forward = partial(_as_of, module.forward, seq_len - 1)
+
+
+def _as_of(
+    forward: Callable[..., Any],
+    last: int,
+    x: Tensor,
+    position_ids: Tensor,
+    *more: Any,
+    **given: Any,
+) -> Any:
+    """The tables of these positions, in a sequence that ends with ``last``."""
+    ends = position_ids.new_full((*position_ids.shape[:-1], 1), last)
+    tables = forward(x, torch.cat((position_ids, ends), dim=-1), *more, **given)
+    if isinstance(tables, Tensor):
+        return tables[..., :-1, :]
+    return tuple(table[..., :-1, :] for table in tables)
 
 
 def _use(model: ForeignDecoder, attend: Attend, seen: dict[str, Any] | None = None) -> None:

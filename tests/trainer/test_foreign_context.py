@@ -24,8 +24,8 @@ DATA = Data(seq_len=32, batch_size=4)
 MESH: Any = SimpleNamespace(size=lambda: 2, get_group=lambda: None)
 
 
-def family(name: str, **more: Any) -> Any:
-    return model_of({"model_type": name, **SIZES, **more})
+def family(name: str, max_seq_len: int = 64, **more: Any) -> Any:
+    return model_of({"model_type": name, **SIZES, **more}, max_seq_len=max_seq_len)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "mixtral", "olmo2"])
@@ -46,6 +46,53 @@ def test_a_stage_is_tried_by_itself(stage: int) -> None:
     model = build_foreign(family("llama"), 0)
     cut_stage(model, stage, 2)
     share_sequences(model, MESH, "ring", 32)
+
+
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LENGTHY: dict[str, dict[str, Any]] = {
+    "longrope": {"rope_parameters": LONGROPE | FACTORS},
+    "dynamic": {"rope_parameters": DYNAMIC, "max_position_embeddings": 16},
+    "by layer type": {
+        "model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention"],
+        "max_position_embeddings": 16, "sliding_window": 64,
+        "rope_parameters": {"full_attention": DYNAMIC, "sliding_attention": DYNAMIC},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LENGTHY)
+def test_frequencies_that_follow_from_the_length_are_those_of_the_whole_sequence(name: str) -> None:
+    """Of a rank's own positions the library would take the last for the sequence's."""
+    config = family("llama", **LENGTHY[name])
+    x, here = torch.zeros(1, 32, 32), torch.arange(32)[None]
+    of_layers = ["full_attention"] if name == "by layer type" else []
+    whole = build_foreign(config, 0).lm.model.rotary_emb(x, here, *of_layers)
+    model = build_foreign(config, 0)
+    share_sequences(model, MESH, "ring", 32)
+    for part in (slice(0, 8), slice(8, 24), slice(24, 32), slice(0, 8)):
+        made = model.lm.model.rotary_emb(x[:, part], here[:, part], *of_layers)
+        for ours, theirs in zip(made, whole, strict=True):
+            assert torch.equal(ours, theirs[:, part])
+
+
+@pytest.mark.parametrize("counted", ["the last position", "from zero"])
+def test_a_family_that_makes_something_of_a_rank_s_own_length_is_refused(
+    counted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_foreign(family("llama"), 0)
+    rotary = type(model.lm.model.rotary_emb)
+    tables = rotary.forward
+
+    def changed(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        if counted == "from zero":
+            return tables(self, x, torch.arange(x.shape[1])[None])
+        return tables(self, x, position_ids * (2 if position_ids.max() >= 1000 else 1))
+
+    monkeypatch.setattr(rotary, "forward", changed)
+    with pytest.raises(ValueError, match=r"^--cp 2: llama .*not its attention alone"):
+        share_sequences(model, MESH, "ulysses", 2048)
 
 
 @pytest.mark.parametrize(
