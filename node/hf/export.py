@@ -185,7 +185,9 @@ def _descriptions(config: Model, tokenizer: bytes) -> dict[str, dict[str, Any]]:
     """The JSON files beside the weights, by name."""
     files = {"config.json": _llama(config)}
     if config.kind == "hf":
-        files["config.json"] = json.loads(config.config) | {"dtype": "float32"}
+        from node.trainer.hf import described
+
+        files["config.json"] = described(config) | {"dtype": "float32"}
     files["generation_config.json"] = {
         "eos_token_id": config.document_end,
         "do_sample": True,

@@ -46,6 +46,8 @@ NOISE = (  # ends of keys
     "jitter_noise",
     "jitter_eps",
 )
+# of BERT and XLM, and their kin, which look ahead where it is off
+CAUSAL = ("is_decoder", "causal")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 BALANCE = "output_router_logits"  # what switches the balance loss on in config.json
@@ -222,6 +224,14 @@ def family(config: Model) -> str:
     return str(json.loads(config.config).get("model_type"))
 
 
+def described(config: Model) -> dict[str, Any]:
+    """The config.json of what was trained: whoever loads that looks ahead no more than we did."""
+    parsed = _parse(config.config)
+    made = {key: True for key in CAUSAL if getattr(parsed, key, None) is True}
+    plain: dict[str, Any] = json.loads(config.config)
+    return plain | made
+
+
 def model_of(config: dict[str, Any], **others: Any) -> Model:
     """The manifest's table for a ``config.json``; ``others`` are fields of ours.
 
@@ -267,7 +277,7 @@ def _parse(text: str) -> Any:
             raise ValueError(f"{kind} chooses its experts at random while it is trained")
         config = transformers.AutoConfig.for_model(kind, **plain)
         _quiet(config, transformers.PretrainedConfig)
-        for key in ("is_decoder", "causal"):  # BERT and XLM, and their kin, look ahead otherwise
+        for key in CAUSAL:
             if getattr(config, key, None) is False:
                 setattr(config, key, True)
         config.use_cache = False

@@ -97,6 +97,40 @@ def test_export_and_import_give_the_same_logits(plain, tmp_path):
     assert torch.equal(back, vector)
 
 
+BERT = {key: value for key, value in QWEN.items() if key != "num_key_value_heads"} | {
+    "model_type": "bert",
+}  # fmt: skip
+XLM = {
+    "model_type": "xlm", "emb_dim": 32, "n_layers": 2, "n_heads": 2, "n_words": 300,
+    "max_position_embeddings": 64, "pad_index": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [BERT, XLM], ids=lambda plain: plain["model_type"])
+def test_what_was_trained_not_to_look_ahead_does_not_where_it_is_loaded(plain, tmp_path):
+    config = model_of(plain)
+    vector = initial_vector(config, 0, torch.empty(Layout.of_config(config).size))
+    folder = export_hf(config, vector, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = TOKENS.clone()
+    tokens[tokens == 1] = 2  # XLM's padding
+    late = tokens.clone()
+    late[:, -8:] = 7
+    with torch.no_grad():
+        logits = theirs(tokens, use_cache=False).logits
+        torch.testing.assert_close(logits, build_of(config, vector)(tokens))
+        torch.testing.assert_close(theirs(late, use_cache=False).logits[:, :-8], logits[:, :-8])
+    again = read_config(folder)
+    assert torch.equal(import_hf(again, folder, torch.zeros_like(vector)), vector)
+
+
+def build_of(config, vector):
+    """A model with these values."""
+    model = build(config, 9)
+    Layout.of_module(model).load_from(vector, model)
+    return model
+
+
 GPT_NEOX = {key: value for key, value in QWEN.items() if key != "num_key_value_heads"} | {
     "model_type": "gpt_neox", "tie_word_embeddings": False,
 }  # fmt: skip
