@@ -58,6 +58,10 @@ def export_hf(
         for name, view in views.items()
         for theirs, part in hf_weights(config, name, view).items()
     }
+    if config.kind == "hf":
+        from node.trainer.foreign_storage import fixed_buffers
+
+        weights |= fixed_buffers(config)
     with _appearing(folder) as temporary:
         files = _write_weights(temporary, weights, max_shard)
         files |= _descriptions(config, tokenizer)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bootstrap.manifest import Model
-from node.trainer.hf import ForeignDecoder, build_foreign
+from node.trainer.hf import ForeignDecoder, build_foreign, kept_buffers
 from protocols.errors import OperatorError
 
 
@@ -38,6 +38,22 @@ def build_unstored(config: Model) -> ForeignDecoder | None:
     if any(one.is_meta or not torch.equal(one, again[name]) for name, one in buffers.items()):
         return None
     return model
+
+
+def fixed_buffers(config: Model) -> dict[str, Tensor]:
+    """Buffers that the library has in files beside parameters, by its names.
+
+    Those that are built alike in all islands: nothing trains them, and whoever loads a file without
+    them has undefined values there.
+    """
+    with torch.device("meta"):
+        if not any(kept_buffers(ForeignDecoder(config).lm)):
+            return {}
+    model = build_unstored(config)
+    if model is not None:
+        return dict(kept_buffers(model.lm))
+    ones, others = (dict(kept_buffers(build_foreign(config, seed).lm)) for seed in (0, 1))
+    return {name: one for name, one in ones.items() if torch.equal(one, others[name])}
 
 
 @contextmanager

@@ -179,17 +179,23 @@ def pretrained(config: Model, folder: Path) -> tuple[Any, set[str]]:
     if found["mismatched_keys"]:
         name, theirs, ours = sorted(found["mismatched_keys"])[0]
         raise unfit(f"{name} has the shape {tuple(theirs)}, not {tuple(ours)}")
-    buffers = dict(_kept_buffers(lm))
-    if missing := sorted(set(found["missing_keys"]) - set(buffers)):
-        raise unfit(f"the weight {missing[0]} is missing")
-    fresh = dict(_kept_buffers(build_foreign(config, 0).lm)) if buffers else {}
-    for name, buffer in buffers.items():
-        if not torch.equal(buffer, fresh[name]):
+    buffers, missing = dict(kept_buffers(lm)), set(found["missing_keys"])
+    if gone := sorted(missing - set(buffers)):
+        raise unfit(f"the weight {gone[0]} is missing")
+    fresh = dict(kept_buffers(build_foreign(config, 0).lm)) if buffers else {}
+    for name in buffers.keys() - missing:  # what is in no file has no values yet
+        if not _alike(buffers[name], fresh[name]):
             raise unfit(f"{name} is no parameter, and its values would be lost in training")
     return lm, set(found["unexpected_keys"])
 
 
-def _kept_buffers(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _alike(read: Tensor, fresh: Tensor) -> bool:
+    """Whether a buffer has the values that it is built with, as a file of any type has them."""
+    types = (torch.bfloat16, torch.float16) if fresh.is_floating_point() else ()
+    return any(torch.equal(read.double(), fresh.to(t).double()) for t in (fresh.dtype, *types))
+
+
+def kept_buffers(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers that the library writes to files beside parameters."""
     parameters = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     return ((name, x) for name, x in lm.state_dict().items() if name not in parameters)
