@@ -32,6 +32,7 @@ from node.trainer.foreign_balance import balance_of, keep_busy
 from node.trainer.foreign_causal import check_causal
 from node.trainer.foreign_documents import check_documents
 from node.trainer.foreign_experts import experts_of
+from node.trainer.foreign_matrices import try_cut
 from node.trainer.foreign_storage import build_unstored
 from node.trainer.hf import ForeignDecoder, build_foreign, family
 from node.trainer.layout import Layout
@@ -94,6 +95,8 @@ class Engine:
             balance = balance_of(model)  # over all layers, of which a stage has some
             if self.document_end is None:
                 check_causal(model, self.seq_len)
+            if self.dims.tp > 1:
+                try_cut(model, self.dims.tp)
             if self.dims.stages > 1:
                 cut_stage(model, stage, self.dims.stages)
             if balance is not None:
