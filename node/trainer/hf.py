@@ -33,7 +33,8 @@ REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
 # it draws experts at random in each step of training: layers that are computed again in the
 # backward pass would draw others, and no two ranks the same
 DRAWS = ("phimoe",)
-REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
+REFUSED_PARTS = ("attn_implementation", "experts_implementation")
+KERNEL = "kernel"  # in keys of sizes, and of what the library is to compute with
 
 NOISE = (  # ends of keys
     "pdrop",
@@ -273,8 +274,9 @@ def _parse(text: str) -> Any:
         plain = json.loads(text)
         if not isinstance(plain, dict):
             raise ValueError("it is no JSON object")
-        for key in _keys(plain):
-            if key in REFUSED or any(part in key for part in REFUSED_PARTS):
+        for key, value in _entries(plain):
+            named = KERNEL in key and _may_name(value)
+            if named or key in REFUSED or any(part in key for part in REFUSED_PARTS):
                 raise ValueError(f"{key} is not taken: no code and no kernels but the library's")
         kind = plain.pop("model_type", None)
         if kind not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -327,25 +329,42 @@ def _switched_off(lm: Any) -> bool:
     return asked
 
 
-def _keys(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list):
+        for inner in value:
+            yield from _entries(inner)
+    elif isinstance(value, dict):
         for key, inner in value.items():
-            yield str(key)
-            yield from _keys(inner)
+            yield str(key), inner
+            yield from _entries(inner)
+
+
+def _may_name(value: object) -> bool:
+    """Whether a value is more than numbers, and so could say where code is to come from."""
+    if isinstance(value, list):
+        return any(map(_may_name, value))
+    return not isinstance(value, bool | int | float | None)
 
 
 def _quiet(config: Any, kind: type) -> None:
-    """Switch off dropout and other noise, also in configurations (``kind``) that it consists of."""
+    """Switch off dropout and other noise, also in configurations (``kind``) that it consists of.
+
+    And kernels, which versions of the library fetch for whoever uses them (``use_mamba_kernels``).
+    """
     for key, value in (config.to_dict() | vars(config)).items():
         if isinstance(value, kind):
             _quiet(value, kind)
-        elif value and _is_noise(key, value):
+        elif value and (_is_noise(key, value) or _fetches(key, value)):
             setattr(config, key, type(value)(0))  # some look at the type
 
 
 def _is_noise(key: str, value: object) -> bool:
     """Whether a key sets dropout or other noise: a run's steps have to be repeatable."""
     return key.endswith(NOISE) and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fetches(key: str, value: object) -> bool:
+    return value is True and key.startswith("use_") and KERNEL in key
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from hf_kit import DEEPSEEK, GPT2, OURS, QWEN, QWEN3_MOE
+from hf_kit import DEEPSEEK, EXPERTS, GPT2, OURS, QWEN, QWEN3_MOE
 from safetensors.torch import load_file, save_file
 
 from node.hf.export import export_hf
@@ -62,6 +62,9 @@ def test_an_adapter_is_no_model(tmp_path):
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"attn_implementation": "kernels/evil"}, "attn_implementation"),
         ({"nested": {"_attn_implementation_internal": "evil/kernel"}}, "attn_implementation"),
+        ({"use_kernels": "evil/kernels"}, "use_kernels"),
+        ({"kernel_config": {"RMSNorm": "evil/kernel:RMSNorm"}}, "kernel_config"),
+        ({"nested": [{"conv_kernel": [4, "evil/kernel"]}]}, "conv_kernel"),
         ({"n_embd": 33}, "."),
         ({"vocab_size": "many"}, "."),
     ],
@@ -70,6 +73,28 @@ def test_a_configuration_that_asks_for_more_is_refused(change, why):
     with pytest.raises(OperatorError, match=why) as caught:
         ForeignDecoder(model_of(GPT2 | change))
     assert caught.value.code == "E606"
+
+
+SMALL = QWEN | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+CONVOLVES = [
+    {"model_type": "mamba", "vocab_size": 300, "hidden_size": 32, "state_size": 4,
+     "num_hidden_layers": 2, "conv_kernel": 4},
+    EXPERTS | SMALL | {"model_type": "qwen3_next", "linear_conv_kernel_dim": 4,
+     "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+     "linear_value_head_dim": 8, "tie_word_embeddings": False},
+    EXPERTS | {"model_type": "jamba", "use_mamba_kernels": True, "use_kernels": True,
+     "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4,
+     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", CONVOLVES, ids=lambda plain: plain["model_type"])
+def test_sizes_of_kernels_are_taken_and_none_is_fetched(plain):
+    """As published configurations have them; what would ask for the hub's is off."""
+    config = build(model_of(plain), 0).lm.config.to_dict()
+    found = {key: value for key, value in config.items() if "kernel" in key}
+    assert found == {key: value if value is not True else False
+                     for key, value in plain.items() if "kernel" in key}  # fmt: skip
 
 
 def test_a_llama_with_quantized_weights_is_refused(tmp_path):
