@@ -172,7 +172,7 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
         return None
     if (config.get("head_dim") or size // heads) != size // heads:
         return None
-    if config.get("hidden_act", "silu") != "silu":
+    if config.get("hidden_act", "silu") != "silu" or config.get("is_causal") is False:
         return None
     experts: dict[str, Any] = {}
     try:

@@ -42,7 +42,11 @@ def test_a_token_sees_none_behind_it(plain: dict[str, object]) -> None:
         torch.testing.assert_close(model(late)[:, :-4], model(TOKENS)[:, :-4])
 
 
-@pytest.mark.parametrize("plain", [CPMANT, DOGE], ids=lambda one: one["model_type"])
+# as those are set that make embeddings of texts
+BOTH_WAYS = QWEN | {"model_type": "llama", "is_causal": False}
+
+
+@pytest.mark.parametrize("plain", [CPMANT, DOGE, BOTH_WAYS], ids=lambda one: one["model_type"])
 def test_a_family_that_looks_ahead_is_refused(plain: dict[str, object]) -> None:
     manifest = Manifest(model=model_of(plain), data=Data(seq_len=64))
     with pytest.raises(OperatorError, match="cannot be built") as refused:

@@ -233,6 +233,7 @@ def test_experts_of_mixtral_are_kept_as_busy_as_by_the_library(tmp_path, layers)
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
         {"attention_bias": True},
         {"hidden_act": "gelu"},
+        {"is_causal": False},
     ],
 )
 def test_what_ours_would_compute_otherwise_stays_a_model_of_transformers(tmp_path, change):
