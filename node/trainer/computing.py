@@ -42,7 +42,10 @@ class Computing:
         All layers of a kind share what was compiled: it takes as long for two as for eighty.
         """
         if self.recompute != "none":
-            how = _again if self.recompute == "full" else _again_but_products
+            how = _again
+            if self.recompute == "selective":
+                biased = any(getattr(module, "has_bias", False) for module in block.modules())
+                how = _again_but_common_products if biased else _again_but_products
             block.forward = MethodType(how, block)
         for module in block.modules() if self.compile else ():
             # an expert's number of rows differs from call to call
@@ -58,10 +61,11 @@ def _waited_for(block: nn.Module, args: Any) -> Any:
     return tuple(x.clone() if isinstance(x, AsyncCollectiveTensor) else x for x in args)
 
 
+OF_EXPERTS = torch.ops.aten._grouped_mm.default
 SAVED = {  # what costs the most to compute again
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,  # with a bias
-    torch.ops.aten._grouped_mm.default,  # of experts
+    OF_EXPERTS,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -82,6 +86,18 @@ def _again_but_products(block: nn.Module, *args: Any, **given: Any) -> Any:
     """The same, with products kept and what other ranks sent."""
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     return _again(block, *args, context_fn=contexts, **given)
+
+
+def _again_but_common_products(block: nn.Module, *args: Any, **given: Any) -> Any:
+    """The same, but for products of experts: the library adds their biases to these in place."""
+    contexts = partial(create_selective_checkpoint_contexts, _policy_for_biases)
+    return _again(block, *args, context_fn=contexts, **given)
+
+
+def _policy_for_biases(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operator == OF_EXPERTS:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    return _policy(context, operator, *args, **kwargs)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

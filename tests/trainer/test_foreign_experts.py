@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from bootstrap.manifest import Data
+from node.trainer.computing import Computing, Recompute
 from node.trainer.dims import ParallelDims
 from node.trainer.foreign_experts import _by_row, deal_out, experts_of, try_experts
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of
@@ -117,3 +118,20 @@ def test_experts_that_are_not_just_added_up_are_refused() -> None:
     experts.forward = lambda *given: forward(*given).relu()  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"--ep 2: .*mixtral.*not just added up"):
         try_experts(model, 2)
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config["model_type"])
+def test_layers_that_are_made_again_have_the_same_gradient(config: dict[str, Any]) -> None:
+    """Also where the library adds to a product in place, which cannot be kept then."""
+    found = []
+    ways: tuple[Recompute, ...] = ("none", "selective", "full")
+    for how in ways:
+        model = build_foreign(model_of(config), 0)
+        for block in model.blocks:
+            Computing(recompute=how).prepare(block)
+        _loss(model, TOKENS[0])[1].backward()
+        found.append([one.grad for one in model.parameters() if one.grad is not None])
+    for again in found[1:]:
+        assert len(again) == len(found[0])
+        for one, plain in zip(again, found[0], strict=True):
+            torch.testing.assert_close(one, plain)
