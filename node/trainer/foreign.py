@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from bootstrap.manifest import Model
+from node.trainer.foreign_storage import lent
 from node.trainer.hf import ForeignDecoder, Passed, pp_plan, tp_plan
 
 GATHERED = ("colwise_gather_output", "colwise_rep")  # of the head: its logits stay cut with us
@@ -162,7 +163,7 @@ def cut_stage(model: ForeignDecoder, stage: int, stages: int) -> None:
     """Take from a whole model, in place, what is not of a stage; :func:`check_pp` has accepted it.
 
     Raises ValueError where the inner model does more to hidden states than its parts do, which
-    every stage would do again.
+    every stage would do again; on all stages alike.
     """
     base, parts = model.lm.base_model, pp_plan(model.config)
     middle = next(
@@ -172,21 +173,32 @@ def cut_stage(model: ForeignDecoder, stage: int, stages: int) -> None:
     whole, count = list(layers), len(layers)
     for number in range(count):
         layers[number] = Passed()
-    model.first, model.last = stage == 0, stage == stages - 1
+    front = {name: getattr(base, name) for name in parts[:middle]}
     behind = {name: getattr(base, name) for name in parts[middle + 1 :]}
-    for name in (*behind, *(parts[:middle] if stage > 0 else ())):
+    for name in (*front, *behind):
         setattr(base, name, Passed())
-    if stage > 0:
-        probe = torch.linspace(-1.0, 1.0, 2 * model.width).view(1, 2, -1)
-        with torch.no_grad():
-            through = base(inputs_embeds=probe.clone(), use_cache=False, return_dict=True)
-        if not torch.equal(through.last_hidden_state, probe):
-            kind = model.lm.config.model_type
-            raise ValueError(f"--pp: {kind} does more to hidden states than its layers do")
+    _try_passing(model)
+    model.first, model.last = stage == 0, stage == stages - 1
     for number in range(count * stage // stages, count * (stage + 1) // stages):
         layers[number] = whole[number]
-    if model.last:
-        for name, module in behind.items():
-            setattr(base, name, module)
-    elif model.head_name:
+    for name, module in ((front if model.first else {}) | (behind if model.last else {})).items():
+        setattr(base, name, module)
+    if not model.last and model.head_name:
         model.set_submodule(model.head_name, Passed())
+
+
+def _try_passing(model: ForeignDecoder) -> None:
+    """Raises ValueError where a model whose parts only pass on does more to hidden states."""
+    base, kind = model.lm.base_model, model.lm.config.model_type
+    probe = torch.linspace(-1.0, 1.0, 2 * model.width).view(1, 2, -1)
+    try:
+        with lent(model), torch.no_grad():
+            out = base(inputs_embeds=probe.clone(), use_cache=False, return_dict=True)
+            through = torch.equal(out.last_hidden_state, probe)
+    except Exception as error:  # whatever a family makes of hidden states in the place of tokens
+        why = f"{type(error).__name__}: {error}"[:300]
+        raise ValueError(
+            f"--pp: {kind} takes no hidden states in the place of tokens ({why})"
+        ) from error
+    if not through:
+        raise ValueError(f"--pp: {kind} does more to hidden states than its layers do")

@@ -29,6 +29,7 @@ CLOSE = 1e-4  # of the largest element: what another order of additions may chan
 FULL = ("full_attention", "sliding_attention")  # of a layer, by the configuration
 # arguments of the library that change nothing, or that are checked in the configuration
 IDLE = ("position_ids", "cache_position", "return_dict", "is_causal", "sliding_window")
+OFF = (None, False, 0.0)
 
 
 def check_cp(config: Model, data: Data, size: int, kind: Attention, tp: int) -> None:
@@ -58,14 +59,21 @@ def share_sequences(model: ForeignDecoder, mesh: DeviceMesh, kind: Attention, se
 
     Raises ValueError where more or other things than causal attention mix its tokens.
     """
-    _probe(model, mesh.size(), seq_len)
+    try:
+        why = _problem(model, seq_len)
+    except Exception as error:  # whatever a family makes of an attention that is not its own
+        why = f"{type(error).__name__}: {error}"[:300]
+        raise _refused(model.config, mesh.size(), why) from error
+    if why:
+        raise _refused(model.config, mesh.size(), why)
     if kind == "ring":
         model.mask_of = _numbers
     attend = attention_over(mesh, kind)
     _use(model, lambda q, k, v, mask: attend(q, k, v, mask if kind == "ulysses" else _of(mask)))
 
 
-def _probe(model: ForeignDecoder, ranks: int, seq_len: int) -> None:
+def _problem(model: ForeignDecoder, seq_len: int) -> str:
+    """Why a model cannot share sequences; empty if it can."""
     length = min(seq_len, PROBED)
     half, seen = length // 2, dict[str, Any]()
     generator = torch.Generator().manual_seed(0)
@@ -81,9 +89,9 @@ def _probe(model: ForeignDecoder, ranks: int, seq_len: int) -> None:
         _use(model, causal_attention, seen)
         ours = model(x, here, one)
         if seen:
-            raise _refused(model.config, ranks, f"its attention knows of {', '.join(sorted(seen))}")
+            return f"its attention knows of {', '.join(sorted(seen))}"
         if not close(ours, library):
-            raise _refused(model.config, ranks, "its attention is not plainly causal")
+            return "its attention is not plainly causal"
         _tell_length(model, seq_len)
         _use(model, _itself)
         # the first part first, as a rank that has it knows of no other
@@ -91,7 +99,8 @@ def _probe(model: ForeignDecoder, ranks: int, seq_len: int) -> None:
         whole = model(x, spread, one)
     model.lm.set_attn_implementation(before)
     if not (close(early, whole[:, :half]) and close(late, whole[:, half:])):
-        raise _refused(model.config, ranks, "not its attention alone looks at other tokens")
+        return "not its attention alone looks at other tokens"
+    return ""
 
 
 def _itself(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -147,7 +156,7 @@ def _attention(
     """In the library's form: [B, H, S, E] each, and out comes [B, S, H, E]."""
     if seen is not None:
         asked = {name: value for name, value in given.items() if name not in IDLE}
-        seen |= {n: v for n, v in asked.items() if v is not None and v is not False and v != 0.0}
+        seen |= {n: v for n, v in asked.items() if isinstance(v, Tensor) or v not in OFF}
         if v.shape[-1] != q.shape[-1]:
             seen["values of another width than keys"] = True
     if scaling is not None:  # attention divides by the root of the head's size

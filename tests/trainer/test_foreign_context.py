@@ -100,6 +100,11 @@ def test_a_family_that_makes_something_of_a_rank_s_own_length_is_refused(
     [
         ({"model_type": "mistral", **SIZES, "sliding_window": 8}, "not plainly causal"),
         ({"model_type": "gemma2", **SIZES, "sliding_window": 64}, "attention knows of softcap"),
+        (  # what its scores have beside those of tokens is a tensor
+            {"model_type": "gpt_oss", **SIZES, "num_local_experts": 4, "sliding_window": 64},
+            "attention knows of s_aux",
+        ),
+        ({"model_type": "doge", **SIZES}, "TypeError: .*lay it out by --dp-shard"),  # its mask
         (  # a convolution over tokens
             {"model_type": "lfm2", **SIZES, "layer_types": ["conv", "full_attention"]},
             "attention",

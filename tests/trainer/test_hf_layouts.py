@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from hf_kit import GPT2, MIXTRAL, OURS, QWEN, TOKENS
+from hf_kit import DEEPSEEK, GPT2, MIXTRAL, OURS, QWEN, TOKENS
 
 from bootstrap.manifest import Data, Inner
 from node.trainer.dims import ParallelDims
 from node.trainer.foreign import cut_stage
+from node.trainer.foreign_storage import build_unstored
 from node.trainer.hf import build_foreign, model_of, tp_plan
 from node.trainer.layout import Layout
 from node.trainer.model import build
@@ -55,14 +56,34 @@ def test_stages_compute_together_what_the_model_does(plain):
     torch.testing.assert_close(hidden, whole(TOKENS), rtol=0, atol=0)
 
 
-def test_a_family_that_does_more_between_its_layers_has_no_stages(monkeypatch):
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_family_that_does_more_between_its_layers_has_no_stages(stage, monkeypatch):
     model = build_foreign(model_of(QWEN), 0)
     rotary = model.lm.model.rotary_emb
     monkeypatch.setattr(  # as families do that scale what comes in
         type(rotary), "forward", lambda self, x, position_ids: x.mul_(2)
     )
     with pytest.raises(ValueError, match="--pp: qwen2 does more to hidden states"):
-        cut_stage(model, 1, 2)
+        cut_stage(model, stage, 2)
+
+
+GEMMA4 = QWEN | {
+    "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 300,
+}  # fmt: skip
+DEEPSEEK4 = DEEPSEEK | {"model_type": "deepseek_v4", "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("plain", [GEMMA4, DEEPSEEK4], ids=lambda plain: plain["model_type"])
+def test_families_that_want_tokens_in_each_stage_are_refused_by_all_stages(plain, stage):
+    """Whatever they make of hidden states; or one rank would crash and others wait for it."""
+    config = model_of(plain)
+    ParallelDims(pp=2).check(config, Data(seq_len=32, batch_size=4))
+    model = build_unstored(config)
+    assert model is not None
+    with pytest.raises(ValueError, match=f"^--pp: {plain['model_type']} "):
+        cut_stage(model, stage, 2)
 
 
 @pytest.mark.parametrize("config", [OURS, model_of(GPT2), model_of(QWEN)], ids=str)
