@@ -22,7 +22,7 @@ from node.closing import newest_round
 from node.config import NodeConfig
 from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE, Echoes
 from node.island.hardware import leave_cores_to_ranks
-from node.monitor.console import Console
+from node.monitor.console import AT_ONCE_S, Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.monitor.sinks import Sinks, open_sink, told
@@ -84,6 +84,7 @@ class Daemon:
                 dashboard_key=self.printed_key(sys.stdout),
             )
             events.subscribe(console)
+            stack.push_async_callback(asyncio.to_thread, console.finish)
             if self.config.sink:
                 sinks = Sinks({text: open_sink(text) for text in self.config.sink}, told(events))
                 events.subscribe(sinks)
@@ -94,7 +95,7 @@ class Daemon:
             files = ThreadPoolExecutor(3, thread_name_prefix="atoll-files")
             for each in (pool, files):  # beside the event loop, which has to hear a second Ctrl-C
                 stack.push_async_callback(asyncio.to_thread, each.shutdown, cancel_futures=True)
-            self._catch_signals(loop, events)
+            self._catch_signals(loop, events, console)
             new_key = _lacks(self.config.identity_path)
             identity = Identity.load_or_create(self.config.identity_path)
             transport = await self._open_transport(identity, events)
@@ -165,7 +166,9 @@ class Daemon:
             events.emit(Notice(text=f"{text}: that name is loopback here"))
         return transport
 
-    def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
+    def _catch_signals(
+        self, loop: asyncio.AbstractEventLoop, events: EventLog, console: Console
+    ) -> None:
         """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process.
 
         A terminal that is closed sends SIGHUP, and its shell another: together they count once. So
@@ -186,6 +189,7 @@ class Daemon:
                 finally:
                     self.home.withdraw_api()
                     forget_drafts(self.home.checkpoints)
+                    console.finish(AT_ONCE_S)
                     os._exit(EXIT_INTERRUPTED)
             elif leaves:
                 text = f"{name}: is leaving already, as {self.stop_reason.result()}"

@@ -51,7 +51,7 @@ from node.interrupts import EXIT_INTERRUPTED, Echoes
 from node.island.cores import threads_of
 from node.island.hardware import hardware
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
-from node.monitor.console import Console
+from node.monitor.console import AT_ONCE_S, Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.outermost import first_known
@@ -90,6 +90,7 @@ class Helper:
         self._stopped: asyncio.Event
         self._host_0: HostConnection
         self.events: EventLog
+        self._console: Console
 
     async def main(self) -> int:
         """Until the end; raises OperatorError E409, E410, or what host 0 says."""
@@ -99,7 +100,9 @@ class Helper:
             stack.enter_context(self.home.logging())
             events = EventLog(self.home.events)
             stack.callback(events.close)
-            events.subscribe(Console(sys.stdout, as_json=self.config.json_log))
+            self._console = Console(sys.stdout, as_json=self.config.json_log)
+            events.subscribe(self._console)
+            stack.callback(self._console.finish)
             self.events = events
             self._stopped = asyncio.Event()
             loop = asyncio.get_running_loop()
@@ -116,6 +119,7 @@ class Helper:
         if self._echoes.echo(name, asyncio.get_running_loop().time()):
             return
         if self._asked:  # a thread may be reading text, or a disk may hang
+            self._console.finish(AT_ONCE_S)
             os._exit(EXIT_INTERRUPTED)
         self._asked = True
         self.events.emit(Stopping(reason=name))

@@ -2,13 +2,15 @@
 
 One line a round, one line a step but not more than one a second, and the start-up block. Texts
 that came from peers lose their control characters, so that nobody writes into a terminal that
-is not theirs.
+is not theirs. Nobody waits for whoever reads: see :mod:`node.monitor.printing`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import singledispatch
 from signal import Signals
 from typing import TextIO
@@ -41,6 +43,7 @@ from node.monitor.events import (
     Stopping,
     Validation,
 )
+from node.monitor.printing import Printer
 from node.monitor.wording import (
     JOIN_STEPS,
     clean,
@@ -54,6 +57,8 @@ from node.monitor.wording import (
 from protocols.bounds import ENDLESS_ROUNDS
 
 STEP_INTERVAL_S = 1.0
+END_S = 3.0  # that the last lines of a node may take where nobody reads them
+AT_ONCE_S = 0.2  # the same of one that ends at once
 _INDENT = "   "
 
 
@@ -68,13 +73,22 @@ class Console:
         dashboard_key: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``dashboard_key`` stands in the dashboard's address on the terminal, never in a log."""
+        """``dashboard_key`` stands in the dashboard's address on the terminal, never in a log.
+
+        What ``out`` holds is written first; from then on it is written to by its descriptor. One
+        without a descriptor, in memory, takes each line at once.
+        """
         self._out = out
         self._key = dashboard_key
         self._json = as_json
         self._clock = clock
         self._last_step = float("-inf")
         self._closed = False
+        self._printer: Printer | None = None
+        with suppress(OSError, ValueError):
+            out.flush()
+        with suppress(OSError, ValueError):  # it is in memory
+            self._printer = Printer(out.fileno(), self._missing)
 
     def __call__(self, record: Record) -> None:
         """Write the record's lines, if it has any."""
@@ -83,21 +97,35 @@ class Console:
             if now - self._last_step < STEP_INTERVAL_S:
                 return
             self._last_step = now
-        text = record.line() if self._json else render(record.event, self._key)
+        text = self._text(record)
         if not text or self._closed:
             return
+        if self._printer is not None:
+            self._printer.put(record, self._encoded(text))
+            return
         try:
-            self._write(text + "\n")
+            self._out.write(self._encoded(text).decode(self._out.encoding or "utf-8"))
             self._out.flush()
-        except (OSError, ValueError):  # the terminal or pipe is gone; training is not its business
+        except (OSError, ValueError):  # it is gone; training is not its business
             self._closed = True
 
-    def _write(self, text: str) -> None:
-        try:
-            self._out.write(text)
-        except UnicodeEncodeError:  # in Latin-1, say: what it has no sign for becomes a "?"
-            encoding = self._out.encoding
-            self._out.write(text.encode(encoding, "replace").decode(encoding))
+    def finish(self, seconds: float = END_S) -> None:
+        """Write what has not been read yet, for at most ``seconds``, and nothing from then on."""
+        if self._printer is not None:
+            self._printer.finish(seconds)
+
+    def _text(self, record: Record) -> str:
+        text = record.line() if self._json else render(record.event, self._key)
+        return text and text + "\n"
+
+    def _encoded(self, text: str) -> bytes:
+        """In Latin-1, say, what it has no sign for becomes a "?"."""
+        return text.encode(self._out.encoding or "utf-8", "replace")
+
+    def _missing(self, count: int, last: Record) -> bytes:
+        """What stands where lines were left out."""
+        text = f"{count:,} lines are missing here: they were not read in time, or not written"
+        return self._encoded(self._text(replace(last, event=Notice(text=text))))
 
 
 def render(event: Event, key: str = "") -> str:

@@ -1,7 +1,7 @@
 """A node as its user runs it: the real command in a process of its own, and what it leaves behind.
 
-Output goes to files, since a full pipe would stop the node. Every process that a node starts is in
-its session; :meth:`NodeProcess.left_over` finds those that outlive it.
+Output goes to files, since of a full pipe lines are left out. Every process that a node starts is
+in its session; :meth:`NodeProcess.left_over` finds those that outlive it.
 """
 
 from __future__ import annotations

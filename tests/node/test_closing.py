@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.daemon import Daemon
 from node.interrupts import Echoes
+from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 
 HOME = Path("/my runs/a")
@@ -90,14 +92,18 @@ def test_whoever_ends_says_so(command, name: str) -> None:
 class AskedToEnd:
     """A daemon that hears signals and says what it makes of them."""
 
-    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch, out: TextIO | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.daemon = Daemon(NodeConfig(dir=home), None)
         self.daemon.stop_reason = loop.create_future()
         self.events = EventLog()
         self.statuses: list[int] = []
         monkeypatch.setattr("node.daemon.os._exit", self.statuses.append)
-        self.daemon._catch_signals(loop, self.events)
+        console = Console(out or io.StringIO())
+        self.events.subscribe(console)
+        self.daemon._catch_signals(loop, self.events, console)
 
     async def hears(self, number: signal.Signals) -> str:
         """What it says to a signal."""
@@ -118,6 +124,20 @@ async def test_asked_once_it_leaves_and_asked_twice_it_ends_with_what_it_has(
     said = await asked.hears(signal.SIGINT)
     assert said == "SIGINT again: ended at once; the newest checkpoint is of round 4"
     assert asked.statuses == [130]
+
+
+async def test_asked_twice_it_says_so_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines go to a descriptor by a thread, which does not outlive the process."""
+    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
+    monkeypatch.setattr("node.daemon.AT_ONCE_S", 60.0)  # the machine may be busy
+    with (tmp_path / "out").open("w") as out:
+        asked = AskedToEnd(tmp_path, monkeypatch, out)
+        for _ in range(2):
+            await asked.hears(signal.SIGTERM)
+        assert asked.statuses == [130]
+        assert (tmp_path / "out").read_text().splitlines()[-1] == "SIGTERM again: ended at once"
 
 
 async def test_who_asks_a_node_that_leaves_by_itself_costs_it_no_checkpoint(
