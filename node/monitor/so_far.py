@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any
 
 from node.monitor.alarms import RISEN_TIMES
@@ -20,6 +21,7 @@ from node.monitor.plain import table
 from protocols.bounds import MAX_FRAGMENTS
 
 KEPT_ROUNDS = 256
+TOLD_ISLANDS = 16  # newest rounds that are told with each island's figures: there may be hundreds
 KEPT_STEPS = 1024
 
 
@@ -109,6 +111,11 @@ class Rounds:
         return next(whole, self.newest[-1] if self.newest else None)
 
     def plain(self, limit: int = KEPT_ROUNDS) -> list[dict[str, Any]]:
-        """The newest ones as JSON values, oldest first, each with its ``time``."""
+        """The newest ones as JSON values, oldest first, each with its ``time``.
+
+        Those before the last :data:`TOLD_ISLANDS` are without what each island did.
+        """
         chosen = list(self.newest)[-limit:]
+        older = max(0, len(chosen) - TOLD_ISLANDS)
+        chosen[:older] = [(when, replace(done, islands={})) for when, done in chosen[:older]]
         return [table(done) | {"time": when} for when, done in chosen]

@@ -8,6 +8,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from api_kit import KEY, Kit
 
 from node.monitor.api import MAX_EVENTS, make_app
+from node.monitor.dashboard import encoded
 from node.monitor.events import (
     CheckpointSaved,
     DataAwaited,
@@ -24,8 +25,10 @@ from node.monitor.events import (
 )
 from node.monitor.history import History
 from node.monitor.metrics import OTHER
+from node.monitor.so_far import KEPT_ROUNDS, TOLD_ISLANDS
 from node.monitor.state import STALL_S
 from node.monitor.views import PeerView, Traffic
+from node.status import MAX_STATE_BYTES
 from node.templates import render
 from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
 
@@ -95,6 +98,17 @@ async def test_a_snapshot_is_bounded(kit):
     assert len(snapshot["peers"]) == MAX_PEERS
     assert len(snapshot["fragments"]) == MAX_FRAGMENTS
     assert len(json.dumps(snapshot, allow_nan=False)) < 1_000_000
+
+
+def test_the_state_of_hundreds_of_islands_is_one_that_node_status_takes(kit):
+    names = ("loss", "ready_s", "tokens", "scale", "distance", "apart")
+    islands = {f"12D3KooW{n:044}": dict.fromkeys(names, 0.12345) for n in range(512)}
+    for number in range(KEPT_ROUNDS):
+        kit.log.emit(RoundDone(round=number, islands=islands))
+    state = kit.state.snapshot()
+    assert len(encoded(state)) < MAX_STATE_BYTES / 4
+    told = [len(done["islands"]) for done in state["rounds"]["last"]]
+    assert told == [0] * (KEPT_ROUNDS - TOLD_ISLANDS) + [512] * TOLD_ISLANDS
 
 
 async def test_events_since(client, kit):
