@@ -26,7 +26,7 @@ from node.entry.entrance import Entrance, Run
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace, outward_address
 from node.entry.port_mapping import PortMapping
-from node.monitor.alarms import Watch
+from node.monitor.alarm_watch import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, PeerRefused, Started, Stopping

@@ -1,27 +1,19 @@
 """When to call the operator: the swarm has split, an island drifts, nothing moves.
 
 :func:`raised` is pure: what this node knows of its peers and of its last rounds goes in, alarms
-come out. They are computed anew at every look and so end by themselves. A :class:`Watch` looks now
-and then, and makes an event of each that begins or ends: for the log, the terminal and the sinks.
+come out. They are computed anew at every look and so end by themselves. Who looks now and then, and
+says which begin and end, is :class:`node.monitor.alarm_watch.Watch`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median, median_high
 from typing import Literal
 
-from node.monitor.event_log import EventLog
-from node.monitor.events import (
-    AlarmEnded,
-    AlarmRaised,
-    CheckpointSaved,
-    CheckpointSkipped,
-    RoundDone,
-)
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, RoundDone
 from node.monitor.views import PeerView
 from node.monitor.wording import duration, names_apart
 
@@ -40,8 +32,6 @@ LOST_STEPS = 5  # inner steps in a row whose loss is no number
 DROPPED_TIMES = 2  # in a row: after the first one training begins again at a merge that was well
 ROOM = 2  # checkpoints there should be room for
 NAMED = 4  # peers in one line; of more it says how many
-LOOK_S = 2.0  # between two looks of a Watch
-ENDED_LOOKS = 3  # in a row without an alarm end it: one that flickers is said once
 GONE = ("suspect", "dead")  # for this node, as opposed to having said farewell
 
 Level = Literal["critical", "warning"]
@@ -79,56 +69,6 @@ class Here:
     step_s: float = 0.0  # what that took
     narrow: tuple[float, float] | None = None  # seconds of a round, here and with the others
     copy_still: float | None = None  # seconds that the copy of a checkpoint has hung
-
-
-@dataclass
-class Watch:
-    """Says in the log which alarms begin and end; :meth:`look` is called every :data:`LOOK_S`."""
-
-    alarms: Callable[[], Sequence[Alarm]]
-    log: EventLog
-    peers: Callable[[], Sequence[PeerView]]  # that are known
-    _standing: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)  # looks without
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
-
-    def look(self) -> None:
-        """Compare with the last looks."""
-        now = {(str(alarm.kind), alarm.peers): alarm for alarm in self.alarms()}
-        for key, alarm in now.items():
-            if key not in self._standing:
-                self.log.emit(
-                    AlarmRaised(
-                        alarm=alarm.kind,
-                        level=alarm.level,
-                        what=alarm.what,
-                        fix=alarm.fix,
-                        peers=alarm.peers,
-                    )
-                )
-            self._standing[key] = 0
-        kinds = {kind for kind, _ in now}
-        for key in [key for key in self._standing if key not in now]:
-            self._standing[key] += 1
-            if key[0] in kinds:  # it goes on, about other peers: AlarmRaised says so
-                del self._standing[key]
-            elif self._standing[key] >= ENDED_LOOKS:
-                del self._standing[key]
-                if key[0] not in {kind for kind, _ in self._standing}:
-                    forgotten = self._forgotten(*key)
-                    ended = AlarmEnded(alarm=key[0], peers=key[1], forgotten=forgotten)
-                    self.log.emit(ended)
-
-    def _forgotten(self, kind: str, peers: tuple[str, ...]) -> tuple[str, ...]:
-        """Silent peers that are no longer known: the alarm ends, though none of them is back."""
-        if kind != "silence":
-            return ()
-        known = {view.peer for view in self.peers()}
-        return tuple(peer for peer in peers if peer not in known)
 
 
 def raised(

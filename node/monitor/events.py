@@ -302,7 +302,7 @@ class Problem(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmRaised(Event):
-    """An alarm has begun (:mod:`node.monitor.alarms`), or is of other peers now."""
+    """An alarm has begun (:mod:`node.monitor.alarms`), or is of more peers now."""
 
     kind: ClassVar[str] = "alarm"
     alarm: str  # its kind: split, silence, …, see node.monitor.alarms

@@ -30,7 +30,7 @@ from node import __version__
 from node.entry.past import ask_past
 from node.errors import operator_error
 from node.modes import at_will
-from node.monitor.alarms import Watch
+from node.monitor.alarm_watch import Watch
 from node.monitor.dashboard import Feed
 from node.monitor.event_log import EventLog
 from node.monitor.events import PeerJoined, PeerLeft, RoundDone

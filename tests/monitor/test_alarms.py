@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Literal
 
 import pytest
 from alarms_kit import peers
 
+from node.monitor.alarm_watch import AGAIN_LOOKS, ENDED_LOOKS, NAMED_LOOKS, Watch
 from node.monitor.alarms import (
     DRIFT_FACTOR,
     DRIFT_ROUNDS,
-    ENDED_LOOKS,
     FIRST_FLOOR_S,
     HEARD_S,
     STALL_FACTOR,
     STALL_FLOOR_S,
     Alarm,
     Here,
-    Watch,
     raised,
 )
 from node.monitor.console import render
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
     AlarmEnded,
+    AlarmRaised,
     RoundDone,
     Step,
 )
@@ -262,6 +263,60 @@ def test_a_watch_says_what_begins_and_ends_and_nothing_twice() -> None:
     assert told(replace(split, peers=("mesa", "reef"))) == [], "it has only flickered"
     assert [told() for _ in range(ENDED_LOOKS)][-1] == [("alarm_ended", "split")]
     assert told() == []
+
+
+def test_a_worse_alarm_is_said_while_a_lesser_one_of_its_kind_stands() -> None:
+    log, now = EventLog(), list[Alarm]()
+    watch = Watch(lambda: now, log, list)
+    rises, lost = (
+        Alarm("loss", "warning", "rises", "f"),
+        Alarm("loss", "critical", "no number", "f"),
+    )
+    for alarms in ([rises], [lost, rises], [lost], *[[rises]] * ENDED_LOOKS, *[[]] * ENDED_LOOKS):
+        now[:] = alarms
+        watch.look()
+    assert [(r.event.kind, getattr(r.event, "level", "")) for r in log.recent] == [
+        ("alarm", "warning"),
+        ("alarm", "critical"),
+        ("alarm_ended", ""),
+    ]
+
+
+def test_an_alarm_whose_peers_come_and_go_is_said_for_those_it_gains() -> None:
+    log, now = EventLog(), list[Alarm]()
+    watch = Watch(lambda: now, log, list)
+
+    def told(*names: str) -> list[tuple[str, ...]]:
+        now[:] = [Alarm("lag", "warning", "behind", "look", names)]
+        before = len(log.recent)
+        watch.look()
+        return [
+            r.event.peers for r in list(log.recent)[before:] if isinstance(r.event, AlarmRaised)
+        ]
+
+    assert told("mesa") == [("mesa",)]
+    assert [told("mesa", "reef") for _ in range(AGAIN_LOOKS)].count([("mesa", "reef")]) == 1
+    hover = [told("mesa", *("reef",) * (look % 5 == 0)) for look in range(3 * NAMED_LOOKS)]
+    assert not any(hover)
+    assert not any(told("mesa") for _ in range(NAMED_LOOKS))
+    assert told("mesa", "reef") == [("mesa", "reef")], "it has been well for long"
+
+
+def test_islands_that_change_with_each_look_are_said_once_a_minute() -> None:
+    log, look = EventLog(), count()
+    watch = Watch(lambda: [Alarm("lag", "warning", "w", "f", (f"p{next(look)}",))], log, list)
+    for _ in range(10 * AGAIN_LOOKS):
+        watch.look()
+    assert len(log.recent) == 10
+
+
+def test_alarms_of_one_kind_that_begin_together_are_all_said() -> None:
+    log = EventLog()
+    drift = [Alarm("drift", "warning", name, "look", (name,)) for name in ("mesa", "reef")]
+    watch = Watch(lambda: drift, log, list)
+    for _ in range(3):
+        watch.look()
+    assert [getattr(record.event, "what", "") for record in log.recent] == ["mesa", "reef"]
 
 
 def test_who_was_silent_and_is_forgotten_is_told_as_such_when_the_alarm_ends() -> None:
