@@ -236,7 +236,7 @@ class Participation:
             for envelope in greeting.welcome.announces:
                 self.lookout.learn(envelope, greeting.peer)
         self.reporter.come()
-        self.node.welcome_others(run)
+        await self.node.welcome_others(run)
         self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.reporter.round
         spawn = self.node.tasks.spawn

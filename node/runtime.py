@@ -272,11 +272,11 @@ class Node:
         dht.keep_announced()
         return dht
 
-    def welcome_others(self, run: Run) -> None:
+    async def welcome_others(self, run: Run) -> None:
         """From here on this node introduces others to the run; says how they can join."""
         self.daemon.run_id = run.signed.run_id
         manifest = run.manifest
-        self.history.begin(run.signed.run_id.hex())
+        await self.history.load(run.signed.run_id.hex(), self.offload_files)
         self.state.run = RunView(
             id=run.signed.run_id.hex(),
             label=manifest.label,

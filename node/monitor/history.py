@@ -9,7 +9,10 @@ run ends; a restarted node reads them back.
 The file::
 
     {"run": "8c41…", "schema": 1, "totals": {"12D3KooW…": 81920}}     once, and after a thinning
-    [[round, time, …], {"12D3KooW…": [loss, tokens], …}]              for each round
+    [[round, time, …], …]                     for each round, see :mod:`node.monitor.history_rows`
+
+It is read in a thread where there is a loop to hold up (:meth:`History.load`). A thinning, once in
+4,096 rounds or more, writes it anew and takes the loop up to a second.
 """
 
 from __future__ import annotations
@@ -19,59 +22,38 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from node.monitor import rounding
+from node.monitor.curves import MAX_ISLANDS, Curves
 from node.monitor.events import Record, RoundDone, RoundFailed, Step
+from node.monitor.history_columns import (
+    COLUMNS,
+    NEWEST,
+    OUTCOMES,
+    PHASES,
+    ROUND,
+    Array,
+    means,
+    merged,
+    starts_of,
+)
+from node.monitor.history_rows import Numbers
 from node.monitor.lines import append_line, replace_lines
-from node.monitor.views import can_be_drawn
 from node.monitor.whole_rounds import WholeRounds
+from protocols.tasks import Offload
 
 SCHEMA = 1
 MAX_ROWS = 16_384
-MAX_ISLANDS = 64  # with a loss curve of their own
-GONE_ROWS = 16  # without a loss, after which an island's curve gives way to a newcomer's
 MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
-OUTCOMES = ("committed", "degraded")
-PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
-# of a round: see RoundDone; "failed" counts the attempts before it that came to nothing
-COLUMNS: Final = (
-    "round",
-    "time",
-    "outcome",  # place in OUTCOMES; of several rounds the worst
-    "failed",
-    "members",
-    "live",
-    "agreeing",
-    "loss",
-    "validation_loss",
-    "consensus",
-    "consensus_after",
-    "tokens",
-    "sent_bytes",
-    "received_bytes",
-    "raw_bytes",
-    "utilisation",
-    "wait_s",
-    "sync_s",
-    "lr",
-    "grad_norm",
-    "tokens_per_second",
-    *PHASES,
-)
-_ROUND, _TIME = 0, 1
-_WORST = (COLUMNS.index("outcome"), COLUMNS.index("failed"))
-_NEWEST = (_ROUND, _TIME)
 _START_ROWS = 256
 # what reading a damaged file may raise
 _NOT_OURS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-
-Array = npt.NDArray[np.float64]
 
 
 class History:
@@ -92,14 +74,14 @@ class History:
         self.path = path
         self._me, self._tell = me, failed
         self.run = ""
-        self.islands: list[str] = []  # whose losses are kept, in the order of their columns
-        self._told: list[int] = []  # by column: the turn of its newest loss
-        self._turn = 0  # rows that were taken in
+        self._curves = Curves(me)
         self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
         self._counted: deque[tuple[float, dict[str, int]]] = deque(maxlen=MAX_UNDONE)
         self.added = 0  # rows since the start of this process: a cursor for readers
         self.lost = 0  # rows that could not be written
         self._begun = False  # the file has this run's head
+        self._numbers = Numbers()  # of islands, in the file
+        self._held: list[Record] | None = None  # what happens while the file is read
         self._max_rows = max_rows - max_rows % 4
         self._size = 0
         self._rows: Array = np.full((_START_ROWS, len(COLUMNS)), np.nan)
@@ -127,8 +109,28 @@ class History:
         if not self._begun:
             self._rewrite()
 
+    async def load(self, run: str, offload: Offload) -> None:
+        """As :meth:`begin`, with the file read in another thread; rounds come after it."""
+        if run == self.run:
+            return
+        failures: list[OSError] = []
+        loaded = History(self.path, me=self._me, max_rows=self._max_rows, failed=failures.append)
+        self._held = []
+        await offload(lambda: loaded.begin(run))
+        held, tell = self._held, self._tell
+        self.__dict__ |= vars(loaded)
+        self._tell = tell
+        for error in failures:
+            self._say(error)
+        for record in held:
+            self(record)
+
     def __call__(self, record: Record) -> None:
         """Take one event in."""
+        if self._held is not None:
+            if isinstance(record.event, Step | RoundFailed | RoundDone):
+                self._held.append(record)
+            return
         match record.event:
             case Step() as step:
                 self._step = step
@@ -151,81 +153,68 @@ class History:
             *((step.lr, step.grad_norm, step.tokens_per_second) if step else (None,) * 3),
             *(done.phases.get(name) for name in PHASES),
         ]
-        islands = {
-            peer: [item.get("loss"), int(item.get("tokens", 0))]
-            for peer, item in done.islands.items()
-        }
+        items = done.islands.items()
+        losses = {peer: item["loss"] for peer, item in items if "loss" in item}
+        tokens = {peer: int(item.get("tokens", 0)) for peer, item in items}
         self._failed = 0
-        self._add(values, islands)
-        self._append([[rounding.written(value) for value in values], islands])
+        kept, counted = self._add(values, losses, tokens)
+        self._append([rounding.written(value) for value in values], kept, counted)
 
-    def _add(self, values: Iterable[float | None], islands: Mapping[str, Any]) -> None:
+    def _add(
+        self,
+        values: Iterable[float | None],
+        losses: Mapping[str, float | None],
+        tokens: Mapping[str, int],
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """Take a row in; the losses and merged tokens that count."""
         row = np.array([np.nan if value is None else float(value) for value in values])
-        while self._size and self._rows[self._size - 1, _ROUND] >= row[_ROUND]:
+        while self._size and self._rows[self._size - 1, ROUND] >= row[ROUND]:
             self._size -= 1  # the node went back in the chain: those rounds are no more
-        while self._counted and self._counted[-1][0] >= row[_ROUND]:
-            for peer, tokens in self._counted.pop()[1].items():
-                self.totals[peer] -= tokens
+        while self._counted and self._counted[-1][0] >= row[ROUND]:
+            for peer, count in self._counted.pop()[1].items():
+                self.totals[peer] -= count
         if self._size == self._max_rows:
             self._thin()
         if self._size == len(self._rows):
             self._rows = np.concatenate([self._rows, np.full_like(self._rows, np.nan)])
             self._losses = np.concatenate([self._losses, np.full_like(self._losses, np.nan)])
         self._rows[self._size] = row
-        self._losses[self._size] = np.nan
-        self._turn += 1
         counted: dict[str, int] = {}
-        for peer, (loss, tokens) in sorted(islands.items(), key=lambda item: item[0] != self._me):
+        for peer, count in tokens.items():
             if peer in self.totals or len(self.totals) < MAX_TOTALS:
-                counted[peer] = int(tokens)
-                self.totals[peer] = self.totals.get(peer, 0) + counted[peer]
-            if (
-                loss is not None
-                and can_be_drawn(loss)
-                and (column := self._column(peer)) is not None
-            ):
-                self._losses[self._size, column] = loss
-                self._told[column] = self._turn
-        self._counted.append((float(row[_ROUND]), counted))
+                counted[peer] = count
+                self.totals[peer] = self.totals.get(peer, 0) + count
+        self._counted.append((float(row[ROUND]), counted))
+        kept = self._curves.put(losses, self._losses, self._size)
         self._size += 1
         self.added += 1
-
-    def _column(self, peer: str) -> int | None:
-        """The place of its curve, if need be of whoever has told no loss for longest."""
-        if peer in self.islands:
-            return self.islands.index(peer)
-        if len(self.islands) < MAX_ISLANDS:
-            self.islands.append(peer)
-            self._told.append(self._turn)
-            return len(self.islands) - 1
-        others = [place for place, one in enumerate(self.islands) if one != self._me]
-        column = min(others, key=self._told.__getitem__)
-        if self._turn - self._told[column] <= GONE_ROWS and peer != self._me:
-            return None
-        self.islands[column] = peer
-        self._losses[:, column] = np.nan
-        return column
+        return kept, counted
 
     def _thin(self) -> None:
         """Put older rows together by equal numbers of rounds, until they fill half of the room."""
         old = self._size - self._max_rows // 4
         every = 2
-        while len(starts := _starts(self._rows[:old, _ROUND] // every)) > self._max_rows // 2:
+        while len(starts := starts_of(self._rows[:old, ROUND] // every)) > self._max_rows // 2:
             every *= 2
         size = len(starts) + self._size - old
-        for kept, merged in (
-            (self._rows, _merged(self._rows[:old], starts)),
-            (self._losses, _means(self._losses[:old], starts)),
+        for kept, older in (
+            (self._rows, merged(self._rows[:old], starts)),
+            (self._losses, means(self._losses[:old], starts)),
         ):
             kept[len(starts) : size] = kept[old : self._size].copy()
-            kept[: len(starts)] = merged
+            kept[: len(starts)] = older
         self._size = size
         self._rewrite()
 
     @property
+    def islands(self) -> list[str]:
+        """Whose losses are kept, in the order of their columns."""
+        return self._curves.islands
+
+    @property
     def first(self) -> int | None:
         """The oldest round that is known; None where there is none yet."""
-        return int(self._rows[0, _ROUND]) if self._size else None
+        return int(self._rows[0, ROUND]) if self._size else None
 
     def prepend(self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int]) -> int:
         """Put rounds of the time before this node in front, oldest first, by names of columns.
@@ -236,8 +225,8 @@ class History:
         limit, taken = self.first, list[Array]()
         for values in rows:
             row = np.array([np.nan if (v := values.get(n)) is None else v for n in COLUMNS])
-            newest = taken[-1][_ROUND] if taken else -1.0
-            if newest < row[_ROUND] and (limit is None or row[_ROUND] < limit):
+            newest = taken[-1][ROUND] if taken else -1.0
+            if newest < row[ROUND] and (limit is None or row[ROUND] < limit):
                 taken.append(row)
         room = max(0, self._max_rows // 2 - self._size)
         taken = taken[max(0, len(taken) - room) :]
@@ -268,20 +257,20 @@ class History:
         points = max(2, min(points, MAX_POINTS))
         start = 0
         if last and self._size:
-            edge = self._rows[self._size - 1, _ROUND] - last
-            start = int(np.searchsorted(self._rows[: self._size, _ROUND], edge, side="right"))
+            edge = self._rows[self._size - 1, ROUND] - last
+            start = int(np.searchsorted(self._rows[: self._size, ROUND], edge, side="right"))
         stop = self._size
         if before is not None:
-            stop = int(np.searchsorted(self._rows[:stop, _ROUND], before, side="left"))
+            stop = int(np.searchsorted(self._rows[:stop, ROUND], before, side="left"))
         rows, losses = self._rows[start:stop], self._losses[start:stop]
         every = max(1, math.ceil(len(rows) / points))
         starts = np.arange(0, len(rows), every)
-        rows, losses = _merged(rows, starts), _means(losses, starts)
+        rows, losses = merged(rows, starts), means(losses, starts)
         return {
             "every": every,
             "rounds": self._size,
             "columns": {
-                name: rounding.column(rows[:, index], exact=index in _NEWEST)
+                name: rounding.column(rows[:, index], exact=index in NEWEST)
                 for index, name in enumerate(COLUMNS)
             },
             "islands": {
@@ -298,7 +287,7 @@ class History:
 
     def _plain(self, index: int) -> dict[str, Any]:
         row, losses = self._rows[index], self._losses[index]
-        values = {n: rounding.number(row[i], exact=i in _NEWEST) for i, n in enumerate(COLUMNS)}
+        values = {n: rounding.number(row[i], exact=i in NEWEST) for i, n in enumerate(COLUMNS)}
         known = np.flatnonzero(~np.isnan(losses))
         return values | {"islands": {self.islands[i]: rounding.number(losses[i]) for i in known}}
 
@@ -315,6 +304,7 @@ class History:
                 if head["run"] != self.run or head["schema"] != SCHEMA:
                     return False
                 self.totals = {str(k): int(v) for k, v in head["totals"].items()}
+                self._numbers = Numbers(self.totals)
                 for line in file:
                     self._restore_row(line)
         except (OSError, KeyError, *_NOT_OURS):
@@ -325,70 +315,54 @@ class History:
 
     def _restore_row(self, line: str) -> None:
         try:
-            values, islands = json.loads(line)
-            known = len(values) == len(COLUMNS) and math.isfinite(values[_ROUND])
-            if known and all(len(item) == 2 for item in islands.values()):
-                self._add(values, islands)
+            values, losses, tokens = self._numbers.read(line)
+            if len(values) == len(COLUMNS) and math.isfinite(values[ROUND]):
+                self._add(values, losses, tokens)
         except _NOT_OURS:
             return  # cut short by a full disk or a kill
 
-    def _append(self, row: list[Any]) -> None:
+    def _append(
+        self, values: list[float | None], losses: Mapping[str, float], tokens: Mapping[str, int]
+    ) -> None:
         if self.path is None or not self.run:
             return
-        if not self._begun:  # a row without the head of its run would be read by nobody
-            self._rewrite()
-            return
         try:
-            append_line(self.path, json.dumps(row, separators=(",", ":")))
+            if not self._begun:
+                self._rewrite()  # a row without the head of its run would be read by nobody
+                return
+            written = {peer: rounding.written(loss) for peer, loss in losses.items()}
+            append_line(self.path, self._numbers.line(values, written, tokens))
         except OSError as error:
+            self._numbers.not_written()
             self._lose(error)
 
     def _rewrite(self) -> None:
         """Write the file anew with the rows as they are now."""
         if self.path is None:
             return
+        numbers = Numbers(self.totals)
         try:
-            replace_lines(self.path, self._lines())
-            self._begun = True
+            replace_lines(self.path, self._lines(numbers))
         except OSError as error:
             self._lose(error)
+            return
+        self._begun, self._numbers = True, numbers
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, numbers: Numbers) -> Iterator[str]:
         yield json.dumps({"run": self.run, "schema": SCHEMA, "totals": self.totals})
-        for index in range(self._size):
-            losses = self._plain(index)["islands"]
-            islands = {peer: [loss, 0] for peer, loss in losses.items()}  # in the totals
-            values = [rounding.written(value) for value in self._rows[index].tolist()]
-            yield json.dumps([values, islands], separators=(",", ":"))
+        columns = [rounding.column(one) for one in self._losses[: self._size].T]
+        curves = columns[: len(self.islands)]
+        for index, row in enumerate(self._rows[: self._size].tolist()):
+            known = ((peer, curve[index]) for peer, curve in zip(self.islands, curves, strict=True))
+            losses = {peer: loss for peer, loss in known if loss is not None}
+            yield numbers.line([rounding.written(value) for value in row], losses, {})
 
     def _lose(self, error: OSError) -> None:
         """A full disk must not end training."""
         self.lost += 1
-        if self.lost == 1 and self._tell is not None:
+        if self.lost == 1:
+            self._say(error)
+
+    def _say(self, error: OSError) -> None:
+        if self._tell is not None:
             self._tell(error)
-
-
-def _starts(groups: Array) -> npt.NDArray[np.int64]:
-    """Where a new group begins in a sorted column."""
-    return np.flatnonzero(np.diff(groups, prepend=np.nan))
-
-
-def _merged(rows: Array, starts: npt.NDArray[np.int64]) -> Array:
-    """[R, C] to [len(starts), C]: one row for those from a start to the next."""
-    merged: Array = _means(rows, starts)
-    if len(starts) < len(rows):
-        ends = np.append(starts[1:], len(rows)) - 1
-        merged[:, _NEWEST] = rows[ends][:, _NEWEST]
-        for column in _WORST:
-            merged[:, column] = np.maximum.reduceat(rows[:, column], starts)
-    return merged
-
-
-def _means(rows: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Means over what is known in the rows from a start to the next."""
-    if len(starts) == len(rows):
-        return rows.copy()
-    known = ~np.isnan(rows)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
-    sums = np.add.reduceat(np.where(known, rows, 0), starts)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from node.errors import TABLE
-from node.monitor.history import PHASES
+from node.monitor.history_columns import PHASES
 from node.monitor.state import NodeState
 from protocols.errors import Reason
 

@@ -7,7 +7,8 @@ import random
 
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, PeerJoined, RoundDone, Step
-from node.monitor.history import PHASES, History
+from node.monitor.history import History
+from node.monitor.history_columns import PHASES
 from node.monitor.state import NodeState
 from node.monitor.views import (
     MAX_LINKS,

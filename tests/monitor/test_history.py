@@ -4,53 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from history_kit import RUN, Kit, done, island, room_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.monitor.event_log import EventLog
-from node.monitor.events import Record, RoundDone, RoundFailed, Step
-from node.monitor.history import (
-    COLUMNS,
-    GONE_ROWS,
-    MAX_ISLANDS,
-    MAX_POINTS,
-    MAX_TOTALS,
-    PHASES,
-    History,
-)
-
-RUN = "8c41"
-
-
-def done(round_: int, **changes: object) -> RoundDone:
-    return RoundDone(round=round_, **changes)  # type: ignore[arg-type]
-
-
-def island(loss: float, tokens: int = 0) -> dict[str, float]:
-    return {"loss": loss, "tokens": tokens}
-
-
-class Kit:
-    """A history behind an event log with a clock in hand."""
-
-    def __init__(self, path: Path | None = None, max_rows: int = 64, me: str = "") -> None:
-        self.now = 1000.0
-        self.history = History(path, max_rows=max_rows, me=me)
-        self.history.begin(RUN)
-        self.log = EventLog(clock=lambda: self.now)
-        self.log.subscribe(self.history)
-
-    def rounds(self, *numbers: int, **changes: object) -> None:
-        for number in numbers:
-            self.now += 10
-            self.log.emit(done(number, **changes))
+from node.monitor.curves import GONE_ROWS, MAX_ISLANDS
+from node.monitor.events import Record, RoundFailed, Step
+from node.monitor.history import MAX_POINTS, MAX_TOTALS, History
+from node.monitor.history_columns import COLUMNS, PHASES
 
 
 def test_a_row_is_what_the_round_was() -> None:
@@ -308,17 +273,6 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
         file.write('[[2,1],{}]\n[[1,"x"]]\nnull\n{"a":1}\n[[3,')
     assert Kit(path).history.first == 0
     assert Kit(path).history.columns()["columns"]["round"] == [0, 1]
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Files take no more bytes than these, as on a disk that is full then."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_row_that_was_cut_short_costs_no_other_one(tmp_path: Path) -> None:

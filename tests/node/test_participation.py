@@ -92,6 +92,7 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
     part: Any = MagicMock(manifest=manifest, island=None, conductor=None, finishing=False)
     part.config.rounds = 0
     part.reporter.round = manifest.rounds.total_rounds - (not over)
+    part.node.welcome_others = AsyncMock()
     part._check_end = partial(Participation._check_end, part)
     async with AsyncExitStack() as stack:
         await Participation._start(part, stack, MagicMock(greetings=[], peers=[]))
@@ -127,6 +128,7 @@ async def test_no_rank_is_started_for_a_run_that_is_over(
     part.reporter.round = manifest.rounds.total_rounds - (mode == "diloco" and not over)
     part.replicas[0].place.work = int(over)
     part.island.start = AsyncMock()
+    part.node.welcome_others = AsyncMock()
     part._check_end = partial(Participation._check_end, part)
     async with AsyncExitStack() as stack:
         await Participation._start(part, stack, MagicMock(greetings=[], peers=[]))

@@ -1,0 +1,139 @@
+"""The file of the run's history: small among hundreds of islands, whole whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history_kit import RUN, Kit, island, room_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.monitor.curves import MAX_ISLANDS
+from node.monitor.event_log import EventLog
+from node.monitor.events import RoundDone
+from node.monitor.history import History
+from node.monitor.history_columns import COLUMNS
+from node.monitor.history_rows import MAX_NUMBER, Numbers
+
+NAMES = [f"12D3KooW{n:044}" for n in range(300)]
+
+
+def same(one: History, other: History) -> bool:
+    return one.columns() == other.columns() and one.totals == other.totals
+
+
+def test_hundreds_of_islands_take_a_few_kilobytes_a_round(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path, me=NAMES[-1])
+    for number in range(40):
+        there = [name for n, name in enumerate(NAMES) if (n + number) % 7]  # some are not merged
+        islands = {name: island(2.0 + n / 7, 1000 + n) for n, name in enumerate(there)}
+        kit.rounds(number, islands=islands)
+    assert path.stat().st_size < len(NAMES) * 80 + 40 * 4000
+    again = Kit(path, me=NAMES[-1])
+    assert same(again.history, kit.history)
+    assert len(again.history.islands) == MAX_ISLANDS
+    again.rounds(38, islands={NAMES[0]: island(1.0, 5)})  # two rounds are gone through again
+    kit.rounds(38, islands={NAMES[0]: island(1.0, 5)})
+    assert again.history.totals == kit.history.totals
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3)), max_size=20))
+def test_rows_are_read_as_they_were_written(rows: list[dict[str, int]]) -> None:
+    writes, reads = Numbers("ab"), Numbers("ab")
+    for tokens in rows:
+        losses = dict.fromkeys(tokens, 0.5) | {"z": 1.0}  # one whose tokens nobody counts
+        values, found, merged = reads.read(writes.line([1.0, None], losses, tokens))
+        assert (values, found) == ([1.0, None], losses)
+        assert {name: count for name, count in merged.items() if count} == {
+            name: count for name, count in tokens.items() if count
+        }
+
+
+def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    rest = [0.0] * (len(COLUMNS) - 2)
+    head = {"run": RUN, "schema": 1, "totals": {"a": 5}}
+    old = [[[0, 9.0, *rest], {"a": [2.5, 5], "b": [None, 7]}], [[1, 9.0, *rest], {"b": [2.0, 7]}]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [head, *old]))
+    kit = Kit(path)
+    assert kit.history.totals == {"a": 10, "b": 14}
+    kit.rounds(2, islands={"c": island(1.0, 3), "b": island(1.5, 1)})
+    again = Kit(path).history
+    assert same(again, kit.history)
+    assert again.totals == {"a": 10, "b": 15, "c": 3}
+    assert again.columns()["islands"] == {
+        "a": [2.5, None, None],
+        "b": [None, 2, 1.5],
+        "c": [None, None, 1],
+    }
+
+
+def test_a_line_that_is_lost_gives_nobody_another_s_figures(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    kit.rounds(0, islands={"a": island(1.0, 1)})
+    with room_for(path.stat().st_size + 10):
+        kit.rounds(1, islands={"b": island(2.0, 2)})  # whom it would have named
+    kit.rounds(2, islands={"b": island(2.5, 2), "c": island(3.0, 3)})
+    assert Kit(path).history.totals == {"a": 1, "b": 2, "c": 3}
+    kit.rounds(3, islands={"d": island(4.0, 4)})
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"c"' not in line))
+    again = Kit(path)
+    again.rounds(4, islands={"c": island(5.0, 5), "d": island(6.0, 6)})
+    assert Kit(path).history.totals == {"a": 1, "c": 5, "d": 10}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [[], [1, MAX_NUMBER + 1], {}],
+        [[], [1, -1], {}],
+        [[], [1], {}],
+        [[0], [], {}],
+        [[], [], {"a": MAX_NUMBER}],
+        [[], [], {"a": "x"}],
+        [[], {}],
+    ],
+)
+def test_rows_that_cannot_be_are_refused(rest: list[Any]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Numbers("a").read(json.dumps([[1.0], *rest]))
+
+
+async def test_rounds_that_are_made_while_it_is_read_come_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    Kit(path).rounds(0, 1, islands={"a": island(2.0, 5)})
+    history, log = History(path), EventLog()
+    log.subscribe(history)
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        reading.set()
+        await go_on.wait()
+        return await asyncio.to_thread(work)
+
+    loading = asyncio.ensure_future(history.load(RUN, offload))
+    await reading.wait()
+    log.emit(RoundDone(round=2, islands={"a": island(1.5, 5)}))
+    assert len(history) == 0
+    go_on.set()
+    await loading
+    assert history.columns()["columns"]["round"] == [0, 1, 2]
+    assert history.totals == {"a": 15}
+    log.emit(RoundDone(round=3))
+    assert same(Kit(path).history, history)
+
+
+async def test_a_file_that_cannot_be_written_at_the_start_is_told_of(tmp_path: Path) -> None:
+    told: list[OSError] = []
+    history = History(tmp_path / "gone" / "history.jsonl", failed=told.append)
+    await history.load(RUN, asyncio.to_thread)
+    assert [type(error) for error in told] == [FileNotFoundError]
+    assert history.run == RUN
