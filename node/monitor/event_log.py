@@ -25,6 +25,7 @@ from node.monitor.events import Event, Record
 MAX_LOG_BYTES = 16 * 1024 * 1024  # of one file; then it becomes events.jsonl.1
 KEPT_LOGS = 2  # older files beside the current one
 KEPT_IN_MEMORY = 2048
+LOOK_LINES = 16  # between two looks whether the file is still there
 
 Subscriber = Callable[[Record], None]
 
@@ -51,6 +52,7 @@ class EventLog:
         self._subscribers: list[Subscriber] = []
         self._descriptor: int | None = None
         self._size = 0
+        self._unseen = 0  # lines since the last look at it
         self._torn = False  # the last line was cut short by a full disk
 
     def subscribe(self, subscriber: Subscriber) -> None:
@@ -98,6 +100,9 @@ class EventLog:
 
     def _open(self, more: int) -> int:
         assert self.path is not None
+        self._unseen += 1
+        if self._unseen >= LOOK_LINES:
+            self._look(self.path)
         if self._descriptor is not None and self._size and self._size + more > self._max_bytes:
             self._rotate(self.path)
         if self._descriptor is None:
@@ -107,6 +112,23 @@ class EventLog:
                 self._rotate(self.path)
                 return self._open(more)
         return self._descriptor
+
+    def _look(self, path: Path) -> None:
+        """Open it anew where somebody has moved or removed it; it may also have been cut."""
+        self._unseen = 0
+        if self._descriptor is None:
+            return
+        mine = os.fstat(self._descriptor)
+        self._size = mine.st_size
+        try:
+            if os.path.samestat(mine, os.stat(path)):
+                return
+        except FileNotFoundError:
+            pass
+        except OSError:  # nobody knows
+            return
+        os.close(self._descriptor)
+        self._descriptor = None
 
     def _rotate(self, path: Path) -> None:
         assert self._descriptor is not None

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,6 +81,7 @@ class History:
         self.added = 0  # rows since the start of this process: a cursor for readers
         self.lost = 0  # rows that could not be written
         self._begun = False  # the file has this run's head
+        self._length = 0  # bytes of the file as it was written last
         self._numbers = Numbers()  # of islands, in the file
         self._held: list[Record] | None = None  # what happens while the file is read
         self._max_rows = max_rows - max_rows % 4
@@ -307,6 +309,7 @@ class History:
                 self._numbers = Numbers(self.totals)
                 for line in file:
                     self._restore_row(line)
+                self._length = os.fstat(file.fileno()).st_size
         except (OSError, KeyError, *_NOT_OURS):
             return False
         finally:
@@ -327,11 +330,12 @@ class History:
         if self.path is None or not self.run:
             return
         try:
-            if not self._begun:
+            if not self._begun or _size(self.path) < self._length:  # somebody has cut it
                 self._rewrite()  # a row without the head of its run would be read by nobody
                 return
             written = {peer: rounding.written(loss) for peer, loss in losses.items()}
             append_line(self.path, self._numbers.line(values, written, tokens))
+            self._length = _size(self.path)
         except OSError as error:
             self._numbers.not_written()
             self._lose(error)
@@ -343,6 +347,7 @@ class History:
         numbers = Numbers(self.totals)
         try:
             replace_lines(self.path, self._lines(numbers))
+            self._length = _size(self.path)
         except OSError as error:
             self._lose(error)
             return
@@ -366,3 +371,10 @@ class History:
     def _say(self, error: OSError) -> None:
         if self._tell is not None:
             self._tell(error)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

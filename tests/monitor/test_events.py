@@ -11,7 +11,7 @@ import pytest
 
 from node.monitor import events
 from node.monitor.console import Console, render
-from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
+from node.monitor.event_log import KEPT_IN_MEMORY, LOOK_LINES, EventLog
 from node.monitor.events import (
     Behind,
     CheckpointSaved,
@@ -128,6 +128,29 @@ def test_the_log_rotates_and_stays_bounded(tmp_path):
     for _ in range(5):
         reopened.emit(Notice(text="y" * 300))
     assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "cut"])
+def test_a_log_that_somebody_takes_away_is_begun_anew(tmp_path, how):
+    """As logrotate does, or an operator whose disk is full."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, max_bytes=15_000)
+    for number in range(50):
+        log.emit(Notice(text=f"{number}" + "x" * 100))
+    match how:
+        case "moved":
+            path.rename(tmp_path / "taken")
+        case "removed":
+            path.unlink()
+        case _:
+            os.truncate(path, 0)
+    for number in range(50):
+        log.emit(Notice(text=f"{number}" + "x" * 100))
+    numbers = [line["seq"] for line in _lines(path)]
+    assert numbers == list(range(numbers[0], 101))
+    assert numbers[0] <= 50 + LOOK_LINES
+    assert not (tmp_path / "events.jsonl.1").exists()
+    assert log.dropped == 0
 
 
 def test_a_full_disk_drops_lines_and_nothing_else(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,21 @@ async def test_a_file_that_cannot_be_written_at_the_start_is_told_of(tmp_path: P
     await history.load(RUN, asyncio.to_thread)
     assert [type(error) for error in told] == [FileNotFoundError]
     assert history.run == RUN
+
+
+@pytest.mark.parametrize("cut", [0, 300, None])
+def test_a_file_that_somebody_cuts_or_removes_is_written_anew(
+    tmp_path: Path, cut: int | None
+) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    kit.rounds(*range(20), islands={"a": island(2.0, 5)})
+    if cut is None:
+        path.unlink()
+    else:
+        os.truncate(path, cut)
+    kit.rounds(20, 21, islands={"a": island(2.0, 5)})
+    again = Kit(path).history
+    assert same(again, kit.history)
+    assert again.totals == {"a": 110}
+    assert kit.history.lost == 0
