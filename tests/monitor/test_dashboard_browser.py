@@ -16,6 +16,7 @@ from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
 from dashboard_kit import Imagined
 from node_process import nodes
 
+from node.monitor.alarms import Alarm
 from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, Rejected, RoundDone, RoundFailed
 from node.monitor.views import KnownLinks, LinkView
@@ -114,6 +115,20 @@ async def test_alarms_are_said_and_texts_of_peers_are_no_markup(page: Page) -> N
         swarm.state.providers.peers = views
         await page.until(f"{text('#alarms')} === ''")
     assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_an_alarm_says_what_to_do_as_it_is_now(page: Page) -> None:
+    """One that stands gets another advice when it turns out what is wrong."""
+    swarm, fix = Imagined(4, 20), ["See who is silent."]
+    swarm.state.alarms = lambda views: [  # type: ignore[method-assign]
+        Alarm("stall", "warning", "No round.", fix[0])
+    ]
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{text('#alarms')}.includes('No round. See who is silent.')")
+        fix[0] = "Its trainer is stuck."
+        await page.until(f"{text('#alarms')}.includes('No round. Its trainer is stuck.')")
+        assert "silent" not in str(await page.evaluate(text("#alarms")))
 
 
 async def test_a_panel_that_fails_does_not_stop_the_others(page: Page) -> None:

@@ -123,7 +123,7 @@ export class Panels {
     const text = JSON.stringify(all.map((a) => [a.kind, a.level, a.peers]));
     const host = document.querySelector("#alarms");
     if (text === this.alarmed) {
-      all.forEach((alarm, i) => say(host.children[i].querySelector(".what"), alarm.what));
+      all.forEach((alarm, i) => ["what", "fix"].forEach((part) => say(host.children[i].querySelector(`.${part}`), alarm[part])));
       return;
     }
     this.alarmed = text;
@@ -131,7 +131,7 @@ export class Panels {
     fill(
       host,
       ...all.map((alarm) =>
-        el("div", { class: `alarm ${alarm.level}` }, el("span", { class: "mark", "aria-hidden": "true" }, alarm.level === "critical" ? "✕" : "▲"), el("p", { "aria-live": "off" }, el("strong", { class: "sr" }, alarm.level === "critical" ? "Alarm: " : "Warning: "), el("strong", { class: "what" }, alarm.what), " ", alarm.fix)),
+        el("div", { class: `alarm ${alarm.level}` }, el("span", { class: "mark", "aria-hidden": "true" }, alarm.level === "critical" ? "✕" : "▲"), el("p", { "aria-live": "off" }, el("strong", { class: "sr" }, alarm.level === "critical" ? "Alarm: " : "Warning: "), el("strong", { class: "what" }, alarm.what), " ", el("span", { class: "fix" }, alarm.fix))),
       ),
     );
   }
