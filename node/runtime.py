@@ -277,6 +277,7 @@ class Node:
         self.daemon.run_id = run.signed.run_id
         manifest = run.manifest
         await self.history.load(run.signed.run_id.hex(), self.offload_files)
+        self.state.rounds.remember(self.history.lowest())
         self.state.run = RunView(
             id=run.signed.run_id.hex(),
             label=manifest.label,

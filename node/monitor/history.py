@@ -37,6 +37,8 @@ from node.monitor.history_columns import (
     OUTCOMES,
     PHASES,
     ROUND,
+    TOKENS,
+    VALIDATION,
     Array,
     means,
     merged,
@@ -217,6 +219,18 @@ class History:
     def first(self) -> int | None:
         """The oldest round that is known; None where there is none yet."""
         return int(self._rows[0, ROUND]) if self._size else None
+
+    def lowest(self) -> tuple[int, float] | None:
+        """The lowest validation loss of the rounds that this node was there for, and its round.
+
+        What was only told by others (:meth:`prepend`) has no tokens, and may be anything.
+        """
+        rows = self._rows[: self._size]
+        own = rows[~np.isnan(rows[:, [VALIDATION, TOKENS]]).any(1)]
+        if not len(own):
+            return None
+        best = own[np.argmin(own[:, VALIDATION])]
+        return int(best[ROUND]), float(best[VALIDATION])
 
     def prepend(self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int]) -> int:
         """Put rounds of the time before this node in front, oldest first, by names of columns.

@@ -35,6 +35,7 @@ COLUMNS: Final = (
     *PHASES,
 )
 ROUND, TIME = 0, 1
+VALIDATION, TOKENS = COLUMNS.index("validation_loss"), COLUMNS.index("tokens")
 WORST = (COLUMNS.index("outcome"), COLUMNS.index("failed"))
 NEWEST = (ROUND, TIME)
 

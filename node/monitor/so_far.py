@@ -96,14 +96,18 @@ class Rounds:
         if (loss := done.validation_loss) is not None:
             self.validation_loss = loss
             self.validated.append(loss)
-            if self.lowest is None or loss < self.lowest[1]:
-                self.lowest = (done.round, loss)
+            self.remember((done.round, loss))
         self.outcomes[done.outcome] += 1
         self.sent_bytes += done.sent_bytes
         self.received_bytes += done.received_bytes
         self.raw_bytes += done.raw_bytes
         for phase, seconds in done.phases.items():
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
+
+    def remember(self, lowest: tuple[int, float] | None) -> None:
+        """A round and its validation loss, maybe the lowest one; also one of before a restart."""
+        if lowest is not None and (self.lowest is None or lowest[1] < self.lowest[1]):
+            self.lowest = lowest
 
     def last_whole(self) -> tuple[float, RoundDone] | None:
         """The newest round and its time; with fragments, that of fragment 0, which tells of all."""

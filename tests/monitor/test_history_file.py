@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from history_kit import RUN, Kit, island, room_for
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer_kit import tiny_manifest
 
 from node.monitor.curves import MAX_ISLANDS
 from node.monitor.event_log import EventLog
@@ -20,6 +23,9 @@ from node.monitor.events import RoundDone
 from node.monitor.history import History
 from node.monitor.history_columns import COLUMNS
 from node.monitor.history_rows import MAX_NUMBER, Numbers
+from node.monitor.state import NodeState
+from node.monitor.views import NodeView
+from node.runtime import Node
 
 NAMES = [f"12D3KooW{n:044}" for n in range(300)]
 
@@ -156,3 +162,32 @@ def test_a_file_that_somebody_cuts_or_removes_is_written_anew(
     assert same(again, kit.history)
     assert again.totals == {"a": 110}
     assert kit.history.lost == 0
+
+
+async def test_a_restart_does_not_forget_how_low_the_loss_was(tmp_path: Path) -> None:
+    """So that it is an alarm when it rises; what strangers have told of is no measure."""
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    for number, loss in enumerate((2.5, 2.0, 4.0, math.nan), 10):
+        kit.rounds(number, validation_loss=loss)
+    told = dict.fromkeys(("members", "live", "loss"), 1.0) | {"validation_loss": 0.001}
+    assert kit.history.prepend([{"round": 3, "time": 1.0, **told}], {})
+    log, history = EventLog(), History(path)
+    node: Any = SimpleNamespace(
+        daemon=SimpleNamespace(run_id=b""),
+        state=NodeState(NodeView(peer="me", started=0), log=log),
+        history=history,
+        offload_files=asyncio.to_thread,
+    )
+    node.state.status = "active"
+    log.subscribe(history)
+    run: Any = SimpleNamespace(
+        signed=SimpleNamespace(run_id=bytes.fromhex(RUN)), manifest=tiny_manifest()
+    )
+    await Node.welcome_others(node, run)
+    assert node.state.rounds.lowest == (11, 2.0)
+    for number in range(14, 18):
+        log.emit(RoundDone(round=number, validation_loss=4.0 + number / 10))
+    (alarm,) = node.state.alarms_now()
+    assert "2.000 after round 11" in alarm.what
+    assert History(None).lowest() is None
