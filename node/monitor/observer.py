@@ -55,6 +55,7 @@ from protocols.whereabouts import Whereabouts
 ASKED = 3  # peers at a time
 CALL_TIMEOUT_S = 5.0
 REST_S = 10.0  # before a peer that did not answer is asked again
+BACK_LOOKS = 10  # in a row at an earlier round: it is no straggler whose company has left
 SILENT_S = 30.0  # without any answer the seeds are dialled again
 
 
@@ -95,6 +96,7 @@ class Observer:
         self._failed: dict[PeerId, float] = {}  # since when
         self._distances: Mapping[PeerId, float] = {}  # to the mean, before the last merge
         self._turn = 0
+        self._behind = 0  # looks in a row at which the swarm was at an earlier round than is shown
         self._published = Published()
         self._in_pairs = self._at_will = False  # how the run's islands meet
         self._watch = Watch(self.state.alarms_now, self.log, self.state.peers)
@@ -251,7 +253,11 @@ class Observer:
             del self._seen[peer]
         islands = self.membership.islands_alive(now)
         head = usual_round(islands)
-        if head > self.state.round:
+        active = any(one.status == "active" for one in islands)
+        self._behind = self._behind + 1 if active and head < self.state.round else 0
+        if self._behind >= BACK_LOOKS:  # all have gone back to an earlier state
+            self._behind, self.state.round = 0, head
+        elif head > self.state.round:
             if self._work or head == 1:
                 self._round_done(head, islands)
             self.state.round = head

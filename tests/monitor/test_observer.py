@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from bootstrap.handshake import Gate, admission, anyone, greet, shared_token
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
-from node.monitor.observer import Observer
+from node.monitor.observer import BACK_LOOKS, Observer
 from protocols.addresses import parse_address
 from protocols.envelope import seal
 from protocols.errors import OperatorError, Unreachable, Why
@@ -242,3 +243,35 @@ async def test_one_peer_whose_clock_is_wrong_hides_no_island(monkeypatch):
         peers = [parse_address(one.address) for one in (liar, second, third)]
         picture = await first_picture(Observer(peers, interval_s=0.0))
         assert len(picture["state"]["peers"]) == 3
+
+
+def test_a_swarm_that_has_gone_back_is_followed_there():
+    """As when all its islands were started again from an earlier checkpoint."""
+    observer = Observer([])
+
+    def look(number, status="active"):
+        there = [
+            SimpleNamespace(
+                peer=f"p{n}", round=number, state=b"s", status=status, role="island",
+                loss=2.0, validation_loss=2.0, work=1000 * number,
+            )
+            for n in range(4)
+        ]  # fmt: skip
+        observer.membership.islands_alive = lambda now: there
+        observer._note()
+
+    for number in range(95, 101):
+        look(number)
+    look(99)  # as the only one that was there leaves
+    look(100)
+    look(0, "joining")
+    observer.membership.islands_alive = lambda now: []
+    for _ in range(2 * BACK_LOOKS):
+        observer._note()
+    assert observer.state.round == 100
+    for number in range(60, 80):
+        look(number)
+    assert observer.state.round == 79
+    rounds = observer.history.columns()["columns"]["round"]
+    assert rounds[-1] == 78
+    assert max(rounds) == 78
