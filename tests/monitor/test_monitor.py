@@ -87,6 +87,21 @@ def test_rotated_logs_come_first(log):
     assert records[-1].event == Notice(text="later")
 
 
+def test_a_log_that_is_rotated_while_it_is_read_lacks_nothing_in_between(tmp_path):
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path, max_bytes=1000)
+    for number in range(30):
+        events.emit(Notice(text=f"{number}" + "x" * 100))
+    read, seen = read_log(path), []
+    for record in read:
+        seen.append(record.seq)
+        if len(seen) == 2:
+            for _ in range(8):  # one file's
+                events.emit(Notice(text="y" * 100))
+    assert seen == list(range(seen[0], seen[-1] + 1))
+    assert seen[-1] >= 30
+
+
 @pytest.mark.parametrize("content", [None, "", "hello\n", "{}\n"])
 def test_a_file_that_is_no_log_is_refused(tmp_path, content):
     path = tmp_path / "x.jsonl"

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from node.errors import operator_error
 from node.monitor.dashboard import Feed
@@ -215,12 +218,11 @@ def read_log(path: Path) -> Iterator[Record]:
 
     Raises OperatorError E204 where it cannot be read or there is no event in it.
     """
-    older = sorted(path.parent.glob(f"{path.name}.*"), key=lambda p: p.suffix, reverse=True)
     found = False
     try:
-        for file in (*older, path):
-            with file.open(encoding="utf-8", errors="replace") as lines:
-                for line in iter(lambda: lines.readline(MAX_LINE), ""):
+        with ExitStack() as stack:
+            for lines in _opened(path, stack):
+                for line in iter(partial(lines.readline, MAX_LINE), ""):
                     if (record := _record(line)) is not None:
                         found = True
                         yield record
@@ -228,6 +230,25 @@ def read_log(path: Path) -> Iterator[Record]:
         raise _no_log(path, reason(error)) from error
     if not found:
         raise _no_log(path, "no line of it is an event")
+
+
+def _opened(path: Path, stack: ExitStack) -> list[TextIO]:
+    """The log's files, the oldest first. All at once: a node that runs renames and removes them.
+
+    The newest is opened first, so that none escapes that becomes an older one meanwhile.
+    """
+    opened: dict[tuple[int, int], TextIO] = {}
+    older = sorted(path.parent.glob(f"{path.name}.*"), key=lambda p: p.suffix)
+    for file in (path, *older):
+        try:
+            lines = stack.enter_context(file.open(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            if file == path:
+                raise
+            continue
+        found = os.fstat(lines.fileno())
+        opened.setdefault((found.st_dev, found.st_ino), lines)
+    return list(opened.values())[::-1]
 
 
 def _record(line: str) -> Record | None:
