@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from bootstrap.validation import bad_config
 from node.errors import operator_error, with_extra
@@ -84,24 +84,36 @@ def _named(group: str, event: Any, names: Sequence[str]) -> dict[str, float]:
 
 
 class JsonlSink:
-    """A line of JSON for every step and round."""
+    """A line of JSON for every step and round.
+
+    A named pipe is opened with the first of them, as that waits until somebody reads it.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8")
+            if not path.is_fifo():
+                self._file = self._open()
         except OSError as error:
             raise _not_written(path, error, "give another file with --sink jsonl:PATH") from error
 
     def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
         """Append one line; what is not finite is null, as JSON has no such numbers."""
         line = {"time": round(when, 3), axis: at, **plain(figures)}
+        if self._file is None:
+            self._file = self._open()
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> TextIO:
+        return self._path.open("a", encoding="utf-8")
 
 
 class TensorboardSink:

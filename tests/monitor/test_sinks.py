@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from node.config import resolve
 from node.monitor import sinks
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice, RoundDone, Step
+from node.monitor.events import Notice, Record, RoundDone, Step
 from node.monitor.sinks import Sinks, open_sink, split, told
 from protocols.errors import OperatorError
 
@@ -47,6 +48,17 @@ def test_sinks_are_a_setting(tmp_path):
     with pytest.raises(OperatorError, match="KIND:WHERE") as error:
         resolve({"sink": ["csv:x"], "dir": str(tmp_path)}, {})
     assert error.value.code == "E204"
+
+
+async def test_a_pipe_that_nobody_reads_yet_does_not_hold_up_the_start(tmp_path):
+    os.mkfifo(path := tmp_path / "pipe")
+    opening = asyncio.to_thread(open_sink, f"jsonl:{path}")
+    made = Sinks({"j": await asyncio.wait_for(opening, 60)}, lambda name, error: None)
+    made(Record(1, 5.0, Step(step=1, round=0, loss=2.0)))
+    lines = await asyncio.to_thread(path.open)
+    await made.aclose()
+    with lines:
+        assert [json.loads(line)["step"] for line in lines] == [1]
 
 
 async def test_jsonl(tmp_path):
