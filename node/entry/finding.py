@@ -212,13 +212,7 @@ class Finder:
             try:
                 greetings = await self.entrance.greet_seeds(signed.run_id)
             except OperatorError as error:
-                if error.code not in PASSING:
-                    raise
-                why = "; ".join(line.strip() for line in error.why.splitlines())
-                trains = self.node.config.role == "island"
-                then = "going on alone" if trains else "waiting for one"
-                text = f"no peer can be joined ({why}); {then}"
-                self.node.events.emit(Notice(text=text))
+                self._alone(error)
         home = self.node.home.root
         run = _read(home, signed, greetings)
         if not (lost := _lost(run)):
@@ -238,6 +232,23 @@ class Finder:
         run = await self.entrance.take(greetings, None)
         self._keep(run)
         return run
+
+    def _alone(self, error: OperatorError) -> None:
+        """Tell why there are no peers for now; raise what is wrong with those that were given.
+
+        Those of the cache are only who was where once: an address may be another's by now, and who
+        is the only one that has the run could never go on.
+        """
+        trains = self.node.config.role == "island"
+        then = "going on alone" if trains else "waiting for one"
+        if error.code in PASSING:
+            why = "; ".join(line.strip() for line in error.why.splitlines())
+            text = f"no peer can be joined ({why}); {then}"
+            self.node.events.emit(Notice(text=text))
+        elif self.node.config.peers:
+            raise error
+        else:
+            self.node.events.emit(Problem.of(error, fix=f"{then}; {error.fix}"))
 
     async def _join(self) -> Run | None:
         """The run of the peers, or one of this node's own; None where a seed finds none."""

@@ -22,6 +22,7 @@ from node.config import resolve
 from node.entry.entrance import Run
 from node.entry.finding import Finder
 from node.statedir import StateDir
+from protocols.addresses import parse_address
 from protocols.errors import OperatorError
 
 TEXT = b"what nobody trains on" * 40
@@ -35,10 +36,12 @@ def signed(**changes: Any) -> SignedManifest:
 class Peers:
     """Stands in for the entrance: one peer that is greeted and hands over the run, or nobody."""
 
-    def __init__(self, run: SignedManifest, *, there: bool) -> None:
-        self.run, self.there = run, there
+    def __init__(self, run: SignedManifest, *, there: bool, refuses: str = "") -> None:
+        self.run, self.there, self.refuses = run, there, refuses
 
     async def greet_seeds(self, run: bytes) -> list[Any]:
+        if self.refuses:
+            raise OperatorError(self.refuses, "not you", "of another", "ask")
         if not self.there:
             raise OperatorError("E501", "nobody", "nobody", "nothing")
         welcome = SimpleNamespace(run=self.run.run_id)
@@ -139,6 +142,25 @@ async def test_and_fetched_from_a_peer_that_has_it(tmp_path: Path) -> None:
     assert found.shard == TEXT
     assert (tmp_path / SHARD).read_bytes() == TEXT
     assert found.peers == [identity(2).peer_id]
+
+
+@pytest.mark.parametrize("code", ["E103", "E201", "E202", "E203", "E301"])
+async def test_who_was_where_once_keeps_nobody_from_going_on(tmp_path: Path, code: str) -> None:
+    """Only what --peers names has to be right: a cached address may be another's by now."""
+    (tmp_path / SHARD).write_bytes(TEXT)
+    PeerCache(tmp_path / "peers.json").remember([parse_address("192.0.2.1:4390")])
+    for given in ([], ["192.0.2.2:4390"]):
+        found = finder(tmp_path, signed(), peers=given)
+        found.entrance = Peers(signed(), there=True, refuses=code)  # type: ignore[assignment]
+        said: list[Any] = []
+        found.node.events.emit = said.append  # type: ignore[method-assign,assignment]
+        if given:
+            with pytest.raises(OperatorError, match="not you") as caught:
+                await found.find(signed())
+            assert caught.value.code == code
+        else:
+            assert (await found.find(signed())).shard == TEXT
+            assert [(one.code, one.fix) for one in said] == [(code, "going on alone; ask")]
 
 
 async def test_and_found_in_a_checkpoint(tmp_path: Path) -> None:
