@@ -15,12 +15,15 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists no names
+from torch.distributed import (  # type: ignore[attr-defined]  # torch lists no names
+    FileStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.entry.own_address import INTERNET, outward_address
@@ -63,7 +66,7 @@ class Ranks:
         *,
         alone: bool = True,
     ) -> Ranks:
-        """Meet the other ranks at a store: ``file://PATH`` of a new file, or ``HOST:PORT``.
+        """Meet the other ranks at a store: ``file://PATH`` (a path as it is), or ``HOST:PORT``.
 
         ``alone``: a single rank has no process group; else it has one, and a mesh of one.
 
@@ -76,10 +79,13 @@ class Ranks:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         timeout = datetime.timedelta(seconds=collective_s)
-        host, _, port = store.rpartition(":")
-        met: dict[str, Any] = {"init_method": store}
-        if not store.startswith("file:"):
-            met["store"] = TCPStore(
+        path = store.removeprefix("file://")
+        if path != store:  # not as the URL that torch takes, where # and ? end a path
+            meeting: Store = FileStore(path, dims.size)
+            meeting.set_timeout(timeout)
+        else:
+            host, _, port = store.rpartition(":")
+            meeting = TCPStore(
                 host.strip("[]"),
                 int(port),
                 dims.size,
@@ -87,13 +93,12 @@ class Ranks:
                 timeout,
                 master_listen_fd=listening,
             )
-            del met["init_method"]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             rank=rank,
             world_size=dims.size,
             timeout=timeout,
-            **met,
+            store=meeting,
         )
         axes = dims.axes
         mesh = init_device_mesh(

@@ -1,14 +1,18 @@
-"""How a trainer rank's process is set up, and what it makes of another one's end."""
+"""How a trainer rank's process is set up, meets others, and what it makes of another one's end."""
 
 import threading
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
 
+from node.trainer.dims import ParallelDims
+from node.trainer.parallel import HOST, Ranks
 from node.trainer.rank import explain, rank_lost, set_up_arithmetic
 from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_RANK_LOST, EXIT_STUCK
 
@@ -32,6 +36,22 @@ def test_numbers_too_small_for_full_speed_count_as_zero_in_the_rank_alone() -> N
     daemon = torch.full((64,), TINY).mul(0.5).sum().item()
     assert found == [0.0]
     assert 30e-39 < daemon < 34e-39
+
+
+@pytest.mark.parametrize("name", ["plain", "#1", "a?b", "100%25", "two words"])
+def test_ranks_meet_in_their_own_directory_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Else those of other islands, with another sign at the end, meet in the same place."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    place = tmp_path / name
+    place.mkdir()
+    ranks = Ranks.join(0, ParallelDims(), HOST, f"file://{place}/store", 7.0, alone=False)
+    store: Any = _get_default_store()
+    assert store.underlying_store.timeout == timedelta(seconds=7)
+    assert [file.name for file in place.iterdir()] == ["store"]
+    assert [folder.name for folder in tmp_path.iterdir()] == [name]
+    ranks.leave()
 
 
 def test_a_store_tells_a_rank_that_is_gone_from_one_that_does_not_answer() -> None:
