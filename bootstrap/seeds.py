@@ -1,8 +1,8 @@
 """The first contact: dial the peers that ``--peers`` names, and say why one does not answer.
 
 All seeds are dialled at once and each failure keeps its own reason. If none answers, the peers met
-in earlier runs are tried (:class:`PeerCache`); if none of those does either, the operator is told
-about every seed. :func:`backoff` spaces the retries.
+before are tried (:class:`PeerCache`) where the caller allows it; if none of those does either, the
+operator is told about every seed. :func:`backoff` spaces the retries.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def find_peers(
         return dialled
     remembered = [peer for peer in cache.load() if peer not in seeds] if cache else []
     if remembered:
-        logger.info("no seed answers; trying %d peers of earlier runs", len(remembered))
+        logger.info("no seed answers; trying %d peers met before", len(remembered))
         again = await dial_all(transport, remembered, timeout=timeout)
         dialled = Dialled(again.reached, dialled.missed + again.missed)
         if dialled.reached:

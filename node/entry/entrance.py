@@ -147,10 +147,13 @@ class Entrance:
     async def greet_seeds(self, run: bytes) -> list[Greeting]:
         """Dial the seeds (or the cached peers) and greet those who answer.
 
-        ``run`` empty: whichever they have. Raises OperatorError (E101, E103, E2xx, E301, E501).
+        ``run`` empty: whichever they have, which must be that of the seeds where some are given:
+        the cached ones may be of another run that this directory was in. Raises OperatorError
+        (E101, E103, E2xx, E301, E501).
         """
         seeds = parse_peers(self.config.peers)
-        dialled = await find_peers(self.transport, seeds, self.cache)
+        cache = self.cache if run or not seeds else None
+        dialled = await find_peers(self.transport, seeds, cache)
         self._tell(one for one in dialled.missed if one.address in seeds)
         self._progress(1, "dial", _dial_text(dialled.reached))
         greetings = []

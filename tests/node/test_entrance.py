@@ -11,7 +11,7 @@ from identity_kit import identity
 
 from bootstrap.dial_back import Reach
 from bootstrap.manifest import Manifest
-from bootstrap.seeds import Dialled, Reached, Unreached
+from bootstrap.seeds import Dialled, PeerCache, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
 from node.entry.entrance import Entrance
@@ -109,6 +109,31 @@ async def test_what_was_given_and_leads_to_nobody_or_somebody_else_is_told_once(
         await entering.greet_seeds(b"")
     assert [one.code for one in told] == ["E103", "E101"]
     assert gone.hostport in told[1].what
+
+
+@pytest.mark.parametrize(
+    ("given", "run", "asked"),
+    [(True, b"", False), (True, b"of its own", True), (False, b"", True)],
+    ids=["joins", "goes on", "goes on without a checkpoint"],
+)
+async def test_no_run_is_joined_that_only_peers_of_before_are_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: bool, run: bytes, asked: bool
+) -> None:
+    """Who names a peer means its run, and not the one that the directory was in before."""
+    seed, before = (PeerAddress("192.0.2.1", port, identity(port).peer_id) for port in (1, 2))
+    dials: list[str] = []
+
+    class Nobody:
+        async def dial(self, address: str, expected: Any) -> None:
+            dials.append(address)
+            raise Unreachable(address, Why.REFUSED)
+
+    entering = entrance(resolve({"dir": str(tmp_path), "peers": [str(seed)] * given}, {}))
+    entering.transport, entering.cache = Nobody(), PeerCache(tmp_path / "peers.json")  # type: ignore[assignment]
+    entering.cache.remember([before])
+    with pytest.raises(OperatorError, match=r"cannot reach|no peer answered"):
+        await entering.greet_seeds(run)
+    assert dials == [seed.hostport] * given + [before.hostport] * asked
 
 
 def test_a_pause_of_less_than_a_second_is_not_told_as_none(tmp_path: Path) -> None:
