@@ -26,6 +26,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -48,6 +49,7 @@ _MAX_API_FILE = 4096
 _KEY_BYTES = 16
 # at a lock: others may only look at it, and who has just taken it has yet to write who it is
 _TRIES, _TRY_S = 10, 0.01
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems say without them
 _MAX_LOCK_FILE = 256
 _MAX_DIGITS = 15  # of Unix milliseconds, for thirty thousand years
 _MAX_LOG_FILE = 2 * 1024 * 1024
@@ -80,6 +82,20 @@ def unusable(root: Path, error: OSError) -> OperatorError:
         f"cannot use the state directory {root}",
         why="a file has that name" if isinstance(error, FileExistsError) else reason(error),
         fix="give a directory this user may write with --dir (scripts: dir=)",
+    )
+
+
+def _unlockable(root: Path, error: OSError) -> OperatorError:
+    """E105 for a state directory that cannot be kept for one process."""
+    if error.errno not in _NO_LOCKS:
+        return unusable(root, error)
+    return operator_error(
+        "E105",
+        f"the state directory {root} cannot be locked",
+        why=f"its file system has no locks for files (flock: {reason(error)}), as some network "
+        "and cluster file systems: a second node could run in it unseen",
+        fix="give a --dir (scripts: dir=) on a disk of this machine, or mount that file system "
+        "with locks (NFS: without nolock, and with its lock service; Lustre: with flock)",
     )
 
 
@@ -118,7 +134,12 @@ class StateDir:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise unusable(self.root, error) from error
-        if not _taken(descriptor, fcntl.LOCK_EX):
+        try:
+            taken = _taken(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            os.close(descriptor)
+            raise _unlockable(self.root, error) from error
+        if not taken:
             holder = _written(descriptor)
             os.close(descriptor)
             raise operator_error(
@@ -182,6 +203,8 @@ class StateDir:
                     return found
                 time.sleep(_TRY_S)
             return found
+        except OSError:  # without locks no daemon has started here
+            return None
         finally:
             os.close(descriptor)
 

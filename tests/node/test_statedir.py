@@ -192,6 +192,25 @@ def test_one_daemon_a_directory(tmp_path):
     second.unlock()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    home, opened = StateDir(tmp_path), set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OperatorError) as caught:
+        home.lock()
+    assert caught.value.code == "E105"
+    assert os.strerror(number) in caught.value.why
+    assert "--dir" in caught.value.fix
+    assert ("on a disk of this machine" in caught.value.fix) == (number != errno.EIO)
+    assert home.held_by() is None
+    assert set(os.listdir("/proc/self/fd")) <= opened
+
+
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OperatorError) as caught:
