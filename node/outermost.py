@@ -17,6 +17,7 @@ from protocols.errors import OperatorError, is_full, reason
 
 _USUAL = "~/.atoll"
 _MAX_SETTINGS_BYTES = 64 * 1024
+_NO_TEMPORARY = "No usable temporary directory"  # how tempfile begins, which has no class for it
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -91,8 +92,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _known(error: BaseException, home: Path) -> BaseException:
-    """An error of a full disk, met anywhere, as E402, another error of the disk in the state
-    directory as E105, and a library that is not there as E605; any other error as it is.
+    """An error of a full disk, met anywhere, as E402, as where no temporary file can be made.
+
+    Another error of the disk in the state directory is E105, and a library that is not there E605;
+    any other error is left as it is.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         from node.doctor.software import OURS
@@ -108,6 +111,13 @@ def _known(error: BaseException, home: Path) -> BaseException:
     if not isinstance(error, OSError):
         return error
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if isinstance(error, FileNotFoundError) and reason(error).startswith(_NO_TEMPORARY):
+        return operator_error(
+            "E402",
+            "no temporary directory can be written to",
+            why=f"the disk is full or read-only: {reason(error)}",
+            fix="free space, or set TMPDIR to a folder that can be written",
+        )
     if is_full(error):
         if not where and _output_is_refused():
             return operator_error(

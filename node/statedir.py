@@ -282,8 +282,9 @@ class StateDir:
         with contextlib.suppress(OSError):
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True)
-        for directory in (self.logs, Path(tempfile.gettempdir())):
-            with contextlib.suppress(OSError):  # a new file: others may write links to there
+        for directory in (self.logs, None):
+            with contextlib.suppress(OSError):  # there may be no temporary directory either
+                # a new file: others may write links to there
                 descriptor, path = tempfile.mkstemp(".log", prefix, directory)
                 with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
                     file.write(text)

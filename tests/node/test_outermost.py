@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -85,6 +86,33 @@ def test_a_log_goes_elsewhere_where_the_directory_is_broken(
     _, _, err = command("start", f"--dir={tmp_path / 'file'}")
     [log] = (tmp_path / "temporary").iterdir()
     assert str(log) in err
+
+
+def test_a_disk_without_room_for_temporary_files_is_no_defect(
+    command, runtime, tmp_path, monkeypatch
+):
+    """torch and others look for such a folder as they are imported, and by no name of its own."""
+
+    def none_found():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._get_default_tempdir", none_found)
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        _raising(error)
+    status, _, err = command("start", "--dir", tmp_path / "other")
+    assert status == 1
+    assert err.startswith("error E402: no temporary directory can be written to\n")
+    assert "['/tmp']" in err
+    assert "free space, or set TMPDIR" in err
+    # a defect has its log in the state directory, and is told without one
+    (tmp_path / "file").write_text("")
+    _raising(ZeroDivisionError("oops"))
+    status, _, err = command("start", "--dir", tmp_path / "file")
+    assert status == 70
+    assert "no log could be written" in err
 
 
 def test_what_the_disk_refuses_in_the_state_directory_is_no_defect(command, runtime, tmp_path):
