@@ -22,7 +22,7 @@ from node.errors import operator_error
 from node.monitor.wording import clean, duration
 from node.statedir import MANIFEST, StateDir
 from protocols.errors import OperatorError, RemoteProtocolError
-from protocols.files import DRAFT, replacing
+from protocols.files import DRAFT, replacing, user_home
 
 if TYPE_CHECKING:
     from bootstrap.manifest import Manifest
@@ -33,9 +33,9 @@ _POLL_S = 0.1
 
 
 def notes() -> Path:
-    """Where the directories are noted."""
+    """Where the directories are noted. Raises OSError where this user has no home."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local/state") / "atoll" / "nodes"
+    return (Path(base) if os.path.isabs(base) else user_home() / ".local/state") / "atoll" / "nodes"
 
 
 def note(directory: Path) -> None:

@@ -45,6 +45,7 @@ from protocols.files import replacing
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a state directory
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
+_HOME = "~"  # left in a path where the user has none
 _MAX_API_FILE = 4096
 _KEY_BYTES = 16
 # at a lock: others may only look at it, and who has just taken it has yet to write who it is
@@ -120,6 +121,13 @@ class StateDir:
 
     def make(self) -> None:
         """Create the directory and the folders in it that are always there; raises E105."""
+        if _HOME in self.root.parts:
+            raise operator_error(
+                "E105",
+                f"the state directory {self.root} is in nobody's home",
+                why="this user has none: HOME is not set, and the system does not know the user",
+                fix="give a directory with --dir (scripts: dir=), or set HOME",
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             for directory in (self.checkpoints, self.logs):
@@ -279,9 +287,10 @@ class StateDir:
     def crash_log(self, text: str) -> Path | None:
         """Keep a traceback: in ``logs/``, else in the temporary directory, else nowhere."""
         prefix = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-"
-        with contextlib.suppress(OSError):
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.logs.mkdir(exist_ok=True)
+        if _HOME not in self.root.parts:
+            with contextlib.suppress(OSError):
+                self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self.logs.mkdir(exist_ok=True)
         for directory in (self.logs, None):
             with contextlib.suppress(OSError):  # there may be no temporary directory either
                 # a new file: others may write links to there

@@ -59,6 +59,17 @@ def sweep(folder: Path) -> None:
             draft.unlink()
 
 
+def user_home() -> Path:
+    """This user's home directory. Raises OSError where there is none.
+
+    In a container, say, with a user that the system does not know.
+    """
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from error
+
+
 def sync(path: Path) -> None:
     """Have the bytes of a file, or the names in a folder, on the disk on return. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,16 +15,24 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.errors import cannot_write
-from protocols.files import replacing
+from protocols.files import replacing, user_home
 
 CACHE_FIX = "free some disk space, or set XDG_CACHE_HOME to a folder that can be written"
+HOME_FIX = "set XDG_CACHE_HOME to a folder that can be written, or HOME"
 
 
 def cache_folder() -> Path:
-    """Where corpora are kept: ``$XDG_CACHE_HOME/atoll``, by default ``~/.cache/atoll``."""
+    """Where corpora are kept: ``$XDG_CACHE_HOME/atoll``, by default ``~/.cache/atoll``.
+
+    Raises OperatorError E601 where this user has no home.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # the specification says to ignore a relative path
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "atoll"
+    if os.path.isabs(base):  # the specification says to ignore a relative path
+        return Path(base) / "atoll"
+    try:
+        return user_home() / ".cache" / "atoll"
+    except OSError as error:
+        raise cannot_write("there is no folder to keep corpora in", error, fix=HOME_FIX) from error
 
 
 @dataclass(frozen=True)

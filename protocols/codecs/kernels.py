@@ -24,6 +24,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from protocols.files import user_home
+
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
@@ -152,10 +154,7 @@ def _folder() -> Path:
     """Where the library is kept: nobody else may write there, since what lies there is run."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():
-        try:
-            cache = Path.home() / ".cache"
-        except RuntimeError as error:  # of a user that the system does not know
-            raise OSError(str(error)) from error
+        cache = user_home() / ".cache"
     folder = cache / "atoll" / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()

@@ -288,6 +288,15 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         assert cache_folder() == Path.home() / ".cache" / "atoll"
 
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", unknown)
+    with pytest.raises(OperatorError, match="home directory") as caught:
+        cache_folder()
+    assert caught.value.code == "E601"
+    assert "XDG_CACHE_HOME" in caught.value.fix
+
 
 # -- refusals
 

@@ -39,6 +39,21 @@ def _own_notes(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "usual"))
 
 
+def test_without_a_home_nothing_is_noted(tmp_path, monkeypatch):
+    """As of a user that a container's system does not know."""
+
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", unknown)
+    StateDir(tmp_path / "here").lock()
+    note(tmp_path / "here")
+    assert noted() == [tmp_path / "here"]  # XDG_STATE_HOME does
+    monkeypatch.delenv("XDG_STATE_HOME")
+    note(tmp_path / "here")
+    assert noted() == []
+
+
 @pytest.fixture
 def daemon():
     """``daemon(directory, signals)``: holds a state directory until it got that many signals."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from node.config import resolve
 from node.statedir import Holder, StateDir
 from protocols.errors import OperatorError
 
@@ -78,6 +79,22 @@ def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
     with pytest.raises(OperatorError) as caught:
         StateDir(tmp_path / "text.txt").lock()
     assert (caught.value.code, caught.value.why) == ("E105", "a file has that name")
+
+
+def test_a_directory_in_nobody_s_home_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """~ stays where the system does not know the user: a folder of that name would be made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    home = StateDir(resolve({}, {}).dir)
+    with pytest.raises(OperatorError) as caught:
+        home.lock()
+    assert caught.value.code == "E105"
+    assert "set HOME" in caught.value.fix
+    assert home.crash_log("of another defect") is None
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("put_back", [False, True])
