@@ -26,6 +26,7 @@ from typing import Any
 from node.demo.summary import Summary, as_text, summary_of, went_well
 from node.errors import operator_error
 from node.interrupts import held_back
+from node.monitor.processors import usable_cores
 
 START_S = 15.0  # until the first island trains, and for the end of the last one
 CALIBRATION_STEPS = 30
@@ -136,7 +137,7 @@ class Demo:
 
         self.seconds, self.count, self.seed, self.root = seconds, islands, seed, root
         self.began = began
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         self.threads = max(1, cores // (islands + 1))
         self.inner_steps = Manifest().rounds.inner_steps
         round_s = OVERHEAD * step_seconds() * max(1.0, islands / cores) * self.inner_steps

@@ -7,13 +7,18 @@ from pathlib import Path
 
 from node.directories import noted
 from node.headway import counted
+from node.monitor.processors import usable_cores
 from node.statedir import StateDir
 
-CORES = os.cpu_count() or 1
+CORES = usable_cores()
+MACHINE = os.cpu_count() or 1  # cores that the load is of
 
 
 def threads_of(given: int, ranks: int) -> int:
-    """Threads a rank: ``given`` (--threads), else OMP_NUM_THREADS, else its part of the cores."""
+    """Threads a rank: ``given`` (--threads), else OMP_NUM_THREADS, else its part of the cores.
+
+    Of those alone that this process may use: its affinity and its control groups count.
+    """
     return given or openmp_threads() or max(1, CORES // max(1, ranks))
 
 
@@ -34,7 +39,7 @@ def contention(given: int, home: Path) -> str:
     load = _load()
     if others:
         why = f"{counted(others, 'other node')} of yours on this machine"
-    elif load > CORES:
+    elif load > MACHINE:
         why = f"this machine is busy (load {load:.1f})"
     else:
         return ""

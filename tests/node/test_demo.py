@@ -211,7 +211,7 @@ def by_a_clock(
     clock = Clock()
     monkeypatch.setattr("node.demo.run.step_seconds", lambda: step_s)
     monkeypatch.setattr("node.demo.run.time", clock)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("node.demo.run.usable_cores", lambda: 2)
     return Demo(90, 3, 0, tmp_path, 0.0, quiet=True), clock
 
 
@@ -268,7 +268,7 @@ def test_rounds_are_planned_for_what_is_left_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.demo.run.step_seconds", lambda: 0.02)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("node.demo.run.usable_cores", lambda: 2)
     whole, late = planned(90, 0, tmp_path), planned(90, 30, tmp_path)
     assert MIN_ROUNDS < late.rounds < whole.rounds
     round_s = 90 / whole.rounds
