@@ -32,6 +32,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ from protocols.files import replacing
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a state directory
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
+RANKS = "ranks-"  # in logs/, how folders begin in which ranks meet while they run
 _HOME = "~"  # left in a path where the user has none
 _MAX_API_FILE = 4096
 _KEY_BYTES = 16
@@ -136,7 +138,10 @@ class StateDir:
             raise unusable(self.root, error) from error
 
     def lock(self) -> None:
-        """Create the directory and keep it for this process; raises E105 if another has it."""
+        """Create the directory and keep it for this process; raises E105 if another has it.
+
+        What ranks of a daemon that was killed have left goes: they died with it.
+        """
         self.make()
         try:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -155,6 +160,8 @@ class StateDir:
                 f"the state directory {self.root} is in use",
                 why=f"another node ({holder or 'process ?'}) runs in it",
             )
+        for left in self.logs.glob(f"{RANKS}*"):
+            shutil.rmtree(left, ignore_errors=True)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} {numbering()}".rstrip().encode() + b"\n", 0)
         self._lock = descriptor  # the lock ends with the process, however that ends

@@ -32,6 +32,7 @@ from node.island.rank_ends import TrainerDied, obituary, settle, silent
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.island.silence import Silence, Silent
 from node.modes import by_gradients
+from node.statedir import RANKS
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -213,7 +214,7 @@ class Island:
         crew, settings = self.crew, self.settings
         self.directory.mkdir(parents=True, exist_ok=True)
         settings_file = settings.write(self.directory)
-        rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.directory))
+        rendezvous = Path(tempfile.mkdtemp(prefix=RANKS, dir=self.directory))
         store, address = f"file://{rendezvous}/store", ""
         shares = [range(settings.ranks)] if crew is None else crew.shares(settings.ranks, hosts)
         ours, theirs = socket.socketpair()

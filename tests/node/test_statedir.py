@@ -167,6 +167,22 @@ def test_who_leaves_takes_its_number_along(tmp_path: Path) -> None:
     assert home.holder() is None
 
 
+def test_what_ranks_of_a_killed_node_have_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    home = StateDir(tmp_path)
+    home.lock()
+    met = home.logs / "ranks-x1y2"
+    met.mkdir()
+    (met / "store").write_bytes(b"where they met")
+    (home.logs / "trainer-rank0.log").write_text("its end")
+    with pytest.raises(OperatorError, match="in use"):
+        StateDir(tmp_path).lock()
+    assert (met / "store").exists()
+    home.unlock()
+    home.lock()
+    assert [file.name for file in home.logs.iterdir()] == ["trainer-rank0.log"]
+    home.unlock()
+
+
 def test_who_only_looks_keeps_no_node_from_starting(tmp_path: Path) -> None:
     (tmp_path / "daemon.lock").touch()
     looking = os.open(tmp_path / "daemon.lock", os.O_RDONLY)
