@@ -168,9 +168,15 @@ def not_empty(value: object) -> object:
 def expanded(path: Path) -> Path:
     """An absolute path, ``~`` included; as in a shell, ``~name`` of nobody stands for itself.
 
-    Raises ValueError for a name that is not UTF-8, which no JSON of ours could tell.
+    Raises ValueError for a name that is not UTF-8, which no JSON of ours could tell, and for a
+    relative one in a working directory that was removed.
     """
-    whole = Path(os.path.expanduser(path)).absolute()
+    try:
+        whole = Path(os.path.expanduser(path)).absolute()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{str(path)!r} is relative, and the working directory is no longer there"
+        ) from error
     try:
         str(whole).encode()
     except UnicodeEncodeError as error:

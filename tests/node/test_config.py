@@ -208,6 +208,17 @@ def test_settings_of_this_machine_are_not_for_another(tmp_path):
     assert resolve({"dir": str(home)}, {}, here=False).peers == ()
 
 
+def test_a_relative_path_in_a_removed_directory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(OperatorError, match="bad setting") as refused:
+        resolve({"dir": "here"}, {})
+    assert refused.value.code == "E204"
+    assert "dir: 'here' is relative, and the working directory is no longer" in refused.value.why
+    assert resolve({"dir": str(tmp_path)}, {}).dir == tmp_path
+
+
 def test_a_path_that_json_cannot_tell_is_refused(tmp_path):
     with pytest.raises(OperatorError, match="bad setting") as refused:
         resolve({"dir": os.fsdecode(os.fsencode(tmp_path) + b"/n\xff")}, {})
