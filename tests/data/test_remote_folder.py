@@ -9,16 +9,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_kit import TEXTS, folder, json_lines, serving
-from places import ROOT
+from data_kit import TEXTS, broken_off, folder, json_lines, serving
 
 from node.data.folder import INDEX
 from node.data.opened import Opened
@@ -284,23 +281,7 @@ def test_who_ends_a_look_into_a_folder_of_a_url_finds_nothing_of_it(
     to = tmp_path / "to"
     to.mkdir()
     shard = Folder(str(tmp_path / "tokens")).index.shards[-1].name
-    packages = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(to)}
-    with (
-        serving(tmp_path / "tokens", stalls=shard) as server,
-        subprocess.Popen(
-            [sys.executable, "-m", "node", "data", "inspect", server.url],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=packages,
-            cwd=tmp_path,
-        ) as process,
-    ):
-        try:
-            assert server.stands.wait(90)
-            assert list(to.glob("atoll-inspect-*/*"))
-            process.send_signal(end)
-            said = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
-    assert (process.returncode, said.split()[-1]) == (130, "interrupted")
+    with serving(tmp_path / "tokens", stalls=shard) as server:
+        command = ["data", "inspect", server.url]
+        broken_off(server, command, end, lambda: [*to.glob("atoll-inspect-*/*")], TMPDIR=str(to))
     assert list(to.iterdir()) == []

@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
+
+from places import ROOT
 
 from node.data.prepare import prepare
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
@@ -134,3 +140,31 @@ def serving(root: Path, stalls: str = "") -> Iterator[Server]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def broken_off(
+    server: Server,
+    command: list[str],
+    end: signal.Signals,
+    before: Callable[[], Any],
+    **environ: str,
+) -> None:
+    """Run our command until an answer of the server stands still, then end it: with one word.
+
+    ``before``: what is there by then.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "node", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+    )
+    with process:
+        try:
+            assert server.stands.wait(90)
+            assert before()
+            process.send_signal(end)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert (process.returncode, said.split()[-1]) == (130, "interrupted")

@@ -57,6 +57,20 @@ def expressions():
             yield panel["title"], target["expr"]
 
 
+def rule_of(title, kit):
+    """Whether an alert's rule holds some hours from the kit's time on."""
+    [text] = [expr for name, expr in expressions() if name == title]
+    rule = promql_parser.parse(text)
+
+    def holds(hours):
+        lines = exposition(registry(kit.state)).decode().splitlines()
+        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        samples = {name: float(said) for name, said in told}
+        return evaluated(rule, samples, kit.now + 3600 * hours) is not None
+
+    return holds
+
+
 def selectors(expression):
     """Name and matchers of everything that an expression reads."""
     return re.findall(r"\b(swarm_\w+|up)\b(?:\{([^}]*)\})?", expression)
@@ -107,18 +121,10 @@ def test_what_meets(expression, meet, exported):
 @pytest.mark.parametrize(("step_s", "after_h"), [(2.0, 3.0), (60.0, 5 * 50 / 3)])
 def test_a_stall_is_told_of_by_what_the_steps_of_a_round_take(step_s, after_h):
     """As well where the alarm ``stall`` is silent: at an island that joins again."""
-    [rule] = [expr for title, expr in expressions() if title == "AtollRoundsStalled"]
-    rule = promql_parser.parse(rule)
     kit = Kit()
+    fires = rule_of("AtollRoundsStalled", kit)
     manifest = {"rounds": {"inner_steps": 1000}}
     kit.state.run = RunView(id="ab", label="x", total_rounds=50, manifest=manifest)
-
-    def fires(hours):
-        lines = exposition(registry(kit.state)).decode().splitlines()
-        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        samples = {name: float(said) for name, said in told}
-        return evaluated(rule, samples, kit.now + 3600 * hours) is not None
-
     kit.now = kit.state.node.started
     kit.log.emit(Step(step=1, round=0, loss=2.0, seconds=step_s))
     assert not fires(after_h - 0.1)
@@ -133,16 +139,8 @@ def test_a_stall_is_told_of_by_what_the_steps_of_a_round_take(step_s, after_h):
 
 def test_a_node_that_never_makes_a_checkpoint_is_told_of_too():
     """As where its disk was read-only from the start; one that trains nothing makes none."""
-    [rule] = [expr for title, expr in expressions() if title == "AtollNoCheckpoint"]
-    rule = promql_parser.parse(rule)
     kit = Kit()
-
-    def fires(hours):
-        lines = exposition(registry(kit.state)).decode().splitlines()
-        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        samples = {name: float(said) for name, said in told}
-        return evaluated(rule, samples, kit.now + 3600 * hours) is not None
-
+    fires = rule_of("AtollNoCheckpoint", kit)
     kit.now = kit.state.node.started
     assert not fires(7)
     kit.log.emit(Step(step=1, round=0, loss=2.0))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from checkpoint_kit import LinkDown
-from data_kit import serving
+from data_kit import broken_off, serving
 from export_kit import OUTER, PLACE, SIZE, Command, made, put, stored, value
 from fsspec.implementations.memory import MemoryFileSystem
-from places import ROOT
 
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.names import INDEX
@@ -103,23 +99,8 @@ def test_whoever_ends_it_on_the_way_finds_nothing(
     CheckpointCopy(str(tmp_path / "copy"), keep=1).put(made(home, 3))
     to = tmp_path / "to"
     to.mkdir()
-    packages = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (
-        serving(tmp_path / "copy", stalls=OUTER) as server,
-        subprocess.Popen(
-            [sys.executable, "-m", "node", "export", str(to / "out"), "--from", server.url],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=packages,
-            cwd=tmp_path,
-        ) as process,
-    ):
-        try:
-            assert server.stands.wait(90)
-            assert list(to.glob(f".out.*/.fetched-ckpt-00000003/{OUTER}"))
-            process.send_signal(end)
-            said = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
-    assert (process.returncode, said.split()[-1]) == (130, "interrupted")
+    with serving(tmp_path / "copy", stalls=OUTER) as server:
+        command = ["export", str(to / "out"), "--from", server.url]
+        fetched = f".out.*/.fetched-ckpt-00000003/{OUTER}"
+        broken_off(server, command, end, lambda: [*to.glob(fetched)])
     assert list(to.iterdir()) == []
