@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from swarm_kit import Island, islands, node, settings, until
 
 from node.checkpoints.outer_files import read_newest
+from node.interrupts import ECHO_S
 from node.trainer.layout import Layout
 from node.trainer.model import build
 from node.trainer.settings import SETTINGS_FILE
@@ -113,8 +116,12 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path):
         island = made.new("--nproc", "2", *RUN)
         until(lambda: island.events("checkpoint"), 90, "a checkpoint")
         assert len(island.processes()) == 3
+        for rank in set(island.processes()) - {island.process.pid}:
+            os.kill(rank, signal.SIGSTOP)  # else it may have left before it counts as a second one
         island.signal(signal.SIGINT)
         until(lambda: island.events("stopping"), 5, "the first is heeded")
+        no_echo = time.monotonic() + ECHO_S
+        until(lambda: time.monotonic() > no_echo, 5, "another one is no echo of it")
         island.signal(signal.SIGINT)
         assert island.await_end(3) == 130, island.tail()
         until(lambda: not island.processes(), 5, "no rank outlives the daemon")
