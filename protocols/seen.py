@@ -24,9 +24,8 @@ async def tell(sock: socket.socket) -> None:
     with contextlib.closing(sock):
         await asyncio.get_running_loop().sock_recv(sock, len(MARK))  # else closing is a reset
         host, port = sock.getpeername()[:2]
-        seen = hostport(
-            str(ip_of(host)), port
-        )  # one who listens for both families sees IPv4 mapped
+        # one who listens for both families sees IPv4 mapped
+        seen = hostport(str(ip_of(host)), port)
         await asyncio.get_running_loop().sock_sendall(sock, seen.encode())
 
 
