@@ -36,7 +36,7 @@ def same_state(several: list[NodeProcess], after: int) -> None:
 def test_islands_bring_a_seed_their_run_and_newcomers_need_only_the_seed(make: Make) -> None:
     seed = make("seed").start("bootstrap")
     address = seed.address()  # before there is any run
-    assert "waiting for the first island" in seed.text()
+    seed.wait_for(lambda: "waiting for the first island" in seed.text(), "being told so")
     # both bring the same run at the same moment: it begins once
     first = make("first").start("start", *RUN, "--peers", address)
     second = make("second").start("start", *RUN, "--peers", address)
