@@ -39,6 +39,11 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def kind_and_reason(error: Exception, most: int = 500) -> str:
+    """What an exception of a library is and says, at most so many characters of it."""
+    return f"{type(error).__name__}: {error}"[:most]
+
+
 def is_full(error: BaseException | None) -> bool:
     """Whether this machine's disk is, or what this user may have of it."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -34,7 +34,7 @@ from node.data.patience import met
 from node.errors import operator_error, without_credentials
 from node.headway import OnProgress
 from node.statedir import CHECKPOINTS
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, kind_and_reason
 
 PIECE = 1 << 22  # bytes that are read there at once
 
@@ -346,7 +346,7 @@ class CopyReader:
         return operator_error(
             "E407",
             f"cannot {what} the copy of checkpoints at {self.url}",
-            why=f"{type(error).__name__}: {error}"[:500],
+            why=kind_and_reason(error),
         )
 
 

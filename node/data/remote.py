@@ -29,7 +29,7 @@ from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
 from node.setting_values import is_url
-from protocols.errors import OperatorError, is_full, reason
+from protocols.errors import OperatorError, is_full, kind_and_reason, reason
 from protocols.files import replacing
 
 DEFAULT_CACHE_BYTES = 20 * 10**9
@@ -191,7 +191,7 @@ def _text(error: Exception) -> str:
         return "there is no such file"
     if isinstance(error, NotADirectoryError | IsADirectoryError | PermissionError):
         return reason(error)
-    return f"{type(error).__name__}: {error}"[:500]
+    return kind_and_reason(error)
 
 
 class FolderTokens:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from node.data.tokenizer import need
 from node.errors import operator_error
 from node.setting_values import is_url
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, kind_and_reason
 
 STREAMED = "datasets:"
 DEFAULT_FIELD = "text"
@@ -223,6 +223,6 @@ def _unreadable(source: DataSet, error: Exception) -> OperatorError:
     return operator_error(
         "E601",
         f"cannot stream {source}",
-        why=f"{type(error).__name__}: {error}"[:500],
+        why=kind_and_reason(error),
         fix="check its name, split and files, and the way to them",
     )

@@ -37,6 +37,7 @@ from torch.distributed.tensor.parallel import (
 from bootstrap.manifest import Model
 from node.trainer.foreign_storage import lent
 from node.trainer.hf import ForeignDecoder, Passed, pp_plan, tp_plan
+from protocols.errors import kind_and_reason
 
 GATHERED = ("colwise_gather_output", "colwise_rep")  # of the head: its logits stay cut with us
 SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which a rank has some
@@ -196,7 +197,7 @@ def _try_passing(model: ForeignDecoder) -> None:
             out = base(inputs_embeds=probe.clone(), use_cache=False, return_dict=True)
             through = torch.equal(out.last_hidden_state, probe)
     except Exception as error:  # whatever a family makes of hidden states in the place of tokens
-        why = f"{type(error).__name__}: {error}"[:300]
+        why = kind_and_reason(error, 300)
         raise ValueError(
             f"--pp: {kind} takes no hidden states in the place of tokens ({why})"
         ) from error

@@ -22,6 +22,7 @@ from node.trainer.dims import Attention
 from node.trainer.foreign_storage import lent
 from node.trainer.hf import ForeignDecoder, family
 from node.trainer.model import Attend, causal_attention
+from protocols.errors import kind_and_reason
 
 NAME = "atoll"  # of the attention, in the library's register
 PROBED = 32  # tokens, at most
@@ -62,7 +63,7 @@ def share_sequences(model: ForeignDecoder, mesh: DeviceMesh, kind: Attention, se
     try:
         why = _problem(model, seq_len)
     except Exception as error:  # whatever a family makes of an attention that is not its own
-        why = f"{type(error).__name__}: {error}"[:300]
+        why = kind_and_reason(error, 300)
         raise _refused(model.config, mesh.size(), why) from error
     if why:
         raise _refused(model.config, mesh.size(), why)

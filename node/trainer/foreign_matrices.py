@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from node.trainer.foreign import SUMMED, matching
 from node.trainer.foreign_storage import lent
 from node.trainer.hf import PREFIX, ForeignDecoder, family, tp_plan
+from protocols.errors import kind_and_reason
 
 PROBED = 8  # tokens
 
@@ -34,7 +35,7 @@ def try_cut(model: ForeignDecoder, size: int) -> None:
         with lent(model), torch.enable_grad():
             why = _problem(model)
     except Exception as error:  # whatever a family makes of a few tokens
-        raise _refused(model, size, f"{type(error).__name__}: {error}"[:300]) from error
+        raise _refused(model, size, kind_and_reason(error, 300)) from error
     if why:
         raise _refused(model, size, why)
 

@@ -24,7 +24,7 @@ from bootstrap.validation import explain
 from node.data.tokenizer import need
 from node.errors import operator_error
 from node.trainer.model import Decoder, document_numbers, documents_apart
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, kind_and_reason
 
 PREFIX = "lm."  # of the parameters' names
 # keys of config.json that do not change what the model computes
@@ -176,7 +176,7 @@ def pretrained(config: Model, folder: Path) -> tuple[Any, set[str]]:
                 output_loading_info=True,
             )
     except Exception as error:  # whatever a family makes of files that do not fit
-        raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
+        raise unfit(kind_and_reason(error)) from error
     if found["mismatched_keys"]:
         name, theirs, ours = sorted(found["mismatched_keys"])[0]
         raise unfit(f"{name} has the shape {tuple(theirs)}, not {tuple(ours)}")
@@ -293,7 +293,7 @@ def _parse(text: str) -> Any:
     except OperatorError:
         raise
     except Exception as error:  # the library checks its configurations in ways of its own
-        raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
+        raise unfit(kind_and_reason(error)) from error
 
 
 def _build(config: Model) -> Any:
@@ -308,7 +308,7 @@ def _build(config: Model) -> Any:
                 parsed, attn_implementation=attention, dtype=torch.float32
             )
     except Exception as error:  # whatever a family makes of numbers that do not fit together
-        raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
+        raise unfit(kind_and_reason(error)) from error
     for module in lm.modules():  # of a family that has it without a key of its configuration
         if isinstance(module, DROPOUT):
             module.p = 0.0

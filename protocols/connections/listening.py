@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from protocols.addresses import hostport, parse_address
+from protocols.addresses import hostport, ip_of, is_loopback, parse_address
 from protocols.errors import OperatorError, reason
 
 EVERY_IPV4 = "0.0.0.0"
@@ -24,20 +23,21 @@ def is_own_name(host: str) -> bool:
     So does a machine's own name (127.0.1.1 on Debian), unlike ``localhost`` and ``ip6-loopback``.
     Asks the resolver; False where it knows no such name.
     """
-    if "localhost" in host or "loopback" in host or _number(host) is not None:
+    if "localhost" in host or "loopback" in host or not _is_name(host):
         return False
     try:
-        found = [_number(str(place[0])) for *_, place in socket.getaddrinfo(host, None)]
+        found = [str(place[0]) for *_, place in socket.getaddrinfo(host, None)]
     except OSError:
         return False
-    return all(one is not None and one.is_loopback for one in found)
+    return all(map(is_loopback, found))
 
 
-def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _is_name(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:  # a name
-        return None
+        ip_of(host)
+    except ValueError:
+        return True
+    return False
 
 
 def listen_on(listen: str, option: str = "--listen", *, for_others: bool = False) -> socket.socket:
