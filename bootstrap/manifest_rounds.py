@@ -46,8 +46,11 @@ NO_BOUND = -1  # of staleness
 MOST_COUNT = 2**63 - 1  # of steps and rounds: the largest signed 64-bit integer
 ONE = 1e-3  # quorum: one island is enough, in any swarm
 
-# defaults of each outer optimizer (diloco.optimizers has the sources): η, and μ or β₁
+# defaults of each outer optimizer (diloco.optimizers has the sources): η, and μ or β₁; where there
+# are none, those of the fields of Outer, which are Nesterov's, hold
 OUTER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "nesterov": {},
+    "delayed-nesterov": {},
     "sgd": {"lr": 1.0, "momentum": 0.0},
     "sparseloco": {"lr": 1.0, "momentum": 0.0},
     "heavyball": {"lr": 1.0, "momentum": 0.9},
@@ -104,7 +107,7 @@ class Outer(Section):
     @classmethod
     def _defaults(cls, given: Any) -> Any:
         known = OUTER_DEFAULTS.get(str(given.get("optimizer"))) if is_table(given) else None
-        if known is None:
+        if not known:
             return given
         whole = {**known, **given}
         return {"lr_start": whole["lr"], "momentum_start": whole["momentum"], **whole}

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_rounds import OF_GRADIENTS, OUTER_DEFAULTS, Mode
+from bootstrap.manifest_rounds import OF_GRADIENTS, OUTER_DEFAULTS, Mode, OuterRule
 from diloco import optimizers
 from node.modes import check_runs, doubts
 from protocols.errors import OperatorError
@@ -245,12 +245,25 @@ def test_a_share_is_kept_where_rounds_merge_several() -> None:
     assert lock_step.rounds.alpha == 0.5
 
 
-@pytest.mark.parametrize("name", sorted(set(OUTER_DEFAULTS) - set(OF_GRADIENTS)))
+NESTEROV = ("nesterov", "delayed-nesterov")  # they alone are warmed up where nothing is said
+
+
+@pytest.mark.parametrize("name", sorted({*get_args(OuterRule), *optimizers.RULES}))
+def test_every_outer_optimizer_is_known_to_the_manifest_and_has_rates_of_its_own(name: str) -> None:
+    """One that is forgotten would have Nesterov's, and no word is said."""
+    assert name in get_args(OuterRule)
+    assert name in optimizers.RULES
+    assert name in OUTER_DEFAULTS
+    assert bool(OUTER_DEFAULTS[name]) == (name not in NESTEROV)
+
+
+@pytest.mark.parametrize("name", sorted(set(get_args(OuterRule)) - set(OF_GRADIENTS)))
 def test_defaults_of_outer_optimizers_are_those_of_their_rules(name: str) -> None:
     rule = optimizers.named(name)
     outer = of(outer={"optimizer": name}).outer
     assert (outer.lr, outer.momentum) == (rule.lr, rule.momentum)
-    assert (outer.lr_start, outer.momentum_start) == (rule.lr, rule.momentum)
+    start = (1.0, 0.5) if name in NESTEROV else (rule.lr, rule.momentum)
+    assert (outer.lr_start, outer.momentum_start) == start
     assert (outer.beta2, outer.epsilon) == (optimizers.BETA2, optimizers.EPSILON)
 
 
