@@ -61,6 +61,8 @@ OUTER_DEFAULTS: dict[str, dict[str, Any]] = {
     "powersgd": {"lr": 1.0, "momentum": 0.0, "warmup_rounds": 0},
 }
 OF_GRADIENTS = ("adamw", "onebit-adam", "powersgd")
+# what η and μ of a round follow from
+SCHEDULED = {"lr", "momentum", "lr_start", "momentum_start", "warmup_rounds"}
 
 
 class Section(BaseModel):
@@ -115,7 +117,7 @@ class Outer(Section):
     @property
     def schedule(self) -> dict[str, Any]:
         """What η and μ of a round follow from (:func:`diloco.outer.outer_rates`)."""
-        return self.model_dump(exclude={"optimizer", "beta2", "epsilon", "rank"})
+        return self.model_dump(include=SCHEDULED)
 
     @property
     def highest_lr(self) -> float:

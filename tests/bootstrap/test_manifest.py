@@ -28,6 +28,7 @@ from bootstrap.manifest_rounds import (
 )
 from bootstrap.signed_manifest import NEVER, PURPOSE, SignedManifest
 from bootstrap.validation import allowed, fields, to_toml
+from diloco.outer import outer_rates
 from protocols import envelope
 from protocols.codecs import NAMES, codec
 from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProtocolError, Stale
@@ -356,6 +357,16 @@ def test_which_runs_keep_what_codecs_lose() -> None:
         rounds=Rounds(codec="top3"), outer=Outer(lr=1.0, momentum=0, momentum_start=0)
     )
     assert Manifest.parse(sparse.canonical()) == sparse
+
+
+def test_rates_of_a_round_follow_from_what_the_schedule_takes_and_nothing_else() -> None:
+    """A setting that somebody adds is no word that the schedule does not know."""
+
+    class More(Outer):
+        damping: float = 0.1
+
+    assert More().schedule == Outer().schedule
+    assert outer_rates(10**6, **More().schedule) == (Outer().lr, Outer().momentum)
 
 
 def test_the_manifest_knows_the_codecs_as_they_are() -> None:
