@@ -18,16 +18,21 @@ Buffer = bytes | bytearray | memoryview | Tensor
 
 
 class Scratch(threading.local):
-    """Buffers each thread keeps: an allocation per chunk would cost as much as the encoding."""
+    """Buffers each thread keeps: an allocation per chunk would cost as much as the encoding.
+
+    One chunk is in work at a time, so all codecs share them; what is in them lasts until the call
+    returns.
+    """
 
     def __init__(self) -> None:
-        self.values = torch.empty(CHUNK)
-        self.packed = torch.empty(CHUNK // 2)
-        self.half = torch.empty(CHUNK, dtype=torch.int16)
-        self.codes = torch.empty(CHUNK, dtype=torch.uint8)
+        self.values = torch.empty(CHUNK)  # what an encoder makes of its values; a product
+        self.packed = torch.empty(CHUNK // 2)  # codes on their way into bytes, of int4
+        self.half = torch.empty(CHUNK, dtype=torch.int16)  # bf16 and fp16, before they are checked
+        self.codes = torch.empty(CHUNK, dtype=torch.uint8)  # one a byte, both ways
+        # what a decoder has of its bytes; of an encoder the blocks that were filled up (`blocked`)
         self.decoded = torch.empty(CHUNK)
-        self.levels = torch.empty(CHUNK)
-        self.checked = torch.empty(CHUNK)
+        self.levels = torch.empty(CHUNK)  # of an encoder that needs them beside `values`: int2
+        self.checked = torch.empty(CHUNK)  # where Codec._check decodes to
 
 
 scratch = Scratch()

@@ -1,13 +1,18 @@
-"""What codecs in blocks share: cutting values into blocks, and bf16 scales in both directions."""
+"""What codecs in blocks share: cutting values into blocks, and bf16 scales in both directions.
+
+Those whose codes are levels of their block's scale are :class:`Blocks`.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protocols.codecs.base import scratch
+from protocols.codecs.compilable import Compilable
 from protocols.errors import NonFinite
 
 LIMIT: Final = 2.0**127  # magnitudes from here on are treated as infinite by the block codecs
@@ -25,7 +30,11 @@ def aligned(data: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def blocked(values: Tensor, block: int, multiple: int = 1) -> Tensor:
-    """``values`` as [blocks, block], the last ones filled up with zeros."""
+    """``values`` as [blocks, block], the last ones filled up with zeros.
+
+    A view of ``values`` where nothing has to be filled up, to be read and not changed; else of
+    ``scratch.decoded``, which an encoder has no other use for until it is done with the blocks.
+    """
     blocks = ceil_div(ceil_div(len(values), block), multiple) * multiple
     if blocks * block == len(values):
         return values.view(blocks, block)
@@ -80,3 +89,38 @@ def scale_blocks(values: Tensor, block: int, by: Tensor) -> None:
         values[: whole * block].view(whole, block).mul_(by[:whole, None])
     if whole < len(by):
         values[whole * block :].mul_(by[whole])
+
+
+class Blocks(Compilable):
+    """A codec of levels: ⌈n / block⌉ bf16 scales, then the codes, each of which is a level."""
+
+    block: int  # elements that share a scale
+    top: float  # the largest magnitude of a level
+
+    def _largest_scale(self) -> float:
+        return scales_limit(self.top)
+
+    def _decode(self, data: Tensor, out: Tensor) -> None:
+        self._decode_times(data, 1.0, out)
+
+    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
+        if not self._decoded(data, weight, out, add=False):
+            out.copy_(self._scaled(data, weight, len(out)))
+
+    def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
+        if not self._decoded(data, weight, accumulator, add=True):
+            accumulator.add_(self._scaled(data, weight, len(accumulator)))
+
+    def _check(self, data: Tensor, count: int) -> None:
+        read_scales(data[: 2 * ceil_div(count, self.block)], self.top)  # all codes are levels
+
+    def _scaled(self, data: Tensor, weight: float, count: int) -> Tensor:
+        edge = 2 * ceil_div(count, self.block)
+        by = read_scales(data[:edge], self.top)
+        values = self._levels(data[edge:], count)
+        scale_blocks(values, self.block, by.mul_(weight))
+        return values
+
+    @abstractmethod
+    def _levels(self, codes: Tensor, count: int) -> Tensor:
+        """The levels of ``count`` codes, in ``scratch.decoded``; the caller changes them."""

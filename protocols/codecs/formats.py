@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from protocols.codecs.base import scratch
-from protocols.codecs.blocks import aligned, blocked, ceil_div, scales
-from protocols.codecs.compiled import Blocks, Compiled
+from protocols.codecs.blocks import Blocks, aligned, blocked, ceil_div, scales
+from protocols.codecs.compilable import Compilable
 from protocols.codecs.kernels import kernel
 from protocols.errors import NonFinite
 
@@ -21,7 +21,7 @@ from protocols.errors import NonFinite
 _ROUND = 12_582_912.0
 
 
-class Float(Compiled):
+class Float(Compilable):
     """The values themselves, in a floating-point type of torch's."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:

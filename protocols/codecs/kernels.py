@@ -123,7 +123,9 @@ def _wanted() -> ctypes.CDLL | None:
 def _kernel(library: ctypes.CDLL, name: str) -> Kernel | None:
     try:
         return Kernel(library, name)
-    except AttributeError:  # fp16 where the processor does not convert it
+    except AttributeError:
+        # Codecs without loops in C, and fp16 where the processor does not convert it. With a name
+        # that is written wrong in C torch would do it all, and say nothing: a test looks.
         return None
 
 

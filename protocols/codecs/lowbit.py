@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from protocols.codecs.base import scratch
-from protocols.codecs.blocks import TINY, blocked, ceil_div, checked
-from protocols.codecs.compiled import Blocks
+from protocols.codecs.blocks import TINY, Blocks, blocked, ceil_div, checked
 
 BLOCK: Final = 64
 _LANES: Final = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protocols.codecs import CHUNK, codec, kernels
+from protocols.codecs import CHUNK, NAMES, codec, kernels
 from protocols.errors import NonFinite
 
-BLOCKS = ("int8", "int4", "int2", "int1")
-COMPILED = tuple(one for one in (*kernels.FLOATS, *BLOCKS) if kernels.kernel(one) is not None)
+COMPILED = tuple(name for name in NAMES if kernels.kernel(name) is not None)
+BLOCKS = tuple(name for name in COMPILED if name not in kernels.FLOATS)
+IN_C = re.compile(r"^int atoll_(\w+)_(encode|decode|refused)\(", re.MULTILINE)
 LENGTHS = (1, 63, 64, 65, 127, 129, 255, 257, 4096, 5000, CHUNK - 1)
 
 pytestmark = pytest.mark.skipif(kernels.kernel("int4") is None, reason="there is no C compiler")
@@ -76,6 +78,21 @@ def times(name: str, data: Tensor, weight: float, count: int) -> Tensor:
     out = torch.zeros(count)
     codec(name).decode_one(data, out, weight)
     return out
+
+
+def test_every_codec_with_a_function_in_c_has_all_that_are_called() -> None:
+    """One whose name is written wrong would be done by torch, three times slower."""
+    written: dict[str, set[str]] = {}
+    for path in kernels.SOURCES:
+        for name, what in IN_C.findall(path.read_text()):
+            written.setdefault(name, set()).add(what)
+    assert written.keys() >= {"fp32", "bf16", "fp16", "int8", "int4", "int2", "int1"}
+    for name, functions in written.items():
+        assert name in NAMES
+        assert functions >= {"encode", "decode"}, name
+        assert (name in kernels.FLOATS) == ("refused" in functions), name
+        # fp16's are compiled where the processor converts it
+        assert kernels.kernel(name) is not None or name == "fp16", name
 
 
 @pytest.mark.parametrize("name", COMPILED)
