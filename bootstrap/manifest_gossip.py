@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from bootstrap.manifest_rounds import Merge, Outer, Rounds, Section
+from bootstrap.manifest_rounds import FINEST_FIRST, Merge, Outer, Rounds, Section
 
 PAIRED = ("gossip", "push-sum")
-PRECISE = ("fp32", "bf16", "fp16", "int8")  # good enough for parameters themselves
+# good enough for parameters themselves: int8, and what is finer
+PRECISE = FINEST_FIRST[: FINEST_FIRST.index("int8") + 1]
 
 
 class Gossip(Section):

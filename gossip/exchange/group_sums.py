@@ -24,7 +24,6 @@ import torch
 from gossip.exchange.drains import MergeDrain
 from gossip.exchange.merging import Contributions, PartMerge
 from gossip.exchange.slicing import add_up, squared_norm
-from gossip.plans.mix import ROUNDED_UP, ROUNDED_UP_ELSE
 from protocols.codecs import RangeCodec
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
@@ -84,7 +83,7 @@ class JointMerge(PartMerge):
             for relay, peers in collected.items()
         }
         # a divided sum is no longer than the longest slice in it; and it is encoded once more
-        longer = ROUNDED_UP.get(self.codec.name, ROUNDED_UP_ELSE)
+        longer = self.codec.longer
         limits, scales = contributions.limits, contributions.scales
         self._sum_room: dict[PeerId, float] = {}  # in squared norm
         for relay, peers in collected.items():

@@ -23,15 +23,12 @@ from dataclasses import dataclass
 
 import torch
 
+from protocols.codecs import codec
 from protocols.errors import Malformed
 from protocols.messages import Contributor
 
 MAX_NORM = 1e45  # no vector of finite fp32 values is longer
 MAX_SCALE = 2.0**64
-# How much longer a codec may make a vector. Worst of the block codecs is int4 where all elements of
-# a block but the largest lie just above half a step: 1.26. fp16 may double what is below 2⁻²⁴.
-ROUNDED_UP = {"fp32": 1.001, "bf16": 1.01, "int8": 1.02, "fp16": 2.01}
-ROUNDED_UP_ELSE = 1.3
 
 Clip = Callable[[Sequence[float]], list[float]]  # norms to factors
 Weigh = Callable[[torch.Tensor, Sequence[float]], list[float]]  # Gram, weights to coefficients
@@ -64,11 +61,14 @@ class Mix:
         if self.weigh is None and tuple(contributors) != self.scaled(contributors):
             raise Malformed("scales that do not follow from the norms")
 
-    def limit(self, contributor: Contributor, codec: str) -> float | None:
-        """Norm that no slice of a contributor may exceed; None: its norm is of no importance."""
+    def limit(self, contributor: Contributor, name: str) -> float | None:
+        """Norm that no slice of a contributor may exceed with the codec of that name.
+
+        None: its norm is of no importance.
+        """
         if self.clip is None and self.weigh is None:
             return None
-        return contributor.norm * ROUNDED_UP.get(codec, ROUNDED_UP_ELSE)
+        return contributor.norm * codec(name).longer
 
 
 MEAN = Mix()

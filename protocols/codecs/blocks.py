@@ -92,9 +92,11 @@ def scale_blocks(values: Tensor, block: int, by: Tensor) -> None:
 
 
 class Blocks(Compilable):
-    """A codec of levels: ⌈n / block⌉ bf16 scales, then the codes, each of which is a level."""
+    """A codec of levels: ⌈n / block⌉ bf16 scales, then the codes, each of which is a level.
 
-    block: int  # elements that share a scale
+    The elements of a block share a scale.
+    """
+
     top: float  # the largest magnitude of a level
 
     def _largest_scale(self) -> float:

@@ -24,9 +24,12 @@ _ROUND = 12_582_912.0
 class Float(Compilable):
     """The values themselves, in a floating-point type of torch's."""
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
+    block = 1
+
+    def __init__(self, name: str, dtype: torch.dtype, longer: float) -> None:
         self.name = name
         self.dtype = dtype
+        self.longer = longer
         self.bits = 8.0 * dtype.itemsize
 
     def _size(self, count: int) -> int:
@@ -95,6 +98,7 @@ class Int8(Blocks):
     block = 256
     bits = 8.0 + 16 / block
     top = 127.0
+    longer = 1.02
 
     def _size(self, count: int) -> int:
         return 2 * ceil_div(count, self.block) + count

@@ -40,6 +40,11 @@ class RangeCodec:
         self._matrices = codec(name)
         self._vectors = codec("fp32" if name == "fp32" else "bf16")
 
+    @property
+    def longer(self) -> float:
+        """How much longer it may make a vector (:attr:`Codec.longer`)."""
+        return self._matrices.longer
+
     def named(self, name: str) -> RangeCodec:
         """The codec of the same vector whose matrices travel as ``name``; may raise Malformed."""
         return self if name == self.name else RangeCodec(name, self.dense)

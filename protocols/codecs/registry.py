@@ -15,9 +15,9 @@ from protocols.errors import Malformed
 _CODECS: Final[dict[str, Codec]] = {
     one.name: one
     for one in (
-        Float("fp32", torch.float32),
-        Float("bf16", torch.bfloat16),
-        Float("fp16", torch.float16),
+        Float("fp32", torch.float32, longer=1.001),
+        Float("bf16", torch.bfloat16, longer=1.01),
+        Float("fp16", torch.float16, longer=2.01),  # it may double what is below 2⁻²⁴
         Int8(),
         Int4(),
         Int2(),

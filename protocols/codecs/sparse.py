@@ -44,6 +44,8 @@ class TopK(Codec):
     """``keep`` of each 4096; of the last n < 4096 the same share, rounded up."""
 
     feedback = True
+    sparse = True
+    block = GROUP
 
     def __init__(self, name: str, keep: int, low_bits: int) -> None:
         self.name = name

@@ -18,9 +18,11 @@ from bootstrap.manifest import (
     difference,
     load,
 )
+from bootstrap.manifest_gossip import PRECISE
 from bootstrap.manifest_rounds import (
     COARSE,
     FINEST_FIRST,
+    SPARSE,
     Codec,
     CodecChoice,
     Outer,
@@ -375,6 +377,8 @@ def test_the_manifest_knows_the_codecs_as_they_are() -> None:
     bits = [codec(name).bits for name in FINEST_FIRST]
     assert bits == sorted(bits, reverse=True)
     assert {name for name in NAMES if codec(name).feedback} == set(COARSE)
+    assert {name for name in NAMES if codec(name).sparse} == set(SPARSE)
+    assert {name for name in NAMES if codec(name).bits >= codec("int8").bits} == set(PRECISE)
 
 
 def test_a_script_s_model_has_no_fragments():
