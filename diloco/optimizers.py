@@ -88,7 +88,8 @@ class Rule:
     """One outer optimizer; ``lr`` and ``momentum`` are what its paper sets (η, and μ or β₁)."""
 
     name: str
-    vectors: tuple[str, ...]  # of the parameters' shape
+    # of the parameters' shape; where it has momentum, the first is that (``rounds.align``)
+    vectors: tuple[str, ...]
     step: OuterStep
     lr: float
     momentum: float = 0.0

@@ -72,9 +72,9 @@ class OuterReplica:
         self.residual: Residual | None = None  # where codecs are so coarse that it is needed
         self.certificate: Certificate | None = None
         self.frozen: FrozenOuter | None = None  # while a checkpoint of this state is written
-        # where late work is turned towards the momentum
+        # where late work is turned towards the momentum, which is a rule's first vector
         aligned = manifest.rounds.align
-        self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
+        self.turning = Turning(self.vectors[self.rule.vectors[0]]) if aligned else None
         # Local work and residual are from a checkpoint: both may have been merged since then.
         self.inherited = False
         self.voids = False  # ``sent`` is NaN where the trainer is to take ``base`` as it is

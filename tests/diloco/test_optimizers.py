@@ -144,6 +144,18 @@ def test_slice_by_slice_is_the_whole(name: str, cut: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
+def test_momentum_is_the_first_of_a_rule_s_vectors(name: str) -> None:
+    """Late work is turned towards it: a second moment, or a sum, would turn it somewhere else."""
+    rule, params, merged = named(name), torch.zeros(4), torch.tensor([1.0, -1.0, -3.0, 2.0])
+    state = rule.init(params)
+    for _ in range(3):
+        rule.update(state, merged, params, lr=0.5, momentum=0.9)
+    assert bool(rule.vectors) == bool(rule.momentum)
+    for first in rule.vectors[:1]:
+        assert torch.cosine_similarity(state.vectors[first], merged, dim=0) > 0.99, first
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
 def test_nothing_merged_moves_nothing_at_first(name: str) -> None:
     assert walk(name, [torch.zeros(4)], 1.0, 0.9).equal(torch.zeros(4))
 
