@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from codec_kit import round_trip
+from codec_kit import COARSE, round_trip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch import Tensor
 from diloco import feedback
 
 N = 9000
-COARSE = ("int2", "int1", "top12", "top3")
 
 
 def decoded(name: str) -> Callable[[Tensor], Tensor]:

@@ -19,13 +19,12 @@ from gossip.exchange.slicing import shares
 from gossip.plans.certificate import basis_of, sign_result
 from gossip.plans.commitments import packed, unpacked
 from gossip.plans.weighing import gram_of, sign_gram
-from protocols.codecs import CHUNK
+from protocols.codecs import CHUNK, NAMES
 from protocols.counts import pack_counts
 from protocols.errors import Malformed
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Outcome, PartResult
 
-CODECS = ["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12"]
 SCALES = dict(zip(PEERS, (1.5, 0.5, 2.0, 0.0), strict=True))
 
 
@@ -59,7 +58,7 @@ def verdict(case: Case, owner: Owner) -> str:
     return case.judge(memoryview(owner.merge.shown().evidence(case.number)))
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", NAMES)
 def test_what_was_merged_as_it_was_sent_is_found_right(codec: str) -> None:
     owner = brought(codec)
     case = merged_by(owner)
@@ -92,7 +91,7 @@ def test_who_only_merges_shows_what_others_have_sent() -> None:
 # --- lies -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", NAMES)
 @pytest.mark.parametrize("by", [-1.0, 1.03, 0.0])
 def test_another_sum_is_found(codec: str, by: float) -> None:
     owner = brought(codec)

@@ -18,6 +18,7 @@ from gossip.chain.auditor import SUSPENDED, UNANSWERED, Auditor, _Weighed
 from gossip.chain.chain import Chain
 from gossip.exchange.exchange import Exchange
 from gossip.exchange.kept_slices import WeighedMerge
+from protocols.codecs import NAMES
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
@@ -336,7 +337,7 @@ def test_who_ends_a_round_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12"])
+@pytest.mark.parametrize("codec", NAMES)
 def test_nobody_who_is_honest_is_suspected(codec: str) -> None:
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, codec=codec, think=(0.05, 0.06)) as swarm:

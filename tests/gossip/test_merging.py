@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from merging_kit import DENSE, ERRORS, PEERS, START, STOP, Owner, Values, close, contributors
+from codec_kit import FINE
+from merging_kit import DENSE, PEERS, START, STOP, Owner, Values, close, contributors
 
 from gossip.exchange.feeds import MergedFeed
 from gossip.exchange.merging import AT_A_TIME
@@ -15,7 +16,7 @@ from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 
 
-@pytest.mark.parametrize("name", list(ERRORS))
+@pytest.mark.parametrize("name", FINE)
 def test_the_weighted_mean(name: str) -> None:
     owner = Owner(RangeCodec(name, DENSE))
     owner.bring(1)
@@ -72,7 +73,7 @@ def test_my_own_values_are_added_as_they_are() -> None:
     assert torch.equal(owner.merge.result, direct)
 
 
-@pytest.mark.parametrize("name", list(ERRORS))
+@pytest.mark.parametrize("name", FINE)
 @pytest.mark.parametrize("alone", [False, True])
 def test_of_mine_that_is_no_number_any_more_nothing_is_merged(name: str, alone: bool) -> None:
     """Memory that was sound when it was looked at, and has changed since."""
@@ -169,7 +170,7 @@ def test_shares() -> None:
     assert shares(contributors(NEGLIGIBLE / 2, 1.0)) == {PEERS[1]: 1.0}
 
 
-@pytest.mark.parametrize("name", list(ERRORS))
+@pytest.mark.parametrize("name", FINE)
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_chunk_that_is_not_finite_ends_its_sender_there(name: str, poison: float) -> None:
     owner = Owner(RangeCodec(name, DENSE))
@@ -246,7 +247,7 @@ def test_when_it_is_closed_nothing_more_is_taken_or_read() -> None:
     assert not owner.merge.merged
 
 
-@pytest.mark.parametrize("name", list(ERRORS))
+@pytest.mark.parametrize("name", FINE)
 def test_how_large_a_contribution_may_be(name: str) -> None:
     codec = RangeCodec(name, DENSE)
     bound = largest(codec)

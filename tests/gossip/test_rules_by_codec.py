@@ -11,12 +11,11 @@ from bootstrap.manifest_rounds import COARSE, Merge
 from gossip.membership.members import Patience
 from node.replicas.mixing import mix_of
 from node.replicas.residual import Residual
-from protocols.codecs import Chunk, RangeCodec
+from protocols.codecs import NAMES, Chunk, RangeCodec
 from protocols.memory import virtual_time
 from protocols.messages import Certificate
 
 RULES = ["clip", "median", "trimmed", "geometric-median", "centered-clip"]
-CODECS = ["bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
 SIZE = 40_000
 LIE = -30.0
 DECAY = 0.9
@@ -66,7 +65,7 @@ async def rounds(swarm: SimulatedSwarm, count: int) -> list[Member]:
     return swarm.living()
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", NAMES)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_liar_is_discounted_and_all_get_the_same_bits(rule: str, codec: str) -> None:
     async def main() -> None:

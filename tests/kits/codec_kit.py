@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from protocols.codecs import CHUNK, Chunk, RangeCodec, codec
+from protocols.codecs import CHUNK, NAMES, Chunk, RangeCodec, codec
 from protocols.codecs.base import Buffer
 
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, CHUNK - 1, CHUNK, CHUNK + 1)
-BLOCK = {"int8": 256, "int4": 64, "int2": 64, "int1": 64, "top12": 4096, "top3": 4096}
-FINE = ("fp32", "bf16", "fp16", "int8", "int4")  # each element is near what it was
-COARSE = ("int2", "int1", "top12", "top3")  # each block is nearer than zero would be
+COARSE = tuple(name for name in NAMES if codec(name).feedback)  # blocks are nearer than zeros
+FINE = tuple(name for name in NAMES if name not in COARSE)  # each element is near what it was
 KEPT = {"top12": 512, "top3": 128}  # of 4096
+# how far a mean of encoded normal values may be from theirs, in L2, by codecs of FINE
+ERRORS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "int4": 0.2}
 
 
 def normal(count: int, seed: int = 0, scale: float = 1e-3) -> Tensor:
@@ -74,8 +75,9 @@ def bounds(name: str, values: Tensor) -> Tensor:
         return values.abs() * 2**-8 + 1e-40
     if name == "fp16":
         return torch.maximum(values.abs() * 2**-11, torch.tensor(2.0**-25)) * (1 + 1e-6)
-    block = BLOCK[name]
-    padded = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
+    if name not in ("int8", "int4"):
+        raise ValueError(f"no bound of codec {name}'s errors is known")
+    padded = in_blocks(values, codec(name).block)
     largest = padded.abs().amax(1, keepdim=True).expand(padded.shape)
     if name == "int8":
         bound = largest / 253
@@ -97,12 +99,12 @@ def check_error(name: str, values: Tensor, got: Tensor) -> None:
     if name in FINE:
         assert ((got - values).abs() <= bounds(name, values)).all()
         return
-    before, error = (in_blocks(x.double(), BLOCK[name]) for x in (values, got - values))
+    before, error = (in_blocks(x.double(), codec(name).block) for x in (values, got - values))
     # what is flushed to zero or rounded to bf16 is the slack
     assert (error.norm(dim=1) <= before.norm(dim=1) * (1 + 2**-16) + 2.0**-110).all()
     counts = values.abs() > before.abs().max() * 2.0**-100 if len(values) else values > 0
     assert (got * values.sign() >= 0)[counts].all()
-    if name in KEPT:
+    if codec(name).sparse:
         sent, sizes = in_blocks(got, 4096) != 0, in_blocks(values, 4096).abs()
         assert (sent.sum(1) <= KEPT[name]).all()
         largest_left = sizes.masked_fill(sent, 0).amax(1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from blake3 import blake3
+from codec_kit import ERRORS
 from gossip_kit import leader, plan_of
 
 from gossip.exchange.bodies import as_bytes
@@ -22,7 +23,6 @@ PEERS = [c.peer for c in plan_of(leader(MEMBERS), MEMBERS).contributors]
 ME = PEERS[0]
 START, STOP = 1024, 1024 + 5 * CHUNK // 2  # three chunks of matrices, one of vectors
 DENSE = STOP - 777
-ERRORS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "int4": 0.2}
 
 
 class Values:

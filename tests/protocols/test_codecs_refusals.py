@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from codec_kit import (
-    COARSE,
+    FINE,
     KEPT,
     bounds,
     check,
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocols.codecs import CHUNK, NAMES, RangeCodec, codec
+from protocols.codecs.kernels import FLOATS
 from protocols.errors import LocalProtocolError, Malformed, NonFinite
 
 
@@ -37,7 +38,7 @@ def test_encode_refuses_what_is_not_finite(name: str, bad: float, place: int) ->
         encoded(name, values)
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_decode_refuses_values_that_are_not_finite(name: str, bad: float) -> None:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
@@ -47,7 +48,7 @@ def test_decode_refuses_values_that_are_not_finite(name: str, bad: float) -> Non
         decode(name, values.view(torch.uint8), torch.empty(100))
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", *COARSE])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FLOATS])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 3e38, -3e38])
 def test_decode_refuses_scales_that_no_encoder_writes(name: str, bad: float) -> None:
     data = encoded(name, normal(1000))
@@ -78,7 +79,7 @@ def test_a_check_refuses_what_decoding_refuses(
     assert found is refused(lambda: decode(name, noise, torch.empty(count)))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("name", [name for name in FINE if name != "fp16"])
 @pytest.mark.parametrize("huge", [1e38, -1e38, 1.7e38])
 def test_huge_but_finite_values_travel(name: str, huge: float) -> None:
     values = torch.tensor([huge, -huge, huge / 3, 0.0] * 100)
@@ -117,7 +118,7 @@ def test_arbitrary_bytes_decode_to_finite_values_or_are_refused(
     try:
         decode(name, noise, out)
     except Malformed:
-        assert len(noise) != size or name in KEPT  # whose indices may be nonsense
+        assert len(noise) != size or codec(name).sparse  # whose indices may be nonsense
     except NonFinite:
         assert len(noise) == size
     else:
@@ -125,7 +126,7 @@ def test_arbitrary_bytes_decode_to_finite_values_or_are_refused(
         assert torch.isfinite(out).all()
 
 
-@pytest.mark.parametrize("name", list(KEPT))
+@pytest.mark.parametrize("name", [name for name in NAMES if codec(name).sparse])
 def test_indices_that_no_encoder_writes_are_refused(name: str) -> None:
     """They would be written twice, in an order that differs between machines."""
     count, keep = 5000, KEPT[name]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import torch
+from codec_kit import ERRORS, FINE
 from exchange_kit import Peer, World, run, same_bytes, until, world
 
 from gossip.plans.estimating import stillness_of
@@ -22,7 +23,6 @@ from protocols.messages import Part, PartRequest, PartResult, Plan
 from protocols.transport import CHUNK_BYTES, Outgoing
 
 SIZE = 10 * CHUNK + 12_345  # two and a half chunks a part
-ERRORS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "int4": 0.2}
 UPLOAD = 1e7  # bytes a second
 
 
@@ -57,7 +57,7 @@ def without(here: World, plan: Plan, gone: Peer, ballot: int) -> Plan:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("codec", list(ERRORS))
+@pytest.mark.parametrize("codec", FINE)
 def test_all_codecs_in_many_chunks(codec: str) -> None:
     async def scene() -> None:
         async with world(Shape(SIZE, (codec,)), upload=UPLOAD) as here:
