@@ -17,7 +17,7 @@ import typer
 from places import ROOT
 
 from bootstrap.manifest import load
-from node.cli import app
+from node.cli import COMMANDS, app
 from node.trainer.early import FIRST_S, STILL_S
 
 README = ROOT / "README.md"
@@ -95,6 +95,14 @@ def parse(command: str) -> None:
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_readme_parses(command: str) -> None:
     parse(command)
+
+
+def test_every_command_stands_in_the_table_of_commands() -> None:
+    """The README says that all are there, by purpose."""
+    page = ROOT / "docs" / "operators" / "commands.md"
+    said = [line for block in blocks(page=page) for line in block.splitlines()]
+    named = {span.split()[1] for span in [*said, *spans(page.read_text())] if span[:5] == "node "}
+    assert named >= set(COMMANDS)
 
 
 @pytest.mark.parametrize("wrong", ["node begin", "node start --no-such", "node config shew"])

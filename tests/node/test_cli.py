@@ -36,11 +36,19 @@ def test_what_answers_at_once_imports_nothing_heavy(arguments):
     assert heavy == []
 
 
-COMMANDS = (
-    [], ["start"], ["bootstrap"], ["demo"], ["bench"], ["status"], ["keygen"], ["export"],
-    ["bootstrap", "template"], ["version"], ["doctor"], ["runs"], ["stop"], ["monitor"],
-    ["config"], ["config", "show"],
-)  # fmt: skip
+def functions(commands, names=()):
+    """Every command that is no group: (its names on the command line, what it calls)."""
+    for name, what in commands.items():
+        if isinstance(what, typer.Typer):
+            below = {
+                one.name or one.callback.__name__: one.callback for one in what.registered_commands
+            }
+            yield from functions(below, (*names, name))
+        else:
+            yield (*names, name), what
+
+
+COMMANDS = sorted({(), *((name,) for name in cli.COMMANDS), *dict(functions(cli.COMMANDS))})
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -131,18 +139,6 @@ def test_a_command_line_that_is_not_understood_has_a_code_and_a_way_out(command,
     assert [line.split(":")[0] for line in text.splitlines()[1:]] == ["  why", "  fix"]
     for words in said:
         assert words in text
-
-
-def functions(commands, names=()):
-    """Every command that is no group: (its names on the command line, what it calls)."""
-    for name, what in commands.items():
-        if isinstance(what, typer.Typer):
-            below = {
-                one.name or one.callback.__name__: one.callback for one in what.registered_commands
-            }
-            yield from functions(below, (*names, name))
-        else:
-            yield (*names, name), what
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])
