@@ -8,14 +8,8 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.validation import check
 from node.simulate.learner import BETAS, DECAY
-from node.simulate.scenario import Scenario
+from node.simulate.scenario import GRADIENTS, Scenario
 
-# the outer optimizers of modes that merge gradients
-GRADIENTS: dict[str, dict[str, Any]] = {
-    "allreduce": {"optimizer": "adamw"},
-    "powersgd": {"optimizer": "powersgd"},
-    "onebit-adam": {"optimizer": "onebit-adam"},
-}
 ONEBIT: dict[str, Any] = {
     "inner_steps": 1,
     "dynamic_steps": False,
@@ -116,7 +110,8 @@ def _inner(one: Scenario) -> dict[str, Any]:
 def _outer(one: Scenario) -> dict[str, Any]:
     """What a scenario sets of the outer optimizer; the rest is the mode's."""
     if one.mode in GRADIENTS:
-        return GRADIENTS[one.mode] | ({"rank": one.rank} if one.mode == "powersgd" else {})
+        rank = {"rank": one.rank} if one.mode == "powersgd" else {}
+        return {"optimizer": GRADIENTS[one.mode]} | rank
     if one.mode in ("sparta", "btm"):  # they have none
         return {}
     nesterov, found = one.outer == "nesterov", dict[str, Any]()

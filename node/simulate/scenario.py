@@ -29,9 +29,10 @@ from protocols.errors import OperatorError
 Mode = Literal[manifest_rounds.Mode, "powersgd", "onebit-adam"]
 MODES: tuple[str, ...] = get_args(Mode)
 IN_FRAGMENTS = ("streaming", "async", "server", "fedavg", *PAIRED)  # modes that may be
+# modes that merge gradients: a run's mode allreduce, with that outer optimizer
+GRADIENTS = {"allreduce": "adamw", "powersgd": "powersgd", "onebit-adam": "onebit-adam"}
 # modes whose inner steps from one merge to the next are fixed
-FIXED_STEPS = ("btm", "sparta", "allreduce", "powersgd", "onebit-adam")
-OF_GRADIENTS = ("allreduce", "powersgd", "onebit-adam")
+FIXED_STEPS = ("btm", "sparta", *GRADIENTS)
 # modes whose outer step has an optimizer to choose
 WITH_OUTER = ("diloco", "streaming", "eager", "async", "server", "fedavg")
 _BUT_ONEBIT = tuple(mode for mode in MODES if mode != "onebit-adam")
@@ -40,7 +41,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "codec": _BUT_ONEBIT,
     "codecs": _BUT_ONEBIT,
     "feedback": (*WITH_OUTER[:4], "allreduce"),
-    "dynamic_steps": tuple(mode for mode in MODES if mode not in OF_GRADIENTS),
+    "dynamic_steps": tuple(mode for mode in MODES if mode not in GRADIENTS),
     "outer": WITH_OUTER,
     "outer_lr": (*WITH_OUTER, "gossip"),
     "outer_momentum": (*WITH_OUTER, "gossip"),
@@ -273,7 +274,7 @@ class Scenario(BaseModel):
             )
         if self.at_will:
             check_arrivals(self.outer_rule, self.outer_lr or optimizers.named(self.outer).lr)
-        if self.inner != "adamw" and self.mode in OF_GRADIENTS:
+        if self.inner != "adamw" and self.mode in GRADIENTS:
             raise ValueError(
                 f"inner {self.inner} with mode {self.mode}, where AdamW takes the step, element by "
                 "element; leave inner at adamw"

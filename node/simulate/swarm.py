@@ -43,7 +43,8 @@ from node.run_rules import replicas_of
 from node.simulate.learner import layout_of
 from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
-from node.simulate.run import GRADIENTS, manifest_of
+from node.simulate.run import manifest_of
+from node.simulate.scenario import GRADIENTS
 from node.simulate.trainer import Simulated, Trainer
 from node.simulate.world import Node, World
 from node.trainer.channel import Applied
