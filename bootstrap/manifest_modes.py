@@ -241,8 +241,8 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     _check_guesses(mode, outer, rounds)
     if rounds.owners == "servers" and rounds.feeds_back:
         raise ValueError(
-            "rounds.owners servers with a codec that loses much: nobody could send later what a "
-            "server loses where it encodes the sum; use int4 or a finer codec"
+            f"rounds.owners servers with codec {', '.join(rounds.allowed_codecs)}: nobody could "
+            "send later what a server loses where it encodes the sum; use int4 or a finer codec"
         )
     _check_sparse(outer, rounds)
 
@@ -295,10 +295,15 @@ def _check_coordinates(mode: str, outer: Outer, rounds: Rounds) -> None:
             f"rounds.share {rounds.share:g} with mode {mode}: rounds of a few coordinates are mode "
             "sparta"
         )
-    if mode == "sparta" and (outer.optimizer != "sgd" or rounds.fragments > 1 or rounds.feeds_back):
+    if mode == "sparta" and (outer.optimizer != "sgd" or rounds.fragments > 1):
         raise ValueError(
-            "mode sparta averages a few coordinates in each round: outer.optimizer is sgd, "
-            "rounds.fragments 1, and the codec int4 or finer"
+            "mode sparta averages a few coordinates in each round: outer.optimizer is sgd, and "
+            "rounds.fragments 1"
+        )
+    if mode == "sparta" and rounds.feeds_back:
+        raise ValueError(
+            f"mode sparta with codec {', '.join(rounds.allowed_codecs)}: what it loses of the few "
+            "coordinates of a round is never sent; the codec int4 or finer is needed"
         )
 
 

@@ -129,35 +129,6 @@ def named(name: str) -> Rule:
         raise ValueError(f"outer optimizer {name!r} is none of {', '.join(RULES)}") from None
 
 
-def check(
-    rule: str, *, momentum: float, sparse: bool, lossy: bool = False, feedback: float = 0.0
-) -> None:
-    """Raise :class:`ValueError` for what is known to go astray, saying why.
-
-    ``sparse``: the codec sends a few elements of many; ``lossy``: it loses so much that what is
-    lost has to be sent later, of which the share ``feedback`` is kept.
-    """
-    named(rule)
-    if sparse and feedback and momentum:
-        raise ValueError(
-            f"sparse codes with error feedback and {rule}'s momentum {momentum:g}: an element "
-            "that comes late would be carried on as if it were new. Feedback is the momentum of "
-            "sparse codes (SparseLoCo): use outer optimizer sparseloco, or int2 with momentum"
-        )
-    if sparse and rule in ("adam", "yogi"):
-        raise ValueError(
-            f"sparse codes with {rule}: most elements of D are zero in a round, so its second "
-            "moments say how often an element is sent and not how large it is"
-        )
-    if (sparse or lossy) and not feedback:
-        raise ValueError(
-            "a codec that loses a third of the length, without error feedback: what it loses is "
-            "the same in every round and is never learnt; set a feedback, 0.95 say"
-        )
-    if rule in ("sgd", "sparseloco") and momentum:
-        raise ValueError(f"{rule} has no momentum, and {momentum:g} was asked for")
-
-
 def highest_rate(rule: str, momentum: float) -> float:
     """η beyond which a rule overshoots more each round where inner steps reach an optimum.
 

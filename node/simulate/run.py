@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.validation import check
+from bootstrap.validation import bad_config, explain
 from node.simulate.learner import BETAS, DECAY
 from node.simulate.scenario import GRADIENTS, Scenario
 
@@ -16,6 +20,30 @@ ONEBIT: dict[str, Any] = {
     "codec": "auto",
     "codecs": ("bf16", "int1"),
     "feedback": 1.0,
+}
+# keys of a manifest, as a scenario calls them; most others have the name that they have there
+KEYS = {
+    "outer.optimizer": "outer",
+    "outer.lr": "outer_lr",
+    "outer.momentum": "outer_momentum",
+    "inner.optimizer": "inner",
+    "inner.lr": "inner_lr",
+    "data.batch_size": "batch",
+    "rounds.total_rounds": "rounds",
+    "rounds.tau": "delay",
+    "rounds.staleness": "bound",
+    "rounds.clients": "sample",
+    "merge.trust": "rule",
+    "gossip.rule": "pairs",
+    "gossip.bound": "disagreement",
+}
+# what no scenario sets by itself, as a manifest says it
+SAID = {
+    "or set rounds.quorum to 0.5": "or take mode diloco",
+    "set rounds.quorum to 0.5, or use": "use",
+    " with rounds.quorum 0.001": "",
+    " and outer.momentum_start": "",
+    "use delayed-nesterov": "use nesterov",  # as it is called here
 }
 
 
@@ -57,7 +85,7 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         table["codecs"] = one.codecs
     table |= {"most_steps": one.most_steps, "exposed": one.exposed}
     if one.mode in PAIRED:
-        return check(Manifest, _in_pairs(one, table), "the scenario")
+        return _checked(one, _in_pairs(one, table))
     merge = {"open": {"trust": "open"}, "clip": {}}.get(one.rule, {"rule": one.rule})
     tables = _common(one) | {
         "mode": "allreduce" if by_gradients else one.mode,
@@ -66,7 +94,31 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "merge": merge,
         "inner": _inner(one) if by_gradients else {},
     }
-    return check(Manifest, tables, "the scenario")
+    return _checked(one, tables)
+
+
+def _checked(one: Scenario, tables: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest.model_validate(tables)
+    except ValidationError as error:
+        why = "\n       ".join(_worded(one, mistake) for mistake in explain(error, Manifest))
+        raise bad_config("the scenario is no run", why, "correct what is named above") from error
+
+
+def _worded(one: Scenario, mistake: str) -> str:
+    """A mistake of the manifest by the keys of the scenario."""
+    said = SAID | {"rounds.owners servers": f"mode {one.mode}"}
+    if one.mode in GRADIENTS:
+        said |= {"mode allreduce": f"mode {one.mode}"}
+        said |= {f"outer.optimizer {GRADIENTS[one.mode]}": f"mode {one.mode}"}
+    for there, here in said.items():
+        mistake = mistake.replace(there, here)
+    return re.sub(r"\b[a-z]+\.([a-z]\w+)", _key, mistake)
+
+
+def _key(found: re.Match[str]) -> str:
+    key, last = found.group(0, 1)
+    return KEYS.get(key, last if last in Scenario.model_fields else key)
 
 
 def _common(one: Scenario) -> dict[str, Any]:
@@ -97,6 +149,7 @@ def _inner(one: Scenario) -> dict[str, Any]:
     """The AdamW that steps by merged gradients, with the numbers of the inner one elsewhere."""
     whole, constant = one.rounds * one.inner_steps, one.schedule == "constant"
     return {
+        "optimizer": one.inner,
         "lr": one.inner_lr,
         "betas": BETAS[one.model],
         "weight_decay": DECAY[one.model],

@@ -19,12 +19,14 @@ from protocols.errors import OperatorError
     ("changes", "reason"),
     [
         ({"codec": "top12"}, "momentum"),
-        ({"mode": "gossip", "codec": "int4"}, "neighbours exchange parameters"),
+        ({"mode": "gossip", "codec": "int4"}, "parameters themselves want one of"),
         ({"stragglers": 5}, "more stragglers"),
         ({"codec": "auto", "codecs": ("int4", "top12")}, "momentum"),
         ({"mode": "server", "codec": "auto"}, "nobody could send later"),
         ({"mode": "btm", "most_steps": 100}, "do not follow from the links"),
-        ({"most_steps": 7}, "less than inner_steps"),
+        ({"most_steps": 7}, "most_steps is less than inner_steps"),
+        ({"inner_steps": 0, "most_steps": 7, "codec": "top12"}, "momentum"),
+        ({"mode": "streaming", "inner_steps": 0, "codec": "top12"}, "momentum"),
         ({"stragglers": 3, "narrow": 2, "islands": 4}, "narrow links"),
         ({"outer": "adam", "codec": "top12", "outer_momentum": 0.0}, "second moments"),
         ({"mode": "async", "codec": "top12"}, "momentum"),
@@ -34,19 +36,19 @@ from protocols.errors import OperatorError
         ({"mode": "sparta", "codec": "top3"}, "never sent"),
         ({"mode": "btm", "codec": "int1"}, "never sent"),
         ({"mode": "allreduce", "codec": "top12"}, "second moments"),
-        ({"mode": "allreduce", "codec": "int1", "feedback": 0.0}, "error feedback"),
+        ({"mode": "allreduce", "codec": "int1", "feedback": 0.0}, "has to be sent later"),
         ({"mode": "push-sum", "codec": "bf16", "rule": "open"}, "certified rounds alone"),
         ({"mode": "fedavg", "codec": "int2"}, "nobody could send later"),
         ({"mode": "async", "owners": 2}, "every island owns a part"),
         ({"outer_lr": 1e30}, "less than or equal to 10"),
-        ({"mode": "streaming", "inner_steps": 2, "fragments": 3}, "3 fragments do not fit"),
+        ({"mode": "streaming", "inner_steps": 2, "fragments": 3}, "fragments exceeds inner_steps"),
         ({"mode": "streaming", "fragments": 1}, "is mode diloco"),
         ({"mode": "streaming", "fragments": 4}, "which has 3 layers"),
         ({"mode": "diloco", "fragments": 2}, "merges the model whole"),
         ({"model": "llama", "hidden": 50}, "multiple of 8"),
         ({"mode": "gossip", "codec": "int8", "churn": 1.0, "islands": 1}, "churn of one island"),
-        ({"mode": "allreduce", "inner": "muon", "codec": "fp32"}, "AdamW takes the step"),
-        ({"mode": "powersgd", "codec": "int2"}, "int4 or a finer one"),
+        ({"mode": "allreduce", "inner": "muon", "codec": "fp32"}, "by AdamW"),
+        ({"mode": "powersgd", "codec": "int2"}, "int4 or a finer codec"),
         ({"mode": "onebit-adam", "codec": "int8"}, "codec int8 .* does not read it"),
         ({"mode": "onebit-adam", "codec": "auto"}, "codec auto .* does not read it"),
         ({"mode": "powersgd", "feedback": 0.5}, "does not read it; leave it away, or use mode"),
@@ -66,6 +68,44 @@ def test_scenarios_that_cannot_work_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         Scenario.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"codec": "top12"}, "codec top12 with outer_momentum: .*; set outer to sparseloco"),
+        ({"codec": "int2", "feedback": 0.0}, "feedback = 0 with codec int2: .*; set feedback"),
+        ({"codec": "auto", "codecs": ("int2", "int4")}, "codecs must go from fine to coarse"),
+        ({"mode": "allreduce", "codec": "top12"}, "codec top12 with mode allreduce: "),
+        ({"mode": "powersgd", "codec": "int2"}, "mode powersgd with codec int2: "),
+        ({"mode": "onebit-adam", "inner": "muon"}, "mode onebit-adam with inner muon: "),
+        ({"mode": "fedavg", "codec": "int2"}, "mode fedavg with codec int2: "),
+        ({"mode": "sparta", "codec": "int2"}, "mode sparta with codec int2: "),
+        ({"mode": "push-sum", "codec": "auto", "codecs": ("int8", "int4")}, ".* with codec int4: "),
+        ({"outer": "sgd", "outer_momentum": 0.5}, "outer sgd .*: leave outer_momentum at 0"),
+        ({"mode": "async", "outer": "yogi"}, "outer yogi .*; use nesterov, .* or take mode diloco"),
+        ({"mode": "async", "outer": "sgd"}, "outer sgd with outer_lr 1 .*; set outer_lr to "),
+        ({"mode": "async", "rule": "open"}, "rule open: a round begins .*; use mode diloco"),
+        ({"align": True, "outer": "sgd"}, "align with outer sgd .*, or use nesterov"),
+        ({"mode": "streaming", "delay": 9}, "delay exceeds a quarter of inner_steps"),
+        ({"mode": "streaming", "alpha": 1.0}, "alpha = 1.0: must be 0 or more and less than 1"),
+        ({"mode": "gossip", "neighbours": 20}, "neighbours = 20: must be 1 to 16"),
+        ({"warmup_rounds": 2**70}, f"warmup_rounds = {2**70}: must be 0 to "),
+    ],
+)
+def test_what_a_run_refuses_is_said_by_the_keys_of_the_scenario(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OperatorError) as caught:
+        load(None, changes)
+    assert (caught.value.code, caught.value.exit_code) == ("E204", 2)
+    assert re.match(said, caught.value.why)
+    assert not re.search(r"\b(outer|rounds|merge|gossip|inner)\.[a-z]", caught.value.why)
+
+
+def test_arrivals_in_lock_step_may_have_any_outer_optimizer_as_in_a_run() -> None:
+    result = run("async", bound=0, outer="adam")
+    assert result.points[-1].loss < result.points[0].loss
 
 
 @pytest.mark.parametrize(
