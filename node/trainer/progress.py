@@ -250,7 +250,7 @@ class Progress(Cycle):
         """
         base, sent = self._vectors()
         progress = self.fragments[command.fragment]
-        since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
+        aside: dict[str, list[Tensor]] = {}  # θ, where `base` is in its place to be evaluated
         for name in self._of(progress):
             mine = self.weights.local(name)
             if command.reset or self.gradients:
@@ -262,19 +262,15 @@ class Progress(Cycle):
                 assert was is not None
                 assert new is not None
                 old = torch.where(was.isnan(), part, was) if command.voids else was
-                if command.evaluate:
-                    since.setdefault(name, []).append(part - old)
+                rebase(part, new, old)
+                if command.evaluate:  # put in now, or it has to come from rank 0 once more
+                    aside.setdefault(name, []).append(part.clone())
                     part.copy_(new)
-                else:
-                    rebase(part, new, old)
         loss = None
         try:
             if command.evaluate:
-                loss = self._evaluate_base(base, progress)
+                loss = self._evaluate_base(base, progress, aside)
         finally:  # a script's own evaluation may raise whatever it likes
-            for name, rests in since.items():
-                for part, rest in zip(self.weights.local(name), rests, strict=True):
-                    part.add_(rest)
             self._answer(command, progress, loss)
             self.whole = True
 
@@ -314,13 +310,19 @@ class Progress(Cycle):
                 part.add_(by)
         self.report(Shifted(command.fragment))
 
-    def _evaluate_base(self, base: dict[str, Tensor], done: FragmentProgress) -> float | None:
-        """The loss of all of ``base``, where θ is ``base`` already in the fragment ``done``."""
-        others = [name for name in self.weights.names if name not in done.names]
-        aside = {name: [part.clone() for part in self.weights.local(name)] for name in others}
+    def _evaluate_base(
+        self, base: dict[str, Tensor], done: FragmentProgress, aside: dict[str, list[Tensor]]
+    ) -> float | None:
+        """The loss of all of ``base``, which the fragment ``done`` is already; θ comes back.
+
+        ``aside``: θ of ``done``; nothing where it is ``base`` itself. However this ends, it ends
+        without a collective call: one rank's evaluation may raise where another's does not.
+        """
         try:
-            for name in others:
-                self.weights.set(name, base.get(name))
+            for name in self.weights.names:
+                if name not in done.names:
+                    aside[name] = [part.clone() for part in self.weights.local(name)]
+                    self.weights.set(name, base.get(name))
             return self.evaluate()
         finally:
             for name, parts in aside.items():

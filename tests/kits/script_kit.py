@@ -41,6 +41,7 @@ class Played:
         torch.default_generator.manual_seed(0)
         self.device = torch.device(device)
         self.model = nn.Linear(4, 3).to(self.device)
+        self.ones = torch.ones(2, 4, device=self.device)  # all that it learns from
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         for _ in range(trained):
             self.inner_step()
@@ -74,7 +75,7 @@ class Played:
         return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
 
     def inner_step(self) -> Tensor:
-        loss = self.model(torch.ones(2, 4, device=self.device)).square().mean()
+        loss = self.model(self.ones).square().mean()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

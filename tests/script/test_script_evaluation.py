@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +78,26 @@ def test_an_evaluation_that_fails_leaves_the_round_applied() -> None:
     assert len(played.script.of(Snapshot)) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_round_is_taken_in_alike_whether_or_not_it_is_evaluated(dtype: torch.dtype) -> None:
+    def taken_in(answer: Callable[[Played, Report], list[Command]]) -> Tensor:
+        played = Played(answer, lambda: 1.5, overlap=5)
+        played.model.to(dtype)
+        played.ones = played.ones.to(dtype)
+        played.train(TARGET + 1)
+        assert played.joined.round == 1
+        assert not torch.equal(played.theta, played.base)  # a step was taken since the snapshot
+        return played.theta
+
+    def unasked(played: Played, report: Report) -> list[Command]:
+        return [
+            dataclasses.replace(command, evaluate=False) if isinstance(command, Apply) else command
+            for command in late(played, report)
+        ]
+
+    assert torch.equal(taken_in(late), taken_in(unasked))
+
+
 def test_ctrl_c_in_an_evaluation_waits_for_the_merge() -> None:
     played = Played(evaluating, Interrupted(lambda: 1.5))
     with pytest.raises(KeyboardInterrupt):
@@ -147,13 +167,16 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     assert played.script.of(Applied)[-1].round == 1
 
 
-def test_no_checkpoint_is_made_of_half_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answer", [committing, evaluating])
+def test_no_checkpoint_is_made_of_half_a_merge(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Played, Report], list[Command]]
+) -> None:
     def fails(*given: Any) -> None:
         if given[0].dim() == 1:  # the second of two parameters
             raise MemoryError
         rebase(*given)
 
-    played = Played(committing)
+    played = Played(answer)
     monkeypatch.setattr("node.trainer.progress.rebase", fails)
     with pytest.raises(MemoryError), played.joined:
         played.train(TARGET)
