@@ -1,9 +1,10 @@
 """Late work of this island, turned towards where the swarm went meanwhile (``rounds.align``).
 
 What an island brings may have been learnt while the others went on for some rounds. It is rebased
-on their result (:mod:`node.replicas.replica`), and with this it is also turned, block by block,
-towards the outer momentum (:func:`diloco.asynchronous.turning`). Only what is sent is turned, and
-here alone: to everybody else it is a contribution like any other.
+on their result: :mod:`node.replicas.replica` says what of it was not merged, and θ is moved in the
+trainer (:mod:`node.trainer.progress`). With this it is also turned, block by block, towards the
+outer momentum (:func:`diloco.asynchronous.turning`). Only what is sent is turned, and here alone:
+to everybody else it is a contribution like any other.
 """
 
 from __future__ import annotations
