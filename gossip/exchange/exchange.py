@@ -229,6 +229,8 @@ class Exchange:
         """Handle a part that another member merges: send it my slice, expect the merged part."""
         plan = state.plan
         relay = routes.relay_of(self.me, number) if plan.groups else None
+        if relay != self.me:
+            self.relaying.drop(state.key)  # an earlier plan may have had me collect it
         via = self._relay(state, relay, routes) if relay else None
         if state.via not in (None, via):  # it is not my relay any more
             self.outbox.detach(state)

@@ -13,7 +13,7 @@ from grouped_kit import BIG, SIZE, counted, grouped, truthful
 
 from gossip.plans.grouping import Grouping, renewed_groups
 from protocols.identity import PeerId
-from protocols.messages import Contributor
+from protocols.messages import Contributor, Group
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
@@ -204,6 +204,32 @@ def test_a_relay_is_not_to_blame_for_who_is_gone_by_the_plan() -> None:
             assert {who for peer in others for who, _ in peer.refusals} <= {dead.me}
             assert all(truthful(here, peer) for peer in others)
             assert all(counted(here, p)[o.me] == {0} for p in others for o in others)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("another", [True, False], ids=["another", "none"])
+def test_who_is_no_relay_any_more_sends_its_own_slice_as_all_do(another: bool) -> None:
+    """The owners never saw the plan in which it was one, and so do not ask it for anything."""
+
+    async def scene() -> None:
+        async with grouped(6) as here:
+            plan = here.plan
+
+            def moved(group: Group) -> Group:
+                turned = (r % len(group.members) + 1 if r and another else 0 for r in group.relays)
+                return Group(group.members, tuple(turned))
+
+            later = dataclasses.replace(plan, ballot=1, groups=tuple(map(moved, plan.groups)))
+            owner = here.of(plan.parts[0].owner)
+            here.work(without=(owner,))
+            await asyncio.sleep(0.01)
+            here.work(later)
+            end = await until(here.whole)
+            assert end < plan.expected_s + plan.patience_s  # nobody was waited for in vain
+            assert same_bytes(here.peers)
+            assert counted(here, owner) == {peer.me: {0} for peer in here.peers}
+            assert not [peer.faults for peer in here.peers if peer.faults]
 
     run(scene)
 
