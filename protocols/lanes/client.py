@@ -95,7 +95,7 @@ class LaneClient:
                 self._stats.sent(peer, name, sent)
             reply = _reply(frame.data, peer)
             whole = len(reply.detail) == reply.length  # else the rest of it is still to come
-            given = sending.ended.exception() is None
+            given = not sending.end.failed
             link.reusable = whole and given
             self._stats.received(peer, name, reply.length)
             self._check(reply, MAX_CALL_BYTES, link)
@@ -248,28 +248,27 @@ async def _either(link: LaneHandle, sending: Transfer, receiving: Transfer) -> N
 
     Raises what ended the exchange without one: first of all the error of the body's own source.
     """
+    both = [sending.end.come, receiving.end.come]
     try:
-        await asyncio.wait([sending.ended, receiving.ended], return_when=asyncio.FIRST_COMPLETED)
-        if sending.ended.done() and not receiving.ended.done():
-            source = sending.ended.exception()
-            if source is not None and not isinstance(source, Unreachable):
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if sending.ended and not receiving.ended:
+            if sending.end.failed and not isinstance(sending.end.error, Unreachable):
                 link.abort()
-            await asyncio.wait([receiving.ended])
+            await asyncio.wait([receiving.end.come])
     except asyncio.CancelledError:
         link.abort()
         raise
     finally:
-        if not (receiving.ended.done() and sending.ended.done()):
+        if not (receiving.ended and sending.ended):
             link.abort()
             await link.stop(receiving)
         await link.stop(sending)
-    if receiving.ended.exception() is None:
+    if not receiving.end.failed:
         return
-    error = sending.ended.exception()
-    if error is not None and not isinstance(error, TransportError):
-        raise error
+    if not isinstance(sending.end.error, TransportError):
+        sending.end.result()
     try:
-        receiving.ended.result()
+        receiving.end.result()
     except Malformed as failure:
         raise Unreachable(link.who, Why.NOT_ATOLL, str(failure)) from failure
 

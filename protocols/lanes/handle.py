@@ -23,26 +23,46 @@ from protocols.lanes.wire import PREAMBLE, Frame, claim, claim_frame, preamble_f
 from protocols.transport import Drain, Feed
 
 
-class Transfer:
-    """Something under way on a lane; ``ended`` has its error, ``what.moved`` its bytes so far."""
+class End:
+    """How a transfer ended; for the event loop alone."""
 
-    def __init__(self, what: Receiving | Sending, ended: asyncio.Future[None]) -> None:
-        self.what = what
-        self.ended = ended
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.come: asyncio.Future[None] = loop.create_future()
+        self.failed = False
+        self.error: BaseException | None = None  # until it is raised
 
     def settle(self, error: BaseException | None) -> None:
-        """The end, on the event loop."""
-        _settle(self.ended, error)
+        """It has ended; only the first end counts."""
+        if not self.come.done():
+            self.error, self.failed = error, error is not None
+            self.come.set_result(None)
+
+    def result(self) -> None:
+        """Raise its error, if there is one: once.
+
+        The traceback refers to all who wait for the transfer, and so to this. If this kept the
+        error, too, they and the body would be in memory until the garbage collector runs.
+        """
+        if not self.failed:
+            return
+        error, self.error = self.error, None
+        try:
+            raise error or LocalProtocolError("the transfer has failed before")
+        finally:
+            del error
 
 
-def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
-    if ended.done():
-        return
-    if error is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(error)
-        ended.exception()  # marks it as seen: a caller with two transfers may look at one only
+class Transfer:
+    """Something under way on a lane; ``what.moved`` are its bytes so far."""
+
+    def __init__(self, what: Receiving | Sending, end: End) -> None:
+        self.what = what
+        self.end = end
+
+    @property
+    def ended(self) -> bool:
+        """It goes on no more."""
+        return self.end.come.done()
 
 
 class LaneHandle:
@@ -140,59 +160,59 @@ class LaneHandle:
 
     def start_sending(self, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
         """Send a few bytes and a feed."""
-        ended, done = self._ending()
+        end, done = self._ending()
         sending = Sending(head, feed, stall=stall, min_rate=self._min_rate, done=done)
-        transfer = Transfer(sending, ended)
+        transfer = Transfer(sending, end)
         if not self._post(lambda: self.lane.send(sending)):
-            transfer.settle(self._closed())
+            end.settle(self._closed())
         return transfer
 
     def start_receiving(
         self, drain: Drain, length: int, *, stall: float, last: bool = False
     ) -> Transfer:
         """Fill a drain with ``length`` bytes; with ``last`` nothing may follow them."""
-        ended, done = self._ending()
+        end, done = self._ending()
         receiving = Receiving(
             drain, length, stall=stall, min_rate=self._min_rate, last=last, done=done
         )
-        transfer = Transfer(receiving, ended)
+        transfer = Transfer(receiving, end)
         if not self._post(lambda: self.lane.receive(receiving)):
-            transfer.settle(self._closed())
+            end.settle(self._closed())
         return transfer
 
-    def _ending(self) -> tuple[asyncio.Future[None], Done]:
-        """A future for the end of a transfer, and the callback by which the data thread sets it.
+    def _ending(self) -> tuple[End, Done]:
+        """The end of a transfer, and the callback by which the data thread tells of it.
 
         The callback must not refer to the :class:`Transfer`, whose ``what`` refers to it: such a
         cycle would keep the body in memory until the garbage collector runs.
         """
         loop = self._loop
-        ended: asyncio.Future[None] = loop.create_future()
+        end = End(loop)
 
         def done(error: BaseException | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_settle, ended, error)
+                loop.call_soon_threadsafe(end.settle, error)
 
-        return ended, done
+        return end, done
 
     async def finish(self, transfer: Transfer) -> None:
         """Wait for the end of ``transfer``; if cancelled, stop it first."""
         try:
-            await asyncio.wait([transfer.ended])
+            await asyncio.wait([transfer.end.come])
         except asyncio.CancelledError:
             await self.stop(transfer)
             raise
-        transfer.ended.result()
+        transfer.end.result()
 
     async def stop(self, transfer: Transfer) -> None:
         """End a transfer now. If it was sending, the lane is cut."""
         what = transfer.what
         if isinstance(what, Receiving):
             if not self._post(lambda: self.lane.stop(what)):
-                transfer.settle(self._closed())
-        elif not transfer.ended.done():
+                transfer.end.settle(self._closed())
+        elif not transfer.ended:
             self.abort()
-        await _settled(transfer.ended)
+        await _settled(transfer.end.come)
 
     async def send(self, message: bytes, *, stall: float) -> None:
         """Send a few bytes."""
@@ -300,14 +320,14 @@ class LaneBody:
             self._drain = ChunkDrain()
             self._begin(self._drain)
         assert self._transfer is not None
-        chunk = await self._drain.next(self._transfer.ended)
+        chunk = await self._drain.next(self._transfer.end.come)
         if chunk is None:
-            self._transfer.ended.result()
+            self._transfer.end.result()
             raise StopAsyncIteration
         self._on_bytes(len(chunk))
         return chunk
 
     async def stop(self) -> None:
         """Take no more of it."""
-        if self._transfer is not None and not self._transfer.ended.done():
+        if self._transfer is not None and not self._transfer.ended:
             await self._link.stop(self._transfer)

@@ -99,7 +99,7 @@ class Lane:
     def receive(self, receiving: Receiving) -> None:
         """Fill a drain."""
         if not self._alive:
-            receiving.done(self._reset())
+            receiving.end(self._reset())
             return
         self.blind = False
         self._receiving = receiving
@@ -116,7 +116,7 @@ class Lane:
     def send(self, sending: Sending) -> None:
         """Send bytes and a feed."""
         if not self._alive:
-            sending.done(self._reset())
+            sending.end(self._reset())
             return
         self._sending = sending
         self._rest_until = math.inf
@@ -331,7 +331,7 @@ class Lane:
             sending.view = sending.piece = memoryview(b"")
             if self._receiving is None:
                 self.blind = True  # the other end may speak next
-            sending.done(error)
+            sending.end(error)
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class Lane:
         if self._receiving is not None:
             receiving, self._receiving = self._receiving, None
             self.blind = not receiving.last or receiving.left > 0
-            receiving.done(error)
+            receiving.end(error)
 
     def _listen(self) -> None:
         """Nothing is expected now: cut the lane if bytes or the end of the stream have come."""

@@ -76,7 +76,26 @@ def load(
     )
 
 
-class Receiving:
+class _Move:
+    """What is under way in one direction; ``done`` is called once, when it has ended."""
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell that it has ended.
+
+        The callback is let go of: it leads to whoever gets the error, whose traceback leads here.
+        """
+        done, self._done = self._done, _nobody
+        done(error)
+
+
+def _nobody(error: BaseException | None) -> None:
+    """Its end was told already."""
+
+
+class Receiving(_Move):
     """A drain that is being filled with ``length`` bytes.
 
     ``last``: the other end is to send nothing after them.
@@ -85,13 +104,13 @@ class Receiving:
     def __init__(
         self, drain: Drain, length: int, *, stall: float, min_rate: float, last: bool, done: Done
     ) -> None:
+        super().__init__(done)
         self.drain = drain
         self.left = length
         self.moved = 0
         self.stall = stall
         self.min_rate = min_rate
         self.last = last
-        self.done = done
         self.paused = False  # the drain has no room
         self.held = 0.0  # seconds it had none, all in all
         self.since = self.begun = time.monotonic()  # when the pause or the wait for bytes began
@@ -130,12 +149,13 @@ class Receiving:
         self._window += came
 
 
-class Sending:
+class Sending(_Move):
     """A few bytes, and behind them a feed."""
 
     def __init__(
         self, head: bytes, feed: Feed | None, *, stall: float, min_rate: float, done: Done
     ) -> None:
+        super().__init__(done)
         self.view = memoryview(head)
         self.feed = feed
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
@@ -144,7 +164,6 @@ class Sending:
         self.granted = 0  # bytes that may be sent before it is somebody else's turn
         self.stall = stall
         self.min_rate = min_rate
-        self.done = done
         self.starved = False  # the feed has nothing
         self.held = 0.0  # seconds it had nothing, all in all
         self.since = 0.0

@@ -131,6 +131,10 @@ class LaneServer:
                 if request.verb == PUSH:
                     return await self._push(link, peer, request)
                 return await self._pull(link, peer, request)
+        except asyncio.CancelledError as cancelled:
+            # the task keeps it, and it would keep the frames: those of the task, and the body
+            cancelled.__traceback__ = None
+            raise
         finally:
             link.on_lost = _nothing
             self.serving.discard(task)

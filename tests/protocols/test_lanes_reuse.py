@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import select
 import threading
+import weakref
 
 import pytest
 from http_kit import (
@@ -24,12 +26,13 @@ from http_kit import (
     wait_for,
 )
 
-from protocols.bodies import BufferFeed, read_into
+from protocols.bodies import BufferDrain, BufferFeed, read_into
 from protocols.errors import IdentityMismatch, RemoteRefused, Unreachable, Why
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.lanes.handle import LaneHandle, Transfer
 from protocols.limits import Limits
+from protocols.tasks import beside
 from protocols.transport import Buffer, Feed, Incoming
 
 
@@ -221,3 +224,82 @@ async def test_reasons_are_told_apart() -> None:
                 with pytest.raises(Unreachable) as error:
                     await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
             assert error.value.why is why, (where, error.value)
+
+
+class FullDrain(BufferDrain):
+    """Takes ``most`` bytes."""
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(bytearray(size))
+        self.least = size - most
+
+    def room(self) -> memoryview:
+        if len(self._left) < self.least:
+            raise RemoteRefused("late", "nobody wants the rest")
+        return super().room()
+
+
+class SpoiltFeed(BufferFeed):
+    """Gives ``most`` pieces, of 100,000 bytes each."""
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(*[bytes(100_000)] * (size // 100_000))
+        self.most = most
+
+    def next(self) -> Buffer:
+        if not self.most:
+            raise ValueError("the values have changed")
+        self.most -= 1
+        return super().next()
+
+
+@pytest.mark.parametrize("fails", ["drain", "feed", "sender", "puller"])
+async def test_bodies_that_fail_are_let_go_of_without_the_garbage_collector(fails: str) -> None:
+    """Their errors' tracebacks lead to all that waited for them, and so to the bodies."""
+    size = 4_000_000
+    seen: list[weakref.ref[FullDrain | SpoiltFeed]] = []
+
+    def drain() -> FullDrain:
+        found = FullDrain(size, size // 4 if fails in ("drain", "puller") else size)
+        seen.append(weakref.ref(found))
+        return found
+
+    def feed() -> SpoiltFeed:
+        found = SpoiltFeed(size, 20 if fails == "feed" else 40)
+        seen.append(weakref.ref(found))
+        return found
+
+    async def stored(peer: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        begun.set()
+        await incoming.into(drain())
+        return b""
+
+    async def give(peer: PeerId, header: bytes) -> Feed:
+        return feed()
+
+    async def once() -> None:
+        if fails == "puller":
+            async with b.pull(A.peer_id, "give", b"", max_length=size, timeout=5) as incoming:
+                await incoming.into(drain())
+        else:
+            await b.push(A.peer_id, "store", b"", feed(), timeout=5)
+
+    async with two() as (a, b):
+        a.on_push("store", stored, max_length=size)
+        a.on_pull("give", give)
+        begun = asyncio.Event()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                if fails == "sender":
+                    begun.clear()
+                    async with beside(once()):
+                        await asyncio.wait_for(begun.wait(), 5)  # and leave
+                else:
+                    with pytest.raises((RemoteRefused, ValueError)):
+                        await once()
+            await wait_for(lambda: not any(ref() is not None for ref in seen))
+        finally:
+            gc.enable()
+        assert len(seen) == 6
