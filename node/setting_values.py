@@ -85,7 +85,8 @@ _SPEED = re.compile(
     r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
 )
 _THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-MIN_UPLOAD = 1000.0  # bytes a second: with less nothing would get through in time
+# bytes a second; messages leave a quarter of it to lanes, one of which moves 1024 at least
+MIN_UPLOAD = 5000.0
 
 
 def speed(value: object) -> object:
@@ -107,7 +108,7 @@ def speed(value: object) -> object:
 def fast_enough(bytes_s: float) -> float:
     """A limit below which nothing would get through in time is refused."""
     if 0 < bytes_s < MIN_UPLOAD:
-        raise ValueError("must be at least 8kbit, or 0 for no limit")
+        raise ValueError("must be at least 40kbit, or 0 for no limit")
     return bytes_s
 
 

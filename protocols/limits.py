@@ -14,6 +14,7 @@ class Limits:
     handshake: float = 10.0  # for a stranger's TLS handshake
     stall: float = 15.0  # without progress of a body
     min_rate: float = 1024.0
+    longest: float = 6 * 3600.0  # that a plan may expect a round's bodies to take
     idle_server: float = 90.0  # an unused connection, and the time for a request's head
     idle_client: float = 30.0  # less than the server's, so that the server never closes first
     per_ip: int = 256
@@ -27,3 +28,11 @@ class Limits:
         """The same for a process that may have ``files`` open: connections get half of them."""
         total = min(self.total, files // 2)
         return replace(self, total=total, per_ip=min(self.per_ip, total))
+
+    def least(self, length: int, *, slow: bool) -> float:
+        """Bytes a second that a body has to move at; ``slow``: whoever moves it judges its pace.
+
+        All lanes of a node share its link, or its limit, so a lane of a large round may get next to
+        nothing. Of such a body any byte is progress, if only it would end within ``longest``.
+        """
+        return min(self.min_rate, length / self.longest) if slow else self.min_rate

@@ -85,10 +85,11 @@ class Incoming(Protocol):
         """Bytes announced; the transport delivers exactly these or raises."""
         ...
 
-    async def into(self, drain: Drain, *, stall: float = 0.0) -> None:
+    async def into(self, drain: Drain, *, stall: float = 0.0, slow: bool = False) -> None:
         """Have all of it written where ``drain`` says; raises what ``drain`` raised.
 
         The transfer may stand still for ``stall`` seconds, where that is longer than usual.
+        ``slow``: it may move as slowly as it likes, since its receiver judges its pace.
         """
         ...
 

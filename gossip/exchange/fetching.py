@@ -96,10 +96,11 @@ class Fetching:
             inflow = pulled.before(peer)
             before, complete = inflow.elements, False
             # else no other is left
-            too_slow = self._judge(inflow, plan, allowed=allowed) if left else never
+            judged = bool(left)
+            too_slow = self._judge(inflow, plan, allowed=allowed) if judged else never
             try:
                 async with unless(too_slow):
-                    await pulled.pull(peer, plan.patience_s)
+                    await pulled.pull(peer, plan.patience_s, judged=judged)
                     complete = True
             except RemoteProtocolError as error:
                 if pulled.spoilt_by(peer):

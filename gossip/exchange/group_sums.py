@@ -165,8 +165,14 @@ class JointMerge(PartMerge):
     def sum_drain(self, relay: PeerId, first: int) -> MergeDrain:
         """For a group's sums from the ``first`` chunk on; behind each comes its mark."""
         mark = mark_size(len(self.collected[relay]))
-        moved, whole = partial(self.moved, relay), partial(self.add_sum, relay)
+        moved, whole = partial(self.sum_moved, relay), partial(self.add_sum, relay)
         return MergeDrain(self.chunks, first, moved, whole, lambda index: mark)
+
+    def sum_moved(self, relay: PeerId, count: int) -> None:
+        """As :meth:`PartMerge.moved`, of a relay."""
+        if relay not in self._brought:
+            raise RemoteRefused("late", "merged without its group")
+        self.arrived[relay] = self.arrived.get(relay, 0) + count
 
     def drop(self, relay: PeerId, why: RemoteProtocolError) -> None:
         """Take no more of a relay; its group is to come by itself."""

@@ -211,7 +211,13 @@ class PartMerge:
         self._advance()
 
     def moved(self, peer: PeerId, count: int) -> None:
-        """``count`` more bytes of a contributor have come."""
+        """``count`` more bytes of a contributor have come.
+
+        Raises RemoteRefused ``late`` when they are not expected any more: the rest of a chunk may
+        be long in coming.
+        """
+        if peer not in self._expected:
+            raise RemoteRefused("late", "merged without it")
         self.arrived[peer] = self.arrived.get(peer, 0) + count
 
     def give_up(self, peer: PeerId) -> None:

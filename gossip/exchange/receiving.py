@@ -146,11 +146,12 @@ class PartPull:
         self._givers.add(donor)
         return self.inflow
 
-    async def pull(self, donor: PeerId, timeout: float) -> None:
+    async def pull(self, donor: PeerId, timeout: float, *, judged: bool = False) -> None:
         """Pull what is not here yet, and check all of it. If it breaks off, what came stays.
 
-        It may stand still for ``timeout`` seconds. Raises TransportError, and RemoteProtocolError
-        for wrong bytes: see :meth:`spoilt_by`.
+        It may stand still for ``timeout`` seconds, and be slow where the caller judges its pace
+        (``judged``). Raises TransportError, and RemoteProtocolError for wrong bytes: see
+        :meth:`spoilt_by`.
         """
         inflow, result = self.before(donor), self.result
         self._stood = inflow.filled
@@ -162,7 +163,7 @@ class PartPull:
                 donor, "part", header.encode(), max_length=drain.length, timeout=timeout
             ) as incoming:
                 check_length(incoming, drain)
-                await incoming.into(drain)
+                await incoming.into(drain, slow=judged)
         inflow.check_digest(result.digest)
 
     def spoilt_by(self, donor: PeerId) -> bool:

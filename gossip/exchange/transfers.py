@@ -58,6 +58,7 @@ class Transfers:
     """The transfers of one exchange."""
 
     wiring: Wiring
+    judged: bool = True  # by its round: what comes may move as slowly as that bears
     bytes_sent: int = 0
     elements_sent: int = 0  # that those bytes decode to, each as often as it was sent
     bytes_received: int = 0
@@ -152,7 +153,7 @@ class Transfers:
             raise RemoteRefused("busy", "it is on its way already")
         self.receiving[what] += 1
         try:
-            await incoming.into(drain, stall=patience)
+            await incoming.into(drain, stall=patience, slow=self.judged)
             self.bytes_received += drain.length
         finally:
             self.receiving[what] -= 1

@@ -93,7 +93,7 @@ class Letters:
     _quieter: asyncio.Event = field(default_factory=asyncio.Event)  # a transfer has ended
 
     def __post_init__(self) -> None:
-        self.transfers = Transfers(self.wiring)
+        self.transfers = Transfers(self.wiring, judged=False)
         names = self.codecs or (self.wiring.codec.name,)
         self._codecs = {name: self.wiring.codec.named(name) for name in names}
         self._sizes = {

@@ -87,7 +87,7 @@ class LaneClient:
             # First: the reply may come while the body goes out, and a lane whose user expects
             # nothing is cut when something comes.
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
-            sending = link.start_sending(request, feed, stall=timeout)
+            sending = link.start_sending(request, feed, stall=timeout, slow=True)
             try:
                 await _either(link, sending, receiving)
             finally:
@@ -212,7 +212,7 @@ class LaneClient:
                     sock = await self._names.connected(address, peer)
                     self._stats.measured_call(peer, asyncio.get_running_loop().time() - began)
                 prepare_lane(sock)
-                link = LaneHandle(self._reactor, sock, peer, min_rate=self._limits.min_rate)
+                link = LaneHandle(self._reactor, sock, peer, self._limits)
                 link.on_lost = partial(self._lost, peer)
                 proven = await link.introduce(self._context, tls.server_name(peer), self._peer_id)
                 if proven != peer:  # without TLS it is only a claim

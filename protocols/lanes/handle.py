@@ -20,6 +20,7 @@ from protocols.lanes.lane import Lane
 from protocols.lanes.moves import Done, Receiving, Sending
 from protocols.lanes.reactor import Reactor
 from protocols.lanes.wire import PREAMBLE, Frame, claim, claim_frame, preamble_frame
+from protocols.limits import Limits
 from protocols.transport import Drain, Feed
 
 
@@ -68,10 +69,10 @@ class Transfer:
 class LaneHandle:
     """One lane. ``reusable`` is for its owner to note that the next exchange may begin."""
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, who: str, *, min_rate: float) -> None:
+    def __init__(self, reactor: Reactor, sock: socket.socket, who: str, limits: Limits) -> None:
         self._loop = asyncio.get_running_loop()
         self._reactor = reactor
-        self._min_rate = min_rate
+        self._limits = limits
         self.lost = self._loop.create_future()
         self.on_lost: Callable[[], None] = lambda: None
         self.reusable = False
@@ -158,23 +159,28 @@ class LaneHandle:
 
     # --- transfers ----------------------------------------------------------------------------
 
-    def start_sending(self, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
-        """Send a few bytes and a feed."""
+    def start_sending(
+        self, head: bytes, feed: Feed | None, *, stall: float, slow: bool = False
+    ) -> Transfer:
+        """Send a few bytes and a feed; ``slow`` as in :meth:`Limits.least`."""
         end, done = self._ending()
-        sending = Sending(head, feed, stall=stall, min_rate=self._min_rate, done=done)
+        least = self._limits.least(feed.length if feed is not None else 0, slow=slow)
+        sending = Sending(head, feed, stall=stall, min_rate=least, done=done)
         transfer = Transfer(sending, end)
         if not self._post(lambda: self.lane.send(sending)):
             end.settle(self._closed())
         return transfer
 
     def start_receiving(
-        self, drain: Drain, length: int, *, stall: float, last: bool = False
+        self, drain: Drain, length: int, *, stall: float, last: bool = False, slow: bool = False
     ) -> Transfer:
-        """Fill a drain with ``length`` bytes; with ``last`` nothing may follow them."""
+        """Fill a drain with ``length`` bytes; with ``last`` nothing may follow them.
+
+        ``slow`` as in :meth:`Limits.least`.
+        """
         end, done = self._ending()
-        receiving = Receiving(
-            drain, length, stall=stall, min_rate=self._min_rate, last=last, done=done
-        )
+        least = self._limits.least(length, slow=slow)
+        receiving = Receiving(drain, length, stall=stall, min_rate=least, last=last, done=done)
         transfer = Transfer(receiving, end)
         if not self._post(lambda: self.lane.receive(receiving)):
             end.settle(self._closed())
@@ -295,20 +301,20 @@ class LaneBody:
         what = self._transfer.what if self._transfer is not None else None
         return what.age - what.held if isinstance(what, Receiving) else 0.0
 
-    async def into(self, drain: Drain, *, stall: float = 0.0) -> None:
+    async def into(self, drain: Drain, *, stall: float = 0.0, slow: bool = False) -> None:
         """See :class:`~protocols.transport.Incoming`."""
         self._stall = max(self._stall, stall)
-        transfer = self._begin(drain)
+        transfer = self._begin(drain, slow=slow)
         try:
             await self._link.finish(transfer)
         finally:
             self._on_bytes(transfer.what.moved)
 
-    def _begin(self, drain: Drain) -> Transfer:
+    def _begin(self, drain: Drain, *, slow: bool = False) -> Transfer:
         if self._transfer is not None:
             raise LocalProtocolError("a body can be taken once only")
         self._transfer = self._link.start_receiving(
-            drain, self.length, stall=self._stall, last=True
+            drain, self.length, stall=self._stall, last=True, slow=slow
         )
         return self._transfer
 

@@ -8,7 +8,8 @@ block until the selector reports it ready.
 Progress is any byte either way. A receiver gives up when nothing comes for ``stall`` seconds, or
 when less than ``min_rate`` bytes a second came over ``stall`` seconds of waiting; time in which its
 drain had no room does not count. A sender gives up when nothing goes for ``stall`` seconds, or less
-than ``min_rate`` for twice that long; waits under the node's own limit do not count.
+than ``min_rate`` for twice that long; waits under the node's own limit do not count. Where those
+who move a body judge its pace, next to nothing is asked (:meth:`protocols.limits.Limits.least`).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class LaneServer:
         Raises ``OSError`` or Malformed if the stranger is not a peer.
         """
         prepare_lane(sock)
-        link = LaneHandle(self._reactor, sock, connection.source, min_rate=self._limits.min_rate)
+        link = LaneHandle(self._reactor, sock, connection.source, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake):
                 try:

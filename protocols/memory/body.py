@@ -59,7 +59,7 @@ class Body:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def into(self, drain: Drain, *, stall: float = 0.0) -> None:
+    async def into(self, drain: Drain, *, stall: float = 0.0, slow: bool = False) -> None:
         """See :class:`~protocols.transport.Incoming`."""
         self._timeout = max(self._timeout, stall)
         await pour(self, drain)

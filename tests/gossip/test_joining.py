@@ -233,6 +233,18 @@ def test_sums_come_in_pieces_of_any_length_each_with_its_mark(piece: int) -> Non
     assert scene.is_true()
 
 
+def test_of_a_relay_that_was_dropped_the_rest_of_a_chunk_is_refused() -> None:
+    scene = Scene()
+    drain = scene.merge.sum_drain(D, 0)
+    drain.room()
+    drain.took(10)
+    scene.merge.drop(D, Late("it trickles"))
+    drain.room()
+    with pytest.raises(RemoteRefused, match="late"):
+        drain.took(1)
+    assert scene.merge.arrived == {D: 10}
+
+
 @pytest.mark.parametrize("what", ["nan", "too long", "before its turn", "a mark of nobody"])
 def test_sums_that_are_refused_drop_their_relay(what: str) -> None:
     scene = Scene(limits={peer: VALUES[peer] * SIZE**0.5 for peer in WEIGHTS})

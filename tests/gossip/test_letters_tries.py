@@ -73,7 +73,7 @@ def test_no_memory_is_taken_for_a_letter_of_another_length_than_its_codec_has() 
 
         length = 100
 
-        async def into(self, drain: Any, *, stall: float) -> None:
+        async def into(self, drain: Any, *, stall: float, slow: bool) -> None:
             raise AssertionError("nothing is to be read")
 
     async def test(a: Box, b: Box, c: Box) -> None:
@@ -92,7 +92,7 @@ class Stalled:
         self.length, self._data, self._first = len(data), data, first
         self.stands, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def into(self, drain: Any, *, stall: float) -> None:
+    async def into(self, drain: Any, *, stall: float, slow: bool) -> None:
         for part in (self._data[: self._first], self._data[self._first :]):
             while part:
                 room = drain.room()

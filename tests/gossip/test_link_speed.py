@@ -221,6 +221,7 @@ def test_no_more_is_announced_than_the_limit(
         ("2500000", 2.5e6),
         ("1Gbit", 1.25e8),
         ("800k", 8e5),
+        ("40kbit", 5e3),
         ("0", 0.0),
     ],
 )
@@ -229,14 +230,16 @@ def test_a_limit_as_people_write_it(text: str, bytes_s: float) -> None:
     assert resolve({}, {"ATOLL_MAX_UPLOAD": text}).max_upload == pytest.approx(bytes_s)
 
 
-@pytest.mark.parametrize("text", ["fast", "-3MB", "20 apples", "", "1e400", "3bit", "20MBit per s"])
+@pytest.mark.parametrize(
+    "text", ["fast", "-3MB", "20 apples", "", "1e400", "39kbit", "20MBit per s"]
+)
 def test_what_is_no_speed_is_refused_by_name(text: str) -> None:
     with pytest.raises(OperatorError) as error:
         resolve({"max_upload": text}, {})
     assert error.value.code == "E204"
     assert "max_upload" in error.value.why
     assert "--max-upload" in error.value.why
-    assert "20Mbit" in error.value.why or "8kbit" in error.value.why
+    assert "20Mbit" in error.value.why or "40kbit" in error.value.why
 
 
 def test_a_settings_file_may_have_either_form(tmp_path) -> None:  # type: ignore[no-untyped-def]

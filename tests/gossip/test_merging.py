@@ -125,6 +125,19 @@ def test_who_is_given_up_on_stays_in_what_it_has_brought(name: str) -> None:
         owner.bring(2, 1)
 
 
+def test_of_who_is_given_up_on_the_rest_of_a_chunk_is_refused() -> None:
+    """It may be hours in coming, and who brings it keeps the merge in memory meanwhile."""
+    owner = Owner(RangeCodec("int8", DENSE))
+    drain = owner.merge.drain(PEERS[2], 0)
+    drain.room()
+    drain.took(10)
+    owner.merge.give_up(PEERS[2])
+    drain.room()
+    with pytest.raises(RemoteRefused, match="late"):
+        drain.took(1)
+    assert owner.merge.arrived == {PEERS[2]: 10}
+
+
 def test_who_has_no_weight_is_not_in_it_and_not_waited_for() -> None:
     """Its work is not in the mean, so it must not be taken for merged."""
     owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0, 0.0, 1.0))

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from gossip_kit import RUN
+from http_kit import A, B, address
 
 from gossip.exchange.slicing import SliceFeed
 from gossip.exchange.transfers import LAST_PAUSE_S, Transfers
 from gossip.wiring import Wiring
+from protocols.bodies import BufferDrain
 from protocols.codecs import RangeCodec
 from protocols.errors import Unreachable, Why
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
+from protocols.limits import Limits
 from protocols.memory import virtual_time
 from protocols.messages import TransferHeader
+from protocols.tasks import every
+from protocols.transport import Incoming
 
 SIZE = 1000
 CODEC = RangeCodec("fp32", dense=SIZE)
@@ -65,3 +72,51 @@ def test_a_push_is_tried_for_as_long_as_the_plan_has_patience_however_often_it_b
         assert max(pauses) == pytest.approx(LAST_PAUSE_S)
 
     virtual_time.run(main())
+
+
+async def test_lanes_that_share_a_limit_may_each_be_as_slow_as_it_makes_them() -> None:
+    """Several of them get less than a lone body has to move at, and none of them is cut."""
+    least, number = 40_000.0, 8  # bytes a second, at once
+    limits = Limits(grace=0.1, stall=1.0, min_rate=least)
+    codec = RangeCodec("fp32", dense=5 * SIZE)
+    size = codec.encoded_size(0, 5 * SIZE)
+    limit = size * number / 4  # bytes a second, so that all together take four seconds
+    assert limit / number < least / 4
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=limits) as a,
+        HttpTransport(B, limits=limits, max_upload=limit) as b,
+        asyncio.TaskGroup() as group,
+    ):
+        b.book.add(a.peer_id, address(a))
+
+        def at(transport: HttpTransport, identity: Identity) -> Transfers:
+            clock = time.monotonic
+            return Transfers(
+                Wiring(
+                    transport, identity, RUN, codec, group.create_task, virtual_time.inline, clock
+                )
+            )
+
+        there, here = at(a, A), at(b, B)
+
+        async def take(peer: PeerId, header: bytes, incoming: Incoming) -> bytes:
+            drain = BufferDrain(bytearray(size))
+            await there.receive(peer, TransferHeader.decode(header), incoming, drain)
+            return b""
+
+        a.on_push("slice", take, max_length=size)
+        source = SimpleNamespace(delta=lambda start, stop, out: out.zero_())
+
+        async def push(index: int) -> None:
+            header = TransferHeader(RUN, index, 0, 0, 5 * SIZE, "fp32", bytes([index]) * 32, 0)
+            await here.push(
+                A.peer_id,
+                "slice",
+                header,
+                lambda first: SliceFeed(codec, source, 0, 5 * SIZE, first),
+                20.0,
+            )
+
+        await asyncio.wait_for(every(push(index) for index in range(number)), 60)
+        assert there.bytes_received == number * size
+        assert a.stats.stalled_bodies == 0

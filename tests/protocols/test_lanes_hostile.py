@@ -7,13 +7,14 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
 from http_kit import A, B, C, Hold, throw, two, undisturbed, wait_for
 from lane_kit import STRICT, Takes, bare, lane, push, reply
 
-from protocols.bodies import BufferFeed
+from protocols.bodies import BufferDrain, BufferFeed
 from protocols.errors import RemoteRefused, TransferStalled, Unreachable
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
@@ -200,6 +201,33 @@ async def test_a_slow_or_silent_sender_is_cut(pause: float, name: str) -> None:
         assert [type(error) for error in takes.errors] == [TransferStalled]
         assert a.stats.stalled_bodies == 1
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+@pytest.mark.parametrize(("length", "longest"), [(100, 3600.0), (1_000_000, 100.0)])
+async def test_of_a_body_that_its_receiver_judges_any_byte_is_progress(
+    length: int, longest: float
+) -> None:
+    """If only it would end before a round has to."""
+    async with two(replace(STRICT, longest=longest)) as (a, _):
+        came: list[int] = []
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            await body.into(BufferDrain(bytearray(body.length)), slow=True)
+            came.append(body.length)
+            return b"ok"
+
+        a.on_push("take", take, max_length=length)
+        async with lane(a) as (reader, writer):
+            writer.write(push("take", length))
+
+            async def drip() -> None:
+                for _ in range(length):
+                    writer.write(b"x")
+                    await asyncio.sleep(0.02)  # 50 bytes a second, where 2000 are asked for
+
+            async with beside(drip()):
+                answer = await reply(reader)
+        assert (answer.code, came) == (("", [100]) if length == 100 else ("stalled", []))
 
 
 async def test_frames_of_a_byte_do_not_hold_up_the_other_lanes(

@@ -7,6 +7,7 @@ import gc
 import select
 import threading
 import weakref
+from typing import Any
 
 import pytest
 from http_kit import (
@@ -90,11 +91,11 @@ async def test_a_refusal_may_come_while_the_body_goes_out(monkeypatch: pytest.Mo
         assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(99)), timeout=5) == b"99"
         start = LaneHandle.start_sending
 
-        def begun(link: LaneHandle, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
+        def begun(link: LaneHandle, head: bytes, feed: Feed | None, **how: Any) -> Transfer:
             if not isinstance(feed, _Answered):
-                return start(link, head, feed, stall=stall)
+                return start(link, head, feed, **how)
             feed.link = link
-            transfer = start(link, head, feed, stall=stall)
+            transfer = start(link, head, feed, **how)
             assert feed.asked.wait(5)  # what is posted after this finds the answer there
             return transfer
 
