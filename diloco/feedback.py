@@ -16,9 +16,15 @@ once it is known which ranges were merged, and the residual is the only vector t
 
 The merged result is encoded as well, by whoever owns a part: mean D, decoded by all as D'. Only
 the owner knows D − D'. It adds (D − D') / share to its own e, ``share`` being its own share of the
-mean; so the next mean has what this one lost, whoever merges these elements then::
+weight; so the next mean has what this one lost, whoever merges these elements then::
 
     e ← 0 + (D − D') / share    in a part of its own, to which it adds x as it is
+
+Of an island with few tokens beside fast ones, or of one that merges most of the vector, that may be
+many times as long as any Δ. A merge that clips would shrink all of its x, so its own work and its
+own loss would count for next to nothing. So all of it together is made no longer than the round's
+median contribution (:func:`limit_lost`), and ``share`` is without the scale of a merge rule: each
+time that x was clipped e would grow, and be clipped more. What that leaves of D − D' is dropped.
 
 >>> feedback.compensate(delta, residual, 0.95)
 >>> feedback.keep_lost(delta, residual, 0.95, coded)
@@ -26,10 +32,14 @@ mean; so the next mean has what this one lost, whoever merges these elements the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from diloco import merge
+from diloco.pseudo_gradient import norm
 
 LEAST_SHARE = 2.0**-10  # of the mean: with less, (D − D') / share would be too large
 
@@ -66,3 +76,16 @@ def lost_by_owner(mean: Tensor, decoded: Tensor, share: float) -> Tensor:
         raise ValueError(f"{share} is no share")
     lost = mean - decoded
     return lost.div_(share) if share >= LEAST_SHARE else lost.zero_()
+
+
+@torch.no_grad()
+def limit_lost(pieces: Sequence[Tensor], norms: Sequence[float]) -> None:
+    """Shrink (D − D') / share of all parts of an owner, in place, to the median of ``norms``.
+
+    ``pieces`` are float32 [n] each; ``norms`` are those of the round's contributions. Where no norm
+    is known (all are 0), or the pieces together are not longer, nothing is done.
+    """
+    length, most = math.hypot(*(norm(piece) for piece in pieces)), merge.median_norm(norms)
+    if 0.0 < most < length:
+        for piece in pieces:
+            piece.mul_(most / length)

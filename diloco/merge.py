@@ -32,17 +32,24 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [weight / total if total > 0 else 0.0 for weight in weights]
 
 
-def clip_factors(norms: Sequence[float]) -> list[float]:
-    """What shrinks each pseudo-gradient to the median norm; 1 for those below it.
+def median_norm(norms: Sequence[float]) -> float:
+    """The median of the norms above zero; 0 if there is none.
 
-    The median is that of the norms above zero, since an island without progress says nothing
-    about the length of the others' steps. Raises :class:`ValueError` for a negative or
-    non-finite norm.
+    An island without progress says nothing about the length of the others' steps. Raises
+    :class:`ValueError` for a negative or non-finite norm.
     """
     if not all(math.isfinite(norm) and norm >= 0 for norm in norms):
         raise ValueError(f"norms must be finite and not negative: {list(norms)}")
     moving = [norm for norm in norms if norm > 0]
-    median = statistics.median(moving) if moving else 0.0
+    return statistics.median(moving) if moving else 0.0
+
+
+def clip_factors(norms: Sequence[float]) -> list[float]:
+    """What shrinks each pseudo-gradient to the median norm; 1 for those below it.
+
+    Raises as :func:`median_norm`.
+    """
+    median = median_norm(norms)
     return [median / norm if norm > median else 1.0 for norm in norms]
 
 

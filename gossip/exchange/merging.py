@@ -372,7 +372,8 @@ class PartMerge:
         """Tell my source what this encoding has lost, if it can make up for it."""
         source: object = self._source
         if isinstance(source, KeepsLost) and index < self._sound:
-            share = self._factors[self._me] / (self._weights[index] + self._shares[self._me])
+            # without my scale: what is clipped would become longer by it, and be clipped more
+            share = self._shares[self._me] / (self._weights[index] + self._shares[self._me])
             source.note_lost(self.codec, self.chunks[index], mean, data, share)
 
     def _wake(self) -> None:

@@ -50,8 +50,9 @@ class KeepsLost(Protocol):
     def note_lost(
         self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float
     ) -> None:
-        """I have merged a chunk: ``mean`` was encoded as ``data``, and ``share`` of it is mine.
+        """I have merged a chunk: ``mean`` was encoded as ``data``, and ``share`` is mine.
 
+        Of the weight that is in it, whatever the merge rule has scaled off.
         ``mean`` is fp32 of the chunk's elements, ``data`` uint8 of its encoded size.
         Called where data is handled, before the round is decided; ``mean`` is overwritten later.
         """

@@ -52,10 +52,16 @@ class Residual:
     def settle(self, outcome: Outcome, me: PeerId, codec: RangeCodec, delta: Delta) -> None:
         """The round is committed; ``delta`` still gives Δ as it was sent."""
         at = next((i for i, c in enumerate(outcome.contributors) if c.peer == me), None)
+        lost: list[torch.Tensor] = []
         for part in outcome.parts:
             for included in part.included:
                 if included.contributor == at and included.elements:
-                    self._settle_part(part, part.start + included.elements, me, codec, delta)
+                    end = part.start + included.elements
+                    if part.owner == me:
+                        lost += self._settle_own(part, end, codec)
+                    else:
+                        self._settle_part(part, end, codec, delta)
+        feedback.limit_lost(lost, [c.norm for c in outcome.contributors if c.weight > 0])
         self.forget_round()
 
     def settle_unseen(self, merged: Sequence[tuple[int, int]]) -> None:
@@ -76,20 +82,25 @@ class Residual:
         self.values.zero_()
         self.forget_round()
 
-    def _settle_part(
-        self, part: PartResult, end: int, me: PeerId, codec: RangeCodec, delta: Delta
-    ) -> None:
-        scratch, out = torch.empty(CHUNK), torch.empty(CHUNK)
+    def _settle_own(self, part: PartResult, end: int, codec: RangeCodec) -> list[torch.Tensor]:
+        """Of a part that I have merged; returns the pieces of e that make up for what that lost."""
+        pieces = []
         for chunk in codec.chunks(part.start, part.stop):
             if chunk.stop > end:  # only whole chunks are merged
+                break
+            here = self.values[chunk.start : chunk.stop]
+            here.zero_()  # an owner adds its own values without coding them
+            lost = self._owned.get(chunk.start)
+            if lost is not None and len(lost) == len(here):
+                pieces.append(here.copy_(lost))
+        return pieces
+
+    def _settle_part(self, part: PartResult, end: int, codec: RangeCodec, delta: Delta) -> None:
+        scratch, out = torch.empty(CHUNK), torch.empty(CHUNK)
+        for chunk in codec.chunks(part.start, part.stop):
+            if chunk.stop > end:
                 return
             here = self.values[chunk.start : chunk.stop]
-            if part.owner == me:  # an owner adds its own values without coding them
-                lost = self._owned.get(chunk.start)
-                here.zero_()
-                if lost is not None and len(lost) == len(here):
-                    here.copy_(lost)
-                continue
 
             def coded(values: torch.Tensor, chunk: Chunk = chunk) -> torch.Tensor:
                 data = torch.empty(chunk.size, dtype=torch.uint8)

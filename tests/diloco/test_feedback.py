@@ -108,6 +108,23 @@ def test_a_tiny_share_cannot_make_up_for_it() -> None:
             feedback.lost_by_owner(mean, received, share)
 
 
+@pytest.mark.parametrize("norms", [[0.0, 3.0, 4.0, 100.0], [4.0], [1.0, 7.0]])
+def test_what_an_owner_adds_is_no_longer_than_the_median_contribution(norms: list[float]) -> None:
+    pieces = [torch.full((16,), 3.0), torch.full((16,), 4.0)]  # 12 and 16, together 20
+    feedback.limit_lost(pieces, norms)
+    assert torch.allclose(pieces[0], torch.full((16,), 0.6))
+    assert torch.allclose(pieces[1], torch.full((16,), 0.8))
+
+
+@pytest.mark.parametrize("norms", [[], [0.0, 0.0], [1.0, 20.5, 100.0]])
+def test_where_it_is_not_longer_or_no_norm_is_known_it_stays(norms: list[float]) -> None:
+    pieces = [normal(1)[:16].clone(), torch.full((16,), 4.0)]
+    feedback.limit_lost(pieces, norms)
+    assert torch.equal(pieces[0], normal(1)[:16])
+    assert torch.equal(pieces[1], torch.full((16,), 4.0))
+    feedback.limit_lost([], [1.0])
+
+
 def test_what_was_kept_is_rounded_before_it_is_added() -> None:
     """Else the same range comes out otherwise where it is cut elsewhere, as it is in pieces."""
     delta, residual = normal(3), normal(4)

@@ -176,6 +176,24 @@ def test_an_owner_is_told_what_its_encoding_has_lost() -> None:
     assert torch.allclose(torch.cat(means)[CHUNK:], source.values[CHUNK:])
 
 
+def test_an_owner_whose_norm_was_clipped_is_told_its_share_all_the_same() -> None:
+    """Divided by less, what it has lost would be longer, and clipped more, from round to round."""
+    codec, source = RangeCodec("int2", dense=CHUNK), Keeping(torch.ones(CHUNK))
+    me, other = (Identity.generate().peer_id for _ in range(2))
+    contributions = Contributions(me, {me: 0.75, other: 0.25}, [other], scales={me: 0.125})
+    merge = PartMerge(
+        codec, 0, CHUNK, contributions,
+        whole=Whole(CHUNK), post=lambda job: job(), begun=lambda: None, finished=lambda: None,
+    )  # fmt: skip
+    data = torch.empty(merge.chunks[0].size, dtype=torch.uint8)
+    codec.encode_chunk(merge.chunks[0], 2.0 * torch.ones(CHUNK), data)
+    merge.add(other, 0, data)
+    merge.settle(source)
+    ((_, mean, _, told),) = source.noted
+    assert told == pytest.approx(0.75)
+    assert torch.allclose(mean, torch.full((CHUNK,), 0.75 * 0.125 + 0.25 * 2.0), atol=1e-3)
+
+
 def test_sums_go_back_to_the_pool_once_the_part_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long slow members receive it, the next rounds take no more from the system."""
     pool, stop = Buffers(), START + 16 * CHUNK
