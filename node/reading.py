@@ -133,7 +133,7 @@ class Reading:
         from node.data.folder import is_folder
         from node.data.supply import usable
 
-        if not usable(kept):
+        if not await self._in_the_background(lambda progress, tell: usable(kept, tell)):
             return ""
         return await self._tokens_for(run, kept) if is_folder(kept) else kept  # checked anew
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ import numpy as np
 from blake3 import blake3
 
 from bootstrap.manifest import Data, Manifest
+from node.data.cached_file import intact
 from node.data.folder import is_folder
 from node.data.intact import check
 from node.data.remote import DEFAULT_CACHE_BYTES, Folder
-from node.data.stream_recipe import evaluation_shard, recipe_for
+from node.data.stream_recipe import evaluation_shard, is_recipe, recipe_for
 from node.data.streamed import is_stream
 from node.data.tokenizer import (
     BY_ID,
@@ -204,9 +206,18 @@ def check_files(place: str, progress: OnProgress) -> None:
         check(Folder(place), progress)
 
 
-def usable(kept: str) -> bool:
-    """Whether tokens that were used before are still there."""
-    return bool(kept) and (is_folder(kept) or os.path.isfile(kept))
+def usable(kept: str, tell: Tell = lambda line: None) -> bool:
+    """Whether tokens that were used before are still there, a file as it was written. Blocks.
+
+    A token folder is looked into where it is opened, and a recipe where it is read.
+    """
+    if not os.path.isfile(kept):
+        return bool(kept) and is_folder(kept)
+    with contextlib.suppress(OSError):  # as a bad disk has them
+        if is_recipe(kept) or intact(Path(kept)) is not None:
+            return True
+    tell(f"{kept} is damaged: makes these tokens again")
+    return False
 
 
 def own_data(manifest: Manifest, place: str) -> Data:

@@ -18,6 +18,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig, resolve
 from node.data import plain_text
+from node.data.cached_file import write
 from node.entry.entrance import Run
 from node.errors import operator_error
 from node.hosts.crew import job_of
@@ -142,12 +143,39 @@ async def test_tokens_that_were_damaged_since_are_not_trained_on(
     assert caught.value.code == "E603"
 
 
+async def test_a_tokens_file_that_was_damaged_since_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happened to it, to its size or its record; and that is told."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Paragraph {i} of a text to train on." for i in range(3000)))
+    node = reading(resolve({"dir": str(tmp_path), "data": str(text)}, {}), [])
+    run = await node.make_run(Manifest())
+    tokens = tmp_path / await node.tokens(run)
+    whole = tokens.read_bytes()
+    run.tokens = ""  # as where it resumes
+    told: list[str] = []
+    resumed = reading(resolve({"dir": str(tmp_path)}, {}), told)
+    assert await resumed.tokens(run) == str(tokens)
+    assert not told
+    for damaged in (bytes(len(whole)), whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        tokens.write_bytes(damaged)
+        told.clear()
+        assert await resumed.tokens(run) == str(tokens)
+        assert tokens.read_bytes() == whole
+        assert told[0].startswith(f"{tokens} is damaged: ")
+    tokens.with_suffix(".json").unlink()
+    assert await resumed.tokens(run) == str(tokens)
+    assert tokens.with_suffix(".json").exists()
+
+
 async def test_where_the_tokens_are_may_be_any_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is no UTF-8; it is made once, and found again by who resumes."""
     made = tmp_path / os.fsdecode(b"caf\xe9.bin")
-    made.write_bytes(b"tokens")
+    write(made, [b"tokens"])
     asked: list[str] = []
 
     def tokens_for(*given: Any) -> str:
@@ -170,7 +198,7 @@ async def test_tokens_of_another_run_are_not_trained_on(
     """They may be a text that was given for that run alone, or ids of another tokenizer."""
     theirs, recipe = tmp_path / "theirs.bin", tmp_path / "recipe.bin"
     for path in (theirs, recipe):
-        path.write_bytes(bytes(1000))
+        write(path, [bytes(1000)])
     places: list[str] = []
 
     def tokens_for(manifest: Manifest, shard: bytes, tokenizer: bytes, place: str, *_: Any) -> str:
@@ -205,13 +233,13 @@ async def test_tokens_that_are_gone_are_made_again_of_what_they_were_made_of(
 
     monkeypatch.setattr("node.data.supply.tokens_for", tokens_for)
     run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
-    made.write_bytes(bytes(1000))
+    write(made, [bytes(1000)])
     await reading(resolve({"dir": str(tmp_path), "data": "own.txt"}, {}), []).tokens(run)
     made.unlink()
     for _ in range(2):
         with pytest.raises(OperatorError, match="not mounted"):
             await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run)
-    made.write_bytes(bytes(1000))
+    write(made, [bytes(1000)])
     assert await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run) == str(made)
     assert places == ["own.txt"] * 3
 
@@ -243,7 +271,7 @@ async def test_who_resumes_without_data_still_knows_what_its_tokens_were_made_of
 ) -> None:
     """The other hosts of an island make theirs of the same, which they are told each time."""
     made, text = tmp_path / "tokens.bin", tmp_path / "text"
-    made.write_bytes(bytes(1000))
+    write(made, [bytes(1000)])
     monkeypatch.setattr("node.data.supply.tokens_for", lambda *_: str(made))
     run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
 
