@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 
 SHOWN_TOKENS = 64
+GO_ON = "give the same command again: it goes on after the last whole file"
 
 
 @app.command("prepare")
@@ -54,6 +55,7 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Turn text into a folder of tokens; run again after a break, it goes on where it was."""
+    from node.data.begun import is_begun
     from node.data.prepare import prepare as work
     from node.data.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
     from node.errors import operator_error
@@ -80,12 +82,14 @@ def prepare(
                 tell=lambda line: typer.echo(line, err=True),
             )
     except KeyboardInterrupt:
-        typer.echo("give the same command again: it goes on after the last whole file", err=True)
+        typer.echo(GO_ON, err=True)
         raise
     except OperatorError as error:
         if error.code != "E601":
             raise
         fix = "give files or folders of UTF-8 text, .jsonl(.gz) or .parquet, or datasets:NAME@SPLIT"
+        if is_begun(out):
+            fix = f"mend that input, then {GO_ON}"
         raise operator_error("E601", error.what, why=error.why, fix=fix) from error
     if as_json:
         typer.echo(json.dumps(_summary(index, out), indent=2))

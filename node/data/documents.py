@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from node.data.plain_text import (
+    EMPTY,
     JSON_LINES,
     look_into,
     text_file_documents,
@@ -32,6 +33,7 @@ from protocols.errors import OperatorError, reason
 MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
 PARQUET_BATCH = 1024  # rows
 PARQUET = ".parquet"
+BY_NAME = (*JSON_LINES, PARQUET)  # what is none of these is text
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Document:
 def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input]:
     """Files named, those in folders named (sorted), and data sets.
 
-    ``tell`` gets what is left out of folders, as a line for people. Raises OperatorError E601
-    where there is none, or a file cannot be read.
+    ``tell`` gets what is left out, as a line for people. Raises OperatorError E601 where there is
+    none, or a file cannot be read: a fault that is found late costs work.
     """
     found: list[Input] = []
     left_out: list[str] = []
@@ -70,11 +72,17 @@ def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input
             )
         path = Path(os.path.expanduser(place))
         if os.path.isdir(path):
-            inside, others = look_into(path, (*JSON_LINES, PARQUET), tell)
+            inside, others = look_into(path, BY_NAME, tell)
             found += [_input(file) for file in inside]
             left_out += others
+            continue
+        file = _input(path)
+        if path.name.lower().endswith(BY_NAME) or not (problem := text_problem(path)):
+            found.append(file)
+        elif problem == EMPTY:
+            left_out.append(f"{path} ({problem})")
         else:
-            found.append(_input(path))
+            raise unreadable(path, problem)
     if left_out:
         tell(told(left_out))
     if not found:

@@ -1,8 +1,8 @@
 """Text into a token folder: ``node data prepare``.
 
 One document is held in memory at a time, apart from a batch that is being tokenized. After every
-file of tokens what has been done is noted, and a later call with the same inputs goes on from
-there; the result has the same bytes as one made without a break.
+file of tokens what has been done is noted, and a later call goes on from there
+(:mod:`node.data.begun`); the result has the same bytes as one made without a break.
 
 Documents are told apart for evaluation by their hash (:func:`node.trainer.corpus.is_held_out`), so
 that no island trains on what another one evaluates.
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,21 +19,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from node.data.batches import batches
-from node.data.documents import Document, Input, find_inputs, read
+from node.data.begun import BEGUN, PARTIAL, Job, Place, begin, chained, digest_of
+from node.data.documents import Document, find_inputs, read
 from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
 from node.data.intact import file_sha256
 from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer, tell_of_gaps
 from node.errors import cannot_write, operator_error
 from node.headway import Tell
 from node.trainer.data import token_type
-from protocols.files import DRAFT, READABLE, replacing
+from protocols.files import READABLE, replacing
 
-PARTIAL = ".partial.json"
 DEFAULT_SHARD_TOKENS = 50_000_000
-BEGUN = (HELD_OUT, ends(HELD_OUT))  # there, and empty, before anything is noted
 HELD_OUT_TOKENS = 20_000_000  # kept for evaluation; held-out documents beyond are left out
 
 
@@ -52,16 +48,13 @@ class PrepareProgress:
 Report = Callable[[PrepareProgress], None]
 
 
-class _Place(BaseModel):
-    """What ``.partial.json`` notes: files that are complete, and where the rest begins."""
+@dataclass(frozen=True)
+class _Stand:
+    """Where reading stands before a document."""
 
-    model_config = ConfigDict(extra="forbid")
-    job: str  # a digest of inputs and settings
-    shards: list[Shard] = []
-    source: int = 0  # the input to go on with
-    records: int = 0  # of it, to be passed over
-    held_out_tokens: int = 0
-    held_out_documents: int = 0
+    source: int  # the input it is of
+    records: int = 0  # of that, before it
+    texts: str | None = ""  # of those, a digest: see :func:`node.data.begun.chained`
 
 
 def prepare(
@@ -74,20 +67,18 @@ def prepare(
     report: Report = lambda progress: None,
     tell: Tell = lambda line: None,
 ) -> Index:
-    """Write a token folder at ``out``, or finish one that was begun with the same arguments.
+    """Write a token folder at ``out``, or finish one that was begun (:mod:`node.data.begun`).
 
     ``tell`` gets what is left out, as a line for people. Raises OperatorError E601 for inputs that
     cannot be read, E603 for a folder that has something else in it, E402 when the disk is full,
     E605 for a library that is missing.
     """
-    inputs = find_inputs(places, tell)
+    job = Job(find_inputs(places, tell), tokenizer, field, shard_tokens)
     tell_of_gaps(tokenizer, tell)
-    job = _job(inputs, tokenizer, field, shard_tokens)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with _alone(out):
-            place = _begin(out, job)
-            return _Writer(out, tokenizer, place, shard_tokens, inputs, field, report).run()
+            return _Writer(out, job, begin(out, job, tell), report).run()
     except OSError as error:
         raise cannot_write(
             f"cannot write tokens to {out}",
@@ -97,15 +88,6 @@ def prepare(
             "was",
             otherwise="E603",
         ) from error
-
-
-def _job(inputs: list[Input], tokenizer: Tokenizer, field: str, shard_tokens: int) -> str:
-    plain = [[i.name, i.size, i.changed] for i in inputs]
-    said = [plain, tokenizer.digest, field, shard_tokens]
-    # else as by versions that did not note it, so that what they began can be finished
-    if isinstance(tokenizer, FileTokenizer) and tokenizer.document_end != tokenizer.earlier_end:
-        said.append(tokenizer.document_end)
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -132,56 +114,14 @@ def _lock(handle: int, out: Path) -> None:
         ) from error
 
 
-def _begin(out: Path, job: str) -> _Place:
-    """Where to go on in ``out``; E603 where it belongs to something else."""
-    partial = out / PARTIAL
-    if partial.is_file():
-        with contextlib.suppress(ValueError):
-            place = _Place.model_validate_json(partial.read_bytes())
-            if place.job == job:
-                return place
-            if not place.shards:  # no whole file is lost: a mistake, as in --field, shows
-                return _Place(job=job)  # before there is one
-        raise operator_error(
-            "E603",
-            f"{out} has the beginning of other data",
-            why="it was begun with other inputs, other contents or other settings",
-            fix="remove the folder, or name another one with --out",
-        )
-    # drafts are of one that was killed before it had noted anything
-    there = [file for file in out.iterdir() if not file.name.startswith(DRAFT)]
-    if any(file.name not in BEGUN or file.stat().st_size for file in there):
-        raise operator_error(
-            "E603",
-            f"{out} is not empty",
-            why=f"it has a {INDEX}" if (out / INDEX).exists() else "it holds other files",
-            fix="name another folder with --out",
-        )
-    return _Place(job=job)
-
-
 class _Writer:
     """Writes one folder."""
 
-    def __init__(
-        self,
-        out: Path,
-        tokenizer: Tokenizer,
-        place: _Place,
-        shard_tokens: int,
-        inputs: list[Input],
-        field: str,
-        report: Report,
-    ) -> None:
-        self.out, self.tokenizer, self.place = out, tokenizer, place
-        self.shard_tokens, self.inputs, self.field, self.report = (
-            shard_tokens,
-            inputs,
-            field,
-            report,
-        )
-        self.kind = token_type(tokenizer.vocab_size)
-        self.total = 0 if any(not i.size for i in inputs) else sum(i.size for i in inputs)
+    def __init__(self, out: Path, job: Job, place: Place, report: Report) -> None:
+        self.out, self.job, self.place, self.report = out, job, place, report
+        self.inputs, self.tokenizer = job.inputs, job.tokenizer
+        self.kind = token_type(self.tokenizer.vocab_size)
+        self.total = 0 if any(not i.size for i in self.inputs) else sum(i.size for i in self.inputs)
         self.tokens = sum(shard.tokens for shard in place.shards)
         self.documents = sum(shard.documents for shard in place.shards)
 
@@ -221,14 +161,14 @@ class _Writer:
 
         shard: _File | None = None
         try:
-            for source, before, document, ids in self._encoded():
+            for stand, document, ids in self._encoded():
                 size = len(ids) + 1
                 if is_held_out(document.text):
                     if held_out.tokens + size <= HELD_OUT_TOKENS or not held_out.documents:
                         held_out.add(self._with_end(ids))
                     continue
-                if shard is not None and shard.tokens + size > self.shard_tokens:
-                    self._complete(shard, held_out, source, before)
+                if shard is not None and shard.tokens + size > self.job.shard_tokens:
+                    self._complete(shard, held_out, stand, digest_of(document.text))
                     shard = None
                 if shard is None:
                     shard = _File(self.out, f"train-{len(self.place.shards):05d}.bin", "w+b")
@@ -236,7 +176,7 @@ class _Writer:
                 self.tokens += size
                 self.documents += 1
             if shard is not None:
-                self._complete(shard, held_out, len(self.inputs), 0)
+                self._complete(shard, held_out, _Stand(len(self.inputs)))
         finally:
             if shard is not None:
                 shard.close()
@@ -244,34 +184,41 @@ class _Writer:
     def _with_end(self, ids: Ids) -> Ids:
         return np.append(ids, self.tokenizer.document_end).astype(self.kind)
 
-    def _encoded(self) -> Iterator[tuple[int, int, Document, Ids]]:
-        """Documents with the input they are of, and how many of its records come before them."""
-        first, skip = self.place.source, self.place.records
-        behind = sum(source.size for source in self.inputs[:first])
-        for number in range(first, len(self.inputs)):
+    def _encoded(self) -> Iterator[tuple[_Stand, Document, Ids]]:
+        """Documents, each with where it stands."""
+        place = self.place
+        stand = _Stand(place.source, place.records, place.texts)
+        behind = sum(source.size for source in self.inputs[: stand.source])
+        for number in range(stand.source, len(self.inputs)):
             source = self.inputs[number]
-            before = skip
-            for batch in batches(read(source, self.field, skip), lambda one: len(one.text)):
+            documents = read(source, self.job.field, stand.records)
+            for batch in batches(documents, lambda one: len(one.text)):
                 coded = self.tokenizer.encode([document.text for document in batch])
                 for document, ids in zip(batch, coded, strict=True):
-                    yield number, before, document, ids
-                    before = document.records
+                    yield stand, document, ids
+                    texts = chained(stand.texts, document.text)
+                    stand = _Stand(number, document.records, texts)
                 self.report(
                     PrepareProgress(
                         behind + batch[-1].done, self.total, self.tokens, self.documents
                     )
                 )
             behind += source.size
-            skip = 0
+            stand = _Stand(number + 1)
         self.report(PrepareProgress(behind, self.total, self.tokens, self.documents))
 
-    def _complete(self, shard: _File, held_out: _File, source: int, records: int) -> None:
-        """A file of tokens is whole: note it, and where the next one begins."""
-        place = self.place
+    def _complete(self, shard: _File, held_out: _File, stand: _Stand, next: str = "") -> None:
+        """A file of tokens is whole: note it, and where the next one begins.
+
+        ``next``: a digest of the text that it begins with.
+        """
+        place, job = self.place, self.job
         place.shards.append(shard.finish())
         shard.close()
         held_out.flush()
-        place.source, place.records = source, records
+        place.source, place.records, place.texts = stand.source, stand.records, stand.texts
+        place.used_up, place.input = job.used_up(stand.source), job.input(stand.source)
+        place.next = next
         place.held_out_tokens, place.held_out_documents = held_out.tokens, held_out.documents
         self._note()
 

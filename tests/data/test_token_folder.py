@@ -13,8 +13,9 @@ import pytest
 from data_kit import TEXTS, folder, json_lines, tokenizer_bytes
 
 from node.data import documents
+from node.data.begun import PARTIAL
 from node.data.folder import HELD_OUT, ends
-from node.data.prepare import PARTIAL, prepare
+from node.data.prepare import prepare
 from node.data.remote import Folder, FolderTokens
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.trainer.corpus import is_held_out
@@ -143,7 +144,15 @@ def test_what_a_version_has_begun_that_did_not_note_the_document_end_is_finished
     assert begun["shards"]
     inputs = [[i.name, i.size, i.changed] for i in documents.find_inputs([source])]
     job = json.dumps([inputs, tokenizer.digest, "text", 60_000])
+    for later in ("used_up", "input", "texts", "next"):
+        del begun[later]
     note.write_text(json.dumps(begun | {"job": hashlib.sha256(job.encode()).hexdigest()}))
+
+    def stop_at_once(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare([source], tmp_path / "out", tokenizer, shard_tokens=60_000, report=stop_at_once)
     prepare([source], tmp_path / "out", tokenizer, shard_tokens=60_000)
     assert contents(tmp_path / "out") == contents(folder(tmp_path / "whole", bpe=bpe))
 
