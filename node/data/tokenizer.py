@@ -23,7 +23,7 @@ from blake3 import blake3
 from bootstrap.manifest import Manifest
 from node.errors import operator_error, with_extra
 from node.headway import Tell
-from protocols.errors import reason
+from protocols.errors import OperatorError, reason
 
 BYTES = "bytes"  # what the manifest calls the byte tokenizer
 BYTES_VOCABULARY = 256
@@ -157,6 +157,14 @@ class FileTokenizer:
                 f"{name} has no token {document_end}",
                 why="documents are to end with it",
             )
+        added = self._tokenizer.get_added_tokens_decoder().get(self.document_end)
+        self._end_is_special = added is not None and added.special  # else text may mean it
+        # whether text that spells it out has its id: to the models of Unigram and WordLevel a
+        # special token is a piece as any other
+        self.spells_end = False
+        if self._end_is_special:
+            with contextlib.suppress(OperatorError), _refused("the tokenizer cannot encode it"):
+                self.spells_end = self.document_end in self._encoded([added.content])[0].ids
 
     def _end_of(self, name: str, eos: int | None) -> int:
         """What ends a document, where that is not settled; E604 where nothing says it."""
@@ -182,7 +190,7 @@ class FileTokenizer:
         """See :class:`Tokenizer`."""
         texts = [document.decode("utf-8", errors="replace") for document in documents]
         with _refused("the tokenizer cannot encode this text"):
-            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encoded = self._encoded(texts)
         for text, one in zip(texts, encoded, strict=True):
             # a document of nothing but signs, as an emoji, is not worth ending a run
             if not one.ids and self.has_gaps and any(map(str.isalnum, text)):
@@ -192,7 +200,13 @@ class FileTokenizer:
                     why=f"it has no token for anything in {text.strip()[:40]!r}",
                     fix="use a tokenizer that was made for such text, or one with tokens for bytes",
                 )
-        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+        coded: list[Ids] = [np.array(one.ids, dtype=np.uint32) for one in encoded]
+        if not self._end_is_special:
+            return coded
+        return [ids[ids != self.document_end] for ids in coded]  # as NUL is taken out for bytes
+
+    def _encoded(self, texts: list[str]) -> Any:
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     def token(self, number: int) -> str | None:
         """How the vocabulary writes the token with this id; None where it has none."""

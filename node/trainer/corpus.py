@@ -29,7 +29,13 @@ from node.data import plain_text
 from node.data.batches import batches
 from node.data.cached_file import cache_folder, cached
 from node.data.plain_text import SET_PATH
-from node.data.tokenizer import BYTES, BYTES_VOCABULARY, ByteTokenizer, Tokenizer
+from node.data.tokenizer import (
+    BYTES,
+    BYTES_VOCABULARY,
+    ByteTokenizer,
+    FileTokenizer,
+    Tokenizer,
+)
 from node.errors import operator_error
 from node.headway import OnProgress, Tell, counted
 from node.trainer.data import DOCUMENT_END, token_type
@@ -109,8 +115,10 @@ class Corpus:
         """
         tokenizer = tokenizer or ByteTokenizer()
         coded = tokenizer.digest
-        if coded != BYTES:
+        if isinstance(tokenizer, FileTokenizer):
             coded += f"/{tokenizer.document_end}"
+            if tokenizer.spells_end:  # else as by versions that left it in
+                coded += "/taken out"
         key = blake3(shard + f"{seq_len}/{vocab_size}/{coded}".encode())
         name = f"tokens-{TOKENS_FORMAT}-{self.digest[:16]}-{key.hexdigest()[:16]}.bin"
         kind = token_type(vocab_size)

@@ -15,6 +15,7 @@ from node.data.prepare import prepare
 from node.data.stream_recipe import Recipe, read_recipe
 from node.data.supply import Given, _written, make, tokens_for
 from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
+from node.trainer.corpus import collect
 from node.trainer.data import open_tokens
 from protocols.errors import OperatorError
 
@@ -93,6 +94,53 @@ def test_an_end_may_be_named_by_its_id():
     for none in ("#259", "#-1", "#²"):
         with pytest.raises(OperatorError, match=f"has no token {none}"):
             FileTokenizer(data, document_end=none)
+
+
+def of_pieces(model: str) -> bytes:
+    """As those of T5 and XLM-R, to whose model a special token is a piece as any other."""
+    tokenizers = pytest.importorskip("tokenizers")
+    models, before = tokenizers.models, tokenizers.pre_tokenizers
+    pieces = ["<unk>", "</s>", *map(chr, range(33, 127)), "\u2581"]
+    if model == "Unigram":
+        scores = [(piece, -8.0 if len(piece) == 1 else 0.0) for piece in pieces]
+        made = tokenizers.Tokenizer(models.Unigram(scores, 0, False))
+        made.pre_tokenizer = before.Metaspace()
+    else:
+        made = tokenizers.Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, "<unk>"))
+        made.pre_tokenizer = before.WhitespaceSplit()
+    made.add_special_tokens(["<unk>", "</s>"])
+    return made.to_str().encode()
+
+
+@pytest.mark.parametrize("model", ["Unigram", "WordLevel"])
+def test_text_that_spells_the_end_out_does_not_end_a_document(tmp_path, monkeypatch, model):
+    data = of_pieces(model)
+    coder = FileTokenizer(data)
+    assert (coder.document_end, coder.spells_end) == (1, True)
+    (plain, spelled, other) = coder.encode([b"a b", b"a </s> b </s>", b"<unk>"])
+    assert 1 not in spelled
+    assert {*plain.tolist()} <= {*spelled.tolist()}
+    assert other.tolist()  # what is no end stays
+    source = json_lines(tmp_path / "a.jsonl", [f"price {n} </s> now{n}" for n in range(200)])
+    index = prepare([str(source)], tmp_path / "out", coder)
+    ids = np.fromfile(tmp_path / "out" / index.shards[0].name, dtype=index.dtype)
+    assert (ids == 1).sum() == index.documents
+    earlier = tmp_path / "text.txt"
+    earlier.write_text("\n\n".join(TEXTS[:60]), encoding="utf-8")
+    corpus = collect(Data(recipe="text", path=str(earlier)))
+    names = {corpus.training_file(b"", 32, coder, coder.vocab_size).name}
+    monkeypatch.setattr(coder, "spells_end", False)
+    names.add(corpus.training_file(b"", 32, coder, coder.vocab_size).name)
+    assert len(names) == 2  # a version that left the ends in has kept its own
+
+
+def test_where_text_may_not_be_told_from_the_end_it_stays():
+    """A token that is not special is one of text, as a line's end."""
+    data = tokenizer("<|endoftext|>", ordinary=("</s>",))
+    assert FileTokenizer(data, document_end="</s>").encode([b"a</s>b"])[0].tolist()[1] == 257
+    special = FileTokenizer(data)
+    assert not special.spells_end
+    assert special.decode(special.encode([b"a<|endoftext|>b"])[0].tolist()) == "a<|endoftext|>b"
 
 
 @pytest.fixture
