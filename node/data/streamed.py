@@ -44,7 +44,10 @@ class DataSet:
 
     @classmethod
     def parse(cls, place: str) -> DataSet:
-        """From ``datasets:…``; paths that are there become absolute. Raises ValueError."""
+        """From ``datasets:…``; paths that are there become absolute. Raises ValueError.
+
+        With ``files`` a bare NAME is a format, also where a folder is called "json".
+        """
         name, _, rest = place.removeprefix(STREAMED).partition("?")
         name, _, split = name.partition("@")
         # not as forms are read: a plus sign in a path is one
@@ -57,7 +60,9 @@ class DataSet:
             raise ValueError(f"it has no name: {STREAMED}NAME@SPLIT")
         one = {key: value for key, value in given if key != "files"}
         files = tuple(_absolute(value) for key, value in given if key == "files")
-        return cls(_absolute(name), split or "train", files=files, **one)
+        if not files or os.sep in name or name.startswith((".", "~")):
+            name = _absolute(name)
+        return cls(name, split or "train", files=files, **one)
 
     def __str__(self) -> str:
         """The place that :meth:`parse` takes."""

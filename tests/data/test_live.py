@@ -148,6 +148,20 @@ def test_names_are_read_and_written(tmp_path, monkeypatch):
     assert place("https://host/tokens") == "https://host/tokens"
 
 
+def test_a_format_is_one_where_a_folder_has_its_name(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.log").write_text("a line\n")
+    assert next(Reader(DataSet.parse("datasets:text?files=text/*.log"))) == b"a line"
+    for name in ("./text", "~/text", "."):
+        with monkeypatch.context() as patched:
+            patched.setenv("HOME", str(tmp_path))
+            found = DataSet.parse(f"datasets:{name}?files=text/*.log")
+        assert found.name == str(tmp_path / ("" if name == "." else "text"))
+
+
 def test_hosts_of_an_island_compare_what_they_stream(texts, tmp_path):
     paths = [
         recipe_for(run(seed=seed), ByteTokenizer(), texts[1], lambda done, total: None)
