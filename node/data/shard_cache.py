@@ -67,34 +67,35 @@ class ShardCache:
         ):  # one fetches a file, others wait
             if self._intact(path, sha256, size):
                 return path
-            part, most = PartialFile(self.directory, sha256, size), 0
-            left, patience, furthest = TRIES, Patience(), 0
+            part = PartialFile(self.directory, sha256, size)
+            left, patience, furthest, before = TRIES, Patience(), 0, -1
             while left:
                 failure: OperatorError | None = None
                 try:
-                    if self._fetch(source, name, path, part):
+                    ended = self._fetch(source, name, path, part)
+                    if ended is None:
                         self._checked.add(sha256)
                         return path
+                    # an answer without a length breaks off like this, anywhere; a file that is
+                    # too short ends at the same place each time
+                    if ended >= size or ended == before:
+                        left -= 1
+                    else:
+                        failure = operator_error(
+                            "E603",
+                            f"cannot read {source.place}/{name}",
+                            why=f"it ended after {ended:,} of {size:,} bytes",
+                        )
+                        failure.__cause__ = ConnectionError("broken off")  # so that it may pass
+                    before = ended
                 except OperatorError as error:
                     failure = error
                     if is_full(error.__cause__):
                         if self._give_way(part):
                             continue
                         part.drop()
-                # an answer without a length breaks off like this; a file that is too short ends
-                # at the same place each time
-                if failure is None and part.length > most:
-                    failure = operator_error(
-                        "E603",
-                        f"cannot read {source.place}/{name}",
-                        why=f"it ended after {part.length:,} of {size:,} bytes",
-                    )
-                    failure.__cause__ = ConnectionError("broken off")  # so that it may pass
-                most = max(most, part.length)
                 if part.length >= furthest + PROGRESS_BYTES:
                     furthest, patience = part.length, Patience()
-                elif failure is None:
-                    left -= 1
                 if failure is not None and (failure.code != "E603" or not patience.wait(failure)):
                     raise failure
         raise operator_error(
@@ -200,8 +201,8 @@ class ShardCache:
                 self._checked.discard(file.name)
         return size < before
 
-    def _fetch(self, source: FileSource, name: str, path: Path, part: PartialFile) -> bool:
-        """Whether what came is the file; hardly more than its size is taken."""
+    def _fetch(self, source: FileSource, name: str, path: Path, part: PartialFile) -> int | None:
+        """None where what came is the file, else how long it is; hardly more than its size."""
         with self._keeping(), contextlib.closing(part):
             self._make_room(part)
             have = part.resume()
@@ -212,14 +213,15 @@ class ShardCache:
                     while part.length <= part.size and (piece := found.file.read(COPY_BYTES)):
                         part.add(piece)
             if not part.intact:
-                if part.length >= part.size or part.length == have:  # nothing to go on from
+                ended = part.length
+                if ended >= part.size or ended == have:  # nothing to go on from
                     part.drop()
-                return False
+                return ended
             note_used(part.path)
             with self._locked(".lock"):  # or it could be counted twice, under both names
                 part.become(path)
         self.fetched += 1
-        return True
+        return None
 
 
 def note_used(file: int | Path) -> None:

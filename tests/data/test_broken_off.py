@@ -26,7 +26,7 @@ class Place:
 
 
 @contextmanager
-def serving(content, cuts=()):
+def serving(content, cuts=(), ranges=True):
     """A server of HTTP/1.0: its URL, and the first bytes that it was asked for."""
     listening, asked, left = socket.create_server(("127.0.0.1", 0)), [], list(cuts)
 
@@ -37,7 +37,7 @@ def serving(content, cuts=()):
                 if not (said := connection.recv(1 << 16)):
                     return
                 _, _, wanted = said.partition(b"Range: bytes=")
-                start = int(wanted.partition(b"-")[0] or 0)
+                start = int(wanted.partition(b"-")[0] or 0) if ranges else 0
                 asked.append(start)
                 if start >= len(content):
                     connection.sendall(b"HTTP/1.0 416 No\r\n\r\n")
@@ -82,3 +82,22 @@ def test_a_file_that_is_shorter_than_its_index_says_is_refused_soon(tmp_path):
             fetched(tmp_path, url)
         assert caught.value.code == "E603"
     assert len(asked) < 10
+
+
+def test_an_answer_that_breaks_off_anywhere_is_not_taken_for_a_damaged_file(tmp_path):
+    """Without ranges each begins anew, and may end before the one that came furthest."""
+    cuts = [200_000, 150_000, 100_000, 120_000, 90_000, 1]
+    with serving(BODY, cuts, ranges=False) as (url, asked):
+        assert fetched(tmp_path, url) == BODY
+    assert len(asked) == len(cuts) + 1
+
+
+def test_one_that_breaks_off_for_minutes_is_what_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.data.patience.PATIENCE_S", 0.1)
+    cuts = [100_000 - n for n in range(10_000)]
+    with (
+        serving(BODY, cuts, ranges=False) as (url, _asked),
+        pytest.raises(OperatorError, match="it ended after") as caught,
+    ):
+        fetched(tmp_path, url)
+    assert caught.value.code == "E603"
