@@ -262,8 +262,8 @@ _ROWS = (
     Kind(
         "E603",
         "a token folder cannot be used",
-        "a file of it is missing, cannot be written or has another hash, or it was made for "
-        "another run's tokenizer",
+        "a file of it is missing, cannot be written or has another hash, it is not finished, or it "
+        "was made for another run's tokenizer",
         "make it again with `node data prepare`, and look at it with `node data inspect`",
     ),
     Kind(

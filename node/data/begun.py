@@ -18,7 +18,7 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict
 
 from node.data.documents import Input, read
-from node.data.folder import HELD_OUT, INDEX, Shard, ends
+from node.data.folder import HELD_OUT, INDEX, PARTIAL, Shard, ends
 from node.data.streamed import is_stream
 from node.data.tokenizer import FileTokenizer, Tokenizer
 from node.errors import operator_error
@@ -26,7 +26,6 @@ from node.headway import Tell, counted
 from protocols.errors import OperatorError
 from protocols.files import DRAFT
 
-PARTIAL = ".partial.json"
 BEGUN = (HELD_OUT, ends(HELD_OUT))  # there, and empty, before anything is noted
 
 

@@ -15,6 +15,7 @@ A document's last token is the tokenizer's document end. Files hold whole docume
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from node.errors import operator_error
 from node.setting_values import is_url
 
 INDEX = "data.json"
+PARTIAL = ".partial.json"  # in the place of the index until all is made
 HELD_OUT = "held-out.bin"
 MAX_INDEX_BYTES = 64 * 1024 * 1024
 ENDS = ".ends"
@@ -101,3 +103,14 @@ def is_folder(place: str) -> bool:
         return False
     # Path.is_file raises where a parent folder cannot be entered; reading it tells of that
     return is_url(place) or os.path.isfile(os.path.join(place, INDEX))
+
+
+def check_finished(folder: Path) -> None:
+    """E603 for a token folder of which only a part is made."""
+    if os.path.isfile(folder / PARTIAL) and not os.path.isfile(folder / INDEX):
+        raise operator_error(
+            "E603",
+            f"{folder} is not finished",
+            why="`node data prepare` was stopped, or is at work there",
+            fix="give that command again: it goes on where it was",
+        )

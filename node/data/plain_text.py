@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from node.data.folder import HELD_OUT
+from node.data.folder import HELD_OUT, check_finished
 from node.errors import operator_error
 from node.headway import Headway, OnProgress, Tell
 from node.trainer.data import DOCUMENT_END, encode
@@ -90,7 +90,8 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
 
     That is one path where there is such a file or folder, else several, separated as in PATH.
     ``tell`` gets what is left out of folders, and what is JSON, as lines for people. Raises
-    OperatorError E601 where there is no text, or a file that is named is none.
+    OperatorError E601 where there is no text, or a file that is named is none; E603 as
+    :func:`look_into`.
     """
     found: list[Path] = []
     left_out: list[str] = []
@@ -140,8 +141,10 @@ def look_into(
 
     What is hidden or empty is in neither list. ``taken`` are endings of names that need no look. A
     token folder is left out with all that is in it: its index is text as well. ``tell``
-    gets how far it has come, where that takes long.
+    gets how far it has come, where that takes long. Raises OperatorError E603 for a token folder
+    that is not finished.
     """
+    check_finished(folder)
     files: list[Path] = []
     others: list[str] = []
     tokens: set[Path] = set()

@@ -21,9 +21,9 @@ from typing import BinaryIO
 import numpy as np
 
 from node.data.batches import batches
-from node.data.begun import BEGUN, PARTIAL, Job, Place, begin, chained, digest_of
+from node.data.begun import BEGUN, Job, Place, begin, chained, digest_of
 from node.data.documents import Document, find_inputs, read
-from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
+from node.data.folder import HELD_OUT, INDEX, PARTIAL, Index, Shard, ends
 from node.data.intact import file_sha256
 from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer, tell_of_gaps
 from node.errors import cannot_write, operator_error

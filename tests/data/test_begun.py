@@ -14,9 +14,8 @@ from data_kit import TEXTS, json_lines
 
 from node.data import batches
 from node.data import prepare as preparing
-from node.data.begun import PARTIAL
 from node.data.documents import find_inputs
-from node.data.folder import INDEX
+from node.data.folder import INDEX, PARTIAL
 from node.data.prepare import prepare
 from node.data.tokenizer import ByteTokenizer, Ids
 from protocols.errors import OperatorError

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from data_kit import TEXTS, folder, json_lines
 
+from bootstrap.manifest import Manifest
 from node.data import documents, plain_text
 from node.data.prepare import prepare
 from node.data.remote import Folder
+from node.data.supply import Given, make
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from protocols.errors import OperatorError
 
@@ -78,6 +80,22 @@ def test_a_token_folder_is_not_read_as_text(tmp_path):
         with pytest.raises(OperatorError) as caught:
             read()
         assert caught.value.code == "E601"
+
+
+def test_a_token_folder_that_is_not_finished_is_told_of(tmp_path):
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    source, half = json_lines(tmp_path / "a.jsonl"), tmp_path / "half"
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(source)], half, BYTES, report=stop)
+    for read in (
+        lambda: make(Manifest(), str(half), Given(), tmp_path, lambda done, total: None),
+        lambda: documents.find_inputs([str(half)]),
+    ):
+        with pytest.raises(OperatorError, match="half is not finished") as caught:
+            read()
+        assert (caught.value.code, "again" in caught.value.fix) == ("E603", True)
 
 
 def test_a_link_to_a_folder_is_named(tmp_path):

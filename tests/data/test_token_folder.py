@@ -13,8 +13,7 @@ import pytest
 from data_kit import TEXTS, folder, json_lines, tokenizer_bytes
 
 from node.data import documents
-from node.data.begun import PARTIAL
-from node.data.folder import HELD_OUT, ends
+from node.data.folder import HELD_OUT, PARTIAL, ends
 from node.data.prepare import prepare
 from node.data.remote import Folder, FolderTokens
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
