@@ -148,7 +148,11 @@ class ShardCache:
         return True
 
     def _make_room(self, part: PartialFile) -> None:
-        """Throw out what was not used for longest, and open the file, which holds the room."""
+        """Throw out what was not used for longest, and open the file, which holds the room.
+
+        What others are fetching stays: what they do together may not fit. To wait for them would
+        gain nothing where each of their files is thrown out again before it is read.
+        """
         if part.size > self.max_bytes:
             raise operator_error(
                 "E603",
