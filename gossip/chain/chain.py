@@ -200,6 +200,8 @@ class Chain(Reports, OwnStatus, RoundFacts):
             if certificate is not None:
                 self.ledger.add(certificate, {})
             self.note(ready=False)  # the work that was ready belongs to another place
+            if self.trial is not None and not same:
+                self.trial = Trial()  # the rounds in between may have shown something of anybody
             self._open_round()
             if not same:
                 self._take_office()

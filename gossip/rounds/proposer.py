@@ -24,6 +24,7 @@ class Proposer:
     agreement: Agreement
     promises: dict[PeerId, Promise] = field(default_factory=dict)  # for the ballot asked for last
     _asked: Prepare | None = None
+    _aside: dict[PeerId, tuple[float, Promise]] = field(default_factory=dict)  # not counted; when
     _outbid: bool = False  # somebody has promised a higher ballot than I asked for
 
     def prepare(self, epoch: int, roster: tuple[PeerId, ...]) -> Prepare:
@@ -47,7 +48,7 @@ class Proposer:
             number += (least - number + step - 1) // step * step
         place = agreement.place
         self._asked = Prepare(place.fragment, place.round, epoch, number, place.previous, roster)
-        self.promises, self._outbid = {}, False
+        self.promises, self._aside, self._outbid = {}, {}, False
         return self._asked
 
     def on_promise(self, sender: PeerId, promise: Promise) -> Remains | None:
@@ -56,15 +57,9 @@ class Proposer:
         A promise of a higher ballot than I asked for does not count; the others may suffice.
         Raises RemoteProtocolError for one whose content does not belong to this round.
         """
-        self.agreement.heard(sender, promise.epoch)
-        asked = self._asked
-        if asked is None or sender not in asked.roster:
+        if (asked := self._answered(sender, promise)) is None:
             return None
         ballot = (asked.epoch, asked.ballot)
-        if (promise.epoch, promise.ballot) != ballot:
-            self._outbid |= (promise.epoch, promise.ballot) > ballot
-            return None
-        self._check(promise, ballot)
         self.promises[sender] = promise
         needed = len(asked.roster) if asked.epoch > 0 else majority(asked.roster)
         if len(self.promises) < needed:
@@ -79,6 +74,29 @@ class Proposer:
                 if voted is None or at > voted[0]:
                     voted = (at, given.voted)
         return Remains(ballot, asked.roster, voted[1] if voted else None, held)
+
+    def set_aside(self, sender: PeerId, promise: Promise, now: float) -> None:
+        """Do not count a promise yet: the others may suffice. Raises as :meth:`on_promise` does."""
+        if self._answered(sender, promise) is not None:
+            self._aside.setdefault(sender, (now, promise))
+
+    def aside_since(self, before: float) -> list[tuple[PeerId, Promise]]:
+        """What was set aside by then, if the others have not sufficed."""
+        aside = self._aside.items() if self._asked is not None else ()
+        return [(peer, promise) for peer, (at, promise) in aside if at <= before]
+
+    def _answered(self, sender: PeerId, promise: Promise) -> Prepare | None:
+        """What I have asked, if this promises it."""
+        self.agreement.heard(sender, promise.epoch)
+        asked = self._asked
+        if asked is None or sender not in asked.roster:
+            return None
+        ballot = (asked.epoch, asked.ballot)
+        if (promise.epoch, promise.ballot) != ballot:
+            self._outbid |= (promise.epoch, promise.ballot) > ballot
+            return None
+        self._check(promise, ballot)
+        return asked
 
     def _check(self, promise: Promise, ballot: Ballot) -> None:
         agreement = self.agreement

@@ -151,16 +151,11 @@ class Round:
                 return self._instructions(self.agreement.on_votes(message), now)
             case Promise(voted=Outcome() as voted) if not self.succession.bears(
                 message.voted_epoch, voted, now, self._patience()
-            ):
-                return []  # I would have to propose its roster: the others' promises may suffice
-            case Promise(voted=Outcome() as voted) if self.leadership.disregards(
-                sender, voted, now
-            ):
+            ):  # I would have to propose its roster: the others' promises may suffice
+                self.proposer.set_aside(sender, message, now)
                 return []
             case Promise():
-                remains = self.proposer.on_promise(sender, message)
-                self.leadership.note_held(sender, message)
-                out = [] if remains is None else self._lead(remains, now)
+                out = self._on_promise(sender, message, now)
             case Suspect():
                 self.company.reported(sender, message, now)
                 return []  # a report makes nothing due at once
@@ -205,6 +200,23 @@ class Round:
         elif self.agreement.promised > before:  # a repeated request delays nobody any further
             self._election.put_off(now)
         return answer
+
+    def _on_promise(self, sender: PeerId, promise: Promise, now: float) -> list[Instruction]:
+        """Count a promise, and lead once they are enough."""
+        voted = promise.voted
+        if voted is not None and self.leadership.disregards(sender, voted, now):
+            return []
+        remains = self.proposer.on_promise(sender, promise)
+        self.leadership.note_held(sender, promise)
+        return [] if remains is None else self._lead(remains, now)
+
+    def _count_those_aside(self, now: float) -> list[Instruction]:
+        """Lead by promises that I would rather do without, if it cannot be helped."""
+        patience, out = self._patience(), list[Instruction]()
+        if self.succession.has_no_choice(now, patience):
+            for sender, promise in self.proposer.aside_since(now - patience):
+                out += self._on_promise(sender, promise, now)
+        return out
 
     def on_products(self, gram: Gram, now: float) -> list[Instruction]:
         """All slices of a draft's part that I own are in; ``gram`` has their inner products."""
@@ -277,6 +289,8 @@ class Round:
         self._election.not_lost()
         if self.forgot and self._epoch() == 0:
             return []
+        if out := self._count_those_aside(now):
+            return out
         accused, overdue = self.company.accused(now, self._patience()), self._drafting.overdue(now)
         told = self.telling.suspects(accused, lambda: self.leadership.leaders(now, overdue))
         if not self._leader_is_due(now):

@@ -33,6 +33,7 @@ class Succession:
     _approved: tuple[tuple[PeerId, ...], int] = ((), 0)
     _objected_at: float | None = None  # first in this round
     _waits_since: float | None = None  # for the others' votes, with all parts held
+    _refused_since: float | None = None  # too many newcomers, and no plan that I bear came since
 
     @property
     def withheld(self) -> bool:
@@ -58,7 +59,8 @@ class Succession:
         """Whether I vote for what this says of the members, in a plan of ``epoch``.
 
         Always after some time (``patience``, seconds): I may be the one who is wrong, and if
-        somebody has voted for it already there may be no other way on.
+        somebody has voted for it already there may be no other way on. But too many newcomers I
+        bear only where I lead and have to repeat a vote for them (:meth:`has_no_choice`).
         """
         voted = self.agreement.voted
         if voted is not None and _members(voted[1]) == _members(said):
@@ -67,6 +69,7 @@ class Succession:
         named = set(said.next_roster)
         trial, come = self.company.trial, named.difference(office)
         if trial is not None and come and len(come) > trial.room(named.intersection(office)):
+            self._refused_since = now if self._refused_since is None else self._refused_since
             return False  # all who have seen the same certificates find so
         if self._objected_at is not None and now >= self._objected_at + YIELDS * patience:
             return True
@@ -84,6 +87,14 @@ class Succession:
             self._objected_at = now
         return False
 
+    def has_no_choice(self, now: float, patience: float) -> bool:
+        """Whether I have refused what takes too many in for so long that I do with such promises.
+
+        No plan that I bear has come meanwhile, so maybe none can: those who were started again
+        take others for tried who are untried, and have voted for what the rest never votes for.
+        """
+        return self._refused_since is not None and now >= self._refused_since + YIELDS * patience
+
     def in_vain(self, now: float, patience: float) -> bool:
         """Whether the others have had their time to decide on a plan that I hold all of."""
         if self._waits_since is None:
@@ -93,6 +104,8 @@ class Succession:
     def replanned(self) -> None:
         """There is a new plan."""
         self._waits_since = None
+        if not self.withheld:
+            self._refused_since = None
 
     def _miscounted(self, servers: int, now: float) -> int:
         """By how many members this count of servers is off; the silent may be either."""

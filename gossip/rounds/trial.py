@@ -6,7 +6,9 @@ are alive, so nobody goes on without them. So where strangers come, those in off
 rounds have anything, a contribution or a merged part, are a majority by themselves once they are
 two.
 
-All of it follows from certificates, so members who have seen the same ones find the same.
+All of it follows from certificates, so members who have seen the same ones find the same. Those who
+were started again have seen fewer, and let in more; what they have voted for comes to pass where
+nothing else can be decided (:mod:`gossip.rounds.succession`).
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 from round_kit import Peer, World, agree, under_way
 
+from gossip.rounds.instructions import Broadcast, Instruction, Send
 from gossip.rounds.round import Round
 from gossip.rounds.succession import OTHERWISE, YIELDS, Succession
 from gossip.rounds.trial import Trial
 from protocols.identity import Identity, PeerId
-from protocols.messages import Promise
+from protocols.messages import Outcome, Plan, Promise
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -135,6 +136,83 @@ def test_a_candidate_does_without_the_promise_that_would_bind_it_to_such_a_roste
     free = Promise(0, prepare.ballot, 0, 0, None, ())
     current.proposer.on_promise(other.identity.peer_id, free)
     assert current.proposer.promises.keys() == {current.me, other.identity.peer_id}
+
+
+def candidate() -> tuple[World, Round, tuple[Peer, Peer, Peer], Outcome]:
+    """One of four stands, another one has voted for what takes in too many among strangers."""
+    world = World(4, seed=1)
+    leader, (one, other, third) = under_way(world)
+    mine, its = one.round, leader.round
+    assert mine is not None
+    assert its is not None
+    while its.agreement.voted is None:
+        world.run(world.now + 0.01)
+    assert not mine.finished
+    names = [Identity.from_seed(bytes([60 + n]) * 32).peer_id for n in range(4)]
+    voted = dataclasses.replace(
+        its.agreement.voted[1], next_roster=tuple(sorted([*mine.roster, *names]))
+    )
+    mine.company.trial = Trial()
+    stand(mine)
+    return world, mine, (leader, other, third), voted
+
+
+def stand(mine: Round) -> None:
+    """Ask for promises, mine first."""
+    promise = mine.agreement.on_prepare(mine.me, mine.proposer.prepare(0, mine.roster))
+    assert isinstance(promise, Promise)
+    mine.proposer.on_promise(mine.me, promise)
+
+
+def promise(world: World, mine: Round, by: Peer, voted: Outcome | None) -> list[Instruction]:
+    """Somebody promises what a candidate has asked for last."""
+    given = Promise(*mine.agreement.promised, 0, 0, voted, ())
+    return mine.on_message(by.identity.peer_id, given, world.now)
+
+
+def pass_by(world: World, mine: Round, seconds: float) -> list[Instruction]:
+    """So much time passes, in which all are there and nothing comes; what is due then."""
+    world.now += seconds
+    mine.membership.forgive(seconds, world.now)
+    return mine.tick(world.now)
+
+
+def proposed(instructions: list[Instruction]) -> list[Plan]:
+    """The plans among what is to be done."""
+    said = [one.message for one in instructions if isinstance(one, (Broadcast, Send))]
+    return [message for message in said if isinstance(message, Plan)]
+
+
+def test_a_candidate_leads_by_such_a_promise_where_it_finds_no_majority_else() -> None:
+    """Else nobody could: some restarted, take others for tried, and have voted."""
+    world, mine, (voter, other, _), voted = candidate()
+    patience = mine._patience()
+    for _ in range(9):
+        assert promise(world, mine, voter, voted) == []
+        assert proposed(promise(world, mine, other, None)) == []
+        assert proposed(pass_by(world, mine, patience * YIELDS / 10)) == []
+    (plan,) = proposed(pass_by(world, mine, patience))
+    assert plan.next_roster == voted.next_roster
+    assert not mine.succession.withheld, "it has to, and so it votes for it"
+
+
+def test_a_candidate_gives_the_others_time_first_however_long_it_has_stood() -> None:
+    """Names that were never voted in get in by no claim of a vote while the others promise."""
+    world, mine, (liar, other, third), voted = candidate()
+    patience = mine._patience()
+    for _ in range(3):  # they are slow, and lost on their way
+        promise(world, mine, liar, voted)
+        pass_by(world, mine, patience * YIELDS / 2)
+        mine.proposer._outbid = True
+        stand(mine)
+    assert promise(world, mine, liar, voted) == []
+    assert proposed(pass_by(world, mine, 0.9 * patience)) == []
+    assert promise(world, mine, other, None) == []
+    (plan,) = proposed(promise(world, mine, third, None))
+    assert plan.next_roster != voted.next_roster
+    stand(mine)
+    assert promise(world, mine, liar, voted) == []
+    assert proposed(pass_by(world, mine, 2 * patience)) == [], "it began anew with that plan"
 
 
 @pytest.mark.parametrize("count", [3, 5])

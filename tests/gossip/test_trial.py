@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from exchange_kit import until
 from gossip_kit import announce_of, decided
 from identity_kit import identity
 from simulated_swarm import Member, SimulatedSwarm, contributes, lengths, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
+from gossip.plans.certificate import leader_order
 from gossip.plans.rules import Rules
 from gossip.plans.validity import MAX_ROSTER
 from gossip.rounds.trial import PATIENT, Trial
@@ -102,6 +105,68 @@ def test_twelve_honest_ones_are_soon_in_office(founders: int, rounds: int) -> No
             took = next(n for n, office in enumerate(offices(first)) if set(office) == everybody)
             assert took - began <= rounds
             assert all(contributes(newcomer, first, 0) for newcomer in newcomers)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_members_that_took_others_for_tried_stop_no_run(again: int, tmp_path: Path) -> None:
+    """Some of four are started again, lead, and take in more than the rest ever votes for."""
+
+    async def main() -> None:
+        async with simulated_swarm(
+            3, made=Open, size=4000, think=(3.0, 3.3), records=tmp_path
+        ) as swarm:
+            first, second, third = swarm.members.values()
+            newcomer, *more = ONES[:4]
+            office = tuple(sorted([*swarm.roster, newcomer.peer_id]))
+
+            def leads_next() -> bool:
+                next_ = first.replica.place.round + 1
+                return next_ > 2 and leader_order(RUN, 0, next_, office)[0] == first.peer
+
+            await until(leads_next, 60.0)
+            untried = swarm.start(newcomer, status="joining", new_identity=True)
+            everybody = [first, second, third, untried]
+            await until(lambda: all(one.replica.roster == office for one in everybody), 20.0)
+            stood_at = third.replica.place.round
+            for one in (first, second)[:again]:
+                await swarm.kill(one)
+            await asyncio.sleep(0.3)
+            for one in (first, second)[:again]:
+                swarm.restart(one)
+            for one in more:
+                swarm.start(one, status="joining", new_identity=True)
+            if again == 1:
+                voted = swarm.members[first.peer].swarm.chains[0]
+                await until(lambda: voted.round.agreement.voted is not None, 20.0)
+                assert third.replica.place.round == stood_at
+                await swarm.kill(untried)  # the rest are no majority without who has voted
+            await until(lambda: third.replica.place.round >= stood_at + 5, 90.0)
+            swarm.agree()
+
+    virtual_time.run(main())
+
+
+def test_who_has_missed_rounds_takes_everybody_for_tried() -> None:
+    """They may have shown something in these."""
+    ids = [one.peer_id for one in ONES]
+
+    async def main() -> None:
+        async with simulated_swarm(3, made=Open, size=4000) as swarm:
+            chain = next(iter(swarm.members.values())).swarm.chains[0]
+            assert chain.trial is not None
+            chain.trial.note(certificate(0, range(4), range(7), range(4)))
+            assert chain.trial.room(ids[:7]) == 0
+            here = chain.replica.place
+            further = replace(here, round=9, previous=bytes(32), work=2 * here.work + 1)
+
+            async def jump() -> None:
+                """Its state is replaced."""
+
+            await chain.move(jump, further, None, chain.lineage)
+            assert chain.trial.room(ids[:7]) == 6
+            assert chain.round.trial is chain.trial
 
     virtual_time.run(main())
 
