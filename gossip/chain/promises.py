@@ -11,7 +11,8 @@ safely on the disk. Therefore:
   it may have voted, whether it began at that round or has come there by what others decided;
 - in a later round, or one of the same number that builds on another certificate, it is bound by
   nothing, and takes part as if it had never been away. So a swarm that has started again from older
-  checkpoints is held up in the first round alone.
+  checkpoints is held up in the first round alone; from checkpoints so old that there are no marks
+  of the rounds after them, in each of these.
 
 So no member votes for two outcomes of one round, whenever it is killed: before the round is on disk
 nothing has left; afterwards it keeps out of it. A record that is missing, torn, or of another
