@@ -7,22 +7,29 @@ lays out its own GPUs, which device it has, or where it keeps files is its own b
 >>> manifest.run_id.hex(), manifest.label
 ('8c41…', 'tiny-docs-8c41')
 
-The canonical form is UTF-8 JSON with sorted keys, no spaces, every key present (a default may
-differ from one version to the next, so none is left out but :data:`LEFT_OUT`) and floats as the
-shortest decimal that reads back as the same float64.
+Its canonical form is in :mod:`bootstrap.manifest_form`. A manifest that is read, since its run is
+under way, does not have to be one that this version would make (:mod:`bootstrap.manifest_rules`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from blake3 import blake3
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
+from bootstrap.manifest_form import (
+    READING,
+    canonical_bytes,
+    flat,
+    is_read,
+    not_canonical,
+    unread,
+    with_left_out,
+)
 from bootstrap.manifest_gossip import PAIRED, Gossip, check_gossip
 from bootstrap.manifest_modes import check_gradients, check_mode, check_trust, with_defaults
 from bootstrap.manifest_rounds import (
@@ -34,14 +41,12 @@ from bootstrap.manifest_rounds import (
     Rounds,
     Section,
 )
-from bootstrap.validation import check, explain, read_toml
+from bootstrap.manifest_rules import check_new
+from bootstrap.validation import check, read_toml
 from protocols.errors import Malformed
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
-# keys of "script" that are left out where they are empty: runs without them keep the id that they
-# had before these keys existed
-LEFT_OUT = ("frozen", "frozen_marks")
 MARK, MOST_MARKS = 4, 1024  # hex digits a frozen tensor; with more tensors there are no marks
 
 
@@ -250,8 +255,8 @@ class Manifest(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, given: Any) -> Any:
-        return with_defaults(given)
+    def _defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        return with_left_out(given) if is_read(info) else with_defaults(given)
 
     @model_validator(mode="after")
     def _mode(self) -> Manifest:
@@ -294,36 +299,33 @@ class Manifest(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _new(self, info: ValidationInfo) -> Manifest:
+        if not is_read(info):
+            check_new(self.mode, self.outer, self.rounds)
+        return self
+
     def canonical(self) -> bytes:
         """The bytes that are hashed, signed and sent; equal manifests have equal bytes."""
-        plain = _no_negative_zero(self.model_dump(mode="json"))
-        for key in LEFT_OUT:
-            if not plain["script"][key]:
-                del plain["script"][key]
-        return json.dumps(
-            plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
+        return canonical_bytes(self.model_dump(mode="json"))
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Manifest:
         """Read canonical bytes from a peer; raises :class:`Malformed` and nothing else.
 
         Only the canonical form is taken, so that the run id has one preimage: duplicate or
-        missing keys, spaces and text in the place of numbers are refused.
+        missing keys, spaces and text in the place of numbers are refused. What another version of
+        Atoll may have made is :class:`~protocols.errors.OtherVersion`.
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise Malformed(f"manifest of {len(data)} bytes exceeds {MAX_MANIFEST_BYTES}")
         data = bytes(data)
         try:
-            manifest = cls.model_validate_json(data)  # bounds the depth itself
+            manifest = cls.model_validate_json(data, context=READING)  # bounds the depth itself
         except ValidationError as error:
-            raise Malformed(f"manifest: {'; '.join(explain(error, cls)[:8])}") from error
-        if manifest.canonical() != data:
-            missing = _missing_keys(data, manifest)
-            raise Malformed(
-                "manifest: not in canonical form"
-                + (f" (without {', '.join(missing[:8])})" if missing else "")
-            )
+            raise unread(error, cls) from error
+        if (canonical := manifest.canonical()) != data:
+            raise not_canonical(data, canonical)
         return manifest
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -365,27 +367,3 @@ def difference(ours: Manifest, theirs: Manifest) -> list[str]:
     """Where two manifests differ, for E201: ``["model.n_layers 12 != 16"]``."""
     left, right = flat(ours.model_dump(mode="json")), flat(theirs.model_dump(mode="json"))
     return [f"{key} {left[key]} != {right[key]}" for key in left if left[key] != right[key]]
-
-
-def flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as one, by keys like ``rounds.codec``."""
-    found: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
-
-
-def _missing_keys(data: bytes, manifest: Manifest) -> list[str]:
-    given = flat(json.loads(data))
-    return [key for key in flat(json.loads(manifest.canonical())) if key not in given]
-
-
-def _no_negative_zero(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _no_negative_zero(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_no_negative_zero(item) for item in value]
-    return value + 0.0 if isinstance(value, float) else value

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_rounds import (
     COARSE,
     MOST_COUNT,
@@ -63,8 +62,6 @@ MODE_ROUNDS: dict[str, dict[str, Any]] = {
     "sparta": SPARTA["rounds"],
     "allreduce": {"inner_steps": 1, "total_rounds": 3000},
 }
-# for rules that apply an arrival in full: with a higher η, η D of two islands exceeds their mean
-MOST_LR_AT_WILL = 0.5
 STREAMING_FRAGMENTS = 4  # or as many as there are layers
 
 
@@ -192,36 +189,8 @@ def check_trust(rounds: Rounds, merge: Merge) -> None:
         )
 
 
-def check_arrivals(optimizer: str, lr: float) -> None:
-    """Raise ValueError for an outer optimizer that goes astray where every arrival is a round.
-
-    Of the rules with momentum or second moments only delayed-nesterov takes an arrival for its
-    share, and waits with the momentum until shares add up to one (2401.09135). The others carry
-    on, or scale, one island's work as if it were the mean of all. ``lr`` is the highest η.
-    """
-    if optimizer == "delayed-nesterov":
-        return
-    if optimizer not in ("sgd", "sparseloco"):
-        raise ValueError(
-            f"outer.optimizer {optimizer} where a round begins as soon as one island is ready: "
-            "each arrival would be a full outer step, with momentum that grows stale; use "
-            "delayed-nesterov, which takes each for its share (delayed Nesterov), or set "
-            "rounds.quorum to 0.5"
-        )
-    if lr > MOST_LR_AT_WILL:
-        raise ValueError(
-            f"outer.optimizer {optimizer} with outer.lr {lr:g} where a round begins as soon as one "
-            "island is ready: the model would move by the sum of what islands bring, not by its "
-            f"mean; set outer.lr to one by their number, {MOST_LR_AT_WILL:g} at most, or use "
-            "delayed-nesterov with outer.momentum and outer.momentum_start 0"
-        )
-
-
 def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError where a mode's name and the knobs contradict each other."""
-    if rounds.at_will and rounds.staleness != 0 and mode not in PAIRED:
-        check_arrivals(outer.optimizer, outer.highest_lr)
-        _check_kept(rounds)
     _check_fragments(mode, rounds.fragments)
     if rounds.clients < 1 and mode != "fedavg":
         raise ValueError(
@@ -257,20 +226,6 @@ def _check_fragments(mode: str, fragments: int) -> None:
         raise ValueError(
             f"mode diloco with rounds.fragments {fragments}: merging in fragments that take "
             "turns is mode streaming"
-        )
-
-
-def _check_kept(rounds: Rounds) -> None:
-    """What an island keeps of merged work is for rounds in which all others take it back.
-
-    In a mean of all, what sets islands apart from it adds up to nothing. Of an arrival nearly all
-    of the work itself would stay, to be sent and merged again.
-    """
-    if rounds.fragments > 1 and rounds.alpha:
-        raise ValueError(
-            f"rounds.alpha {rounds.alpha:g} where a round begins as soon as one island is ready: "
-            "that share of work which is merged already would be sent again; leave it at 0 there, "
-            "or set rounds.quorum to 0.5"
         )
 
 

@@ -136,15 +136,6 @@ class Outer(Section):
                 f"outer.optimizer {self.optimizer} has no momentum: leave outer.momentum and "
                 "outer.momentum_start at 0, or use heavyball or nesterov"
             )
-        warmed = self.warmup_rounds and self.momentum_start != self.momentum
-        if self.optimizer in ("adam", "yogi") and warmed:
-            raise ValueError(
-                f"outer.optimizer {self.optimizer} with outer.momentum_start "
-                f"{self.momentum_start:g} and outer.momentum {self.momentum:g}: its first moments "
-                "are corrected for their start at zero by one β₁ from the first round on, and with "
-                "another one steps overshoot; leave outer.momentum_start away, and warm up "
-                "outer.lr_start"
-            )
         return self
 
 

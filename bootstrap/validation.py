@@ -67,9 +67,9 @@ def check(model: type[M], values: Mapping[str, Any], where: str) -> M:
         ) from error
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line a mistake: key, value, what is allowed."""
-    return [_explain(dict(item), model) for item in error.errors(include_url=False)]
+def explain(error: ValidationError, model: type[BaseModel], *, suggest: bool = True) -> list[str]:
+    """One line a mistake: key, value, what is allowed; with ``suggest``, what may be meant."""
+    return [_explain(dict(item), model, suggest) for item in error.errors(include_url=False)]
 
 
 def bad_config(what: str, why: str, fix: str) -> OperatorError:
@@ -122,11 +122,11 @@ def _worded(words: str, bound: Any) -> str:
     return f"{words} {bound}" if bound is not None else ""
 
 
-def _explain(item: dict[str, Any], model: type[BaseModel]) -> str:
+def _explain(item: dict[str, Any], model: type[BaseModel], suggest: bool) -> str:
     path = [part for part in item["loc"] if isinstance(part, str)]
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(path, model)}"
+        return f"{key}: unknown key" + (_suggestion(path, model) if suggest else "")
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":  # a rule across keys: its text names them
         return f"{key}: {message}" if path and _field(path, model) else message
@@ -137,7 +137,7 @@ def _explain(item: dict[str, Any], model: type[BaseModel]) -> str:
     limits = allowed(field) if field is not None else ""
     if item["type"] in _RANGE_ERRORS and limits:
         message = f"must be {limits}"
-    if item["type"] == "literal_error" and field is not None:
+    if item["type"] == "literal_error" and field is not None and suggest:
         message += nearest(str(item["input"]), map(str, get_args(field.annotation)))
     return f"{key} = {_shown(item['input'])}: {message}"
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bootstrap.manifest import Manifest, flat
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_form import flat
 from bootstrap.validation import toml_value
 from node.data.supply import OWN_TEXT
 from node.modes import once

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_modes import EAGER_RATES
+from bootstrap.manifest_rules import check_new
 from gossip.place import Place
 from gossip.plans.rules import Clients
 from node.errors import operator_error
@@ -108,6 +109,10 @@ def doubts(manifest: Manifest, *, schedule: bool = True) -> list[str]:
             "encodes the result is lost, where means have it sent with the next; int4 leaves "
             "nothing out"
         )
+    try:
+        check_new(manifest.mode, outer, rounds)
+    except ValueError as error:
+        found.append(f"an earlier version made this run, and none is made so any more: {error}")
     return found + (_off_schedule(manifest) if schedule else [])
 
 

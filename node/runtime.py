@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_form import READING
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__, clock
@@ -252,7 +253,7 @@ class Node:
         if (run := self.state.run) is None:
             return None
         place = TokensNote.of(self.home.root / NOTE, run.id).place
-        return flags_again(Manifest.model_validate(run.manifest), place)
+        return flags_again(Manifest.model_validate(run.manifest, context=READING), place)
 
     async def _stop_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -13,6 +13,7 @@
         ├── LocalProtocolError   our own code broke the rules: a bug
         └── RemoteProtocolError  the peer broke the rules: refuse, count, go on
             ├── Malformed        does not decode, or exceeds a bound
+            │   └── OtherVersion another version of Atoll may have made it so
             ├── BadSignature     signature, signer or certificate does not verify
             ├── Contradiction    signed two things of which one excludes the other
             │   └── Disagreement several peers say what only one of them can be right in
@@ -168,6 +169,10 @@ class Malformed(RemoteProtocolError):
     """Bytes that do not decode, or exceed a bound."""
 
     reason = Reason.MALFORMED
+
+
+class OtherVersion(Malformed):
+    """What is not of a form that this version of Atoll knows, but may be of another's (E202)."""
 
 
 class BadSignature(RemoteProtocolError):

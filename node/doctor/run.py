@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_form import READING
 from node.directories import kept_manifest, newest_checkpoint
 from node.statedir import StateDir
 from node.status import fetch
@@ -25,6 +26,6 @@ def of_directory(directory: Path) -> Manifest | None:
         return kept_manifest(newest) if newest else None
     try:
         run = fetch(directory)["run"]
-        return Manifest.model_validate(run["manifest"]) if run else None
+        return Manifest.model_validate(run["manifest"], context=READING) if run else None
     except (OperatorError, ValidationError, KeyError, TypeError):
         return None  # it is just starting, hangs, or is of another version

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_form import READING
 from node import __version__
 from node.config import NodeConfig
 from node.data.patience import Patience
@@ -279,7 +280,7 @@ class Helper:
 
     async def _prepare(self, job: Job) -> None:
         """Make or open this host's tokens, the same as host 0's."""
-        manifest = Manifest.model_validate_json(job.manifest)
+        manifest = Manifest.model_validate_json(job.manifest, context=READING)
         (self.home.root / "evaluation.bin").write_bytes(job.shard)
         place = self.config.data or job.place
         wanted = True

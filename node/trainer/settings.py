@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_form import READING
 from node.trainer.dims import ParallelDims
 
 SETTINGS_FILE = "trainer-settings.json"
@@ -22,12 +23,20 @@ EXIT_ORPHANED = 80  # the daemon is gone
 EXIT_STUCK = 81  # a collective call did not end in time: a rank that still runs is not in it
 
 
+def _under_way(given: Any, validate: object) -> Manifest:
+    """The run as it is: pydantic would hold it to the rules for a new one again."""
+    del validate
+    if isinstance(given, Manifest):
+        return given
+    return Manifest.model_validate(given, context=READING)
+
+
 class TrainerSettings(BaseModel):
     """One island's training, apart from what changes with the rounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    manifest: Manifest
+    manifest: Annotated[Manifest, WrapValidator(_under_way)]
     # a raw token file, or a token folder here or at a URL: see node.trainer.data.open_tokens
     tokens: Annotated[str, BeforeValidator(str)]
     cache: Path | None = None  # of files that come from a URL

@@ -125,6 +125,22 @@ async def test_making_tokens_takes_longer_than_silence_may(
     assert not [line for line in said if "lost" in line]
 
 
+async def test_a_run_that_no_version_makes_any_more_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"some text " * 1000)
+    slow_tokens(monkeypatch, 0.0)
+    usual = tiny_manifest()
+    rule = usual.outer.model_copy(update={"optimizer": "adam"})  # with another β₁ at first
+    plain = usual.model_copy(update={"outer": rule}).model_dump_json().encode()
+    job = Job(plain, b"", b"", str(text), fingerprint(str(text), 256))
+    async with hub() as (made, _):
+        made.offer(job)
+        async with following(tmp_path, made.port):
+            assert len(await asyncio.wait_for(made.muster(again=False), WAIT_S)) == 1
+
+
 async def test_a_server_of_tokens_that_is_away_for_a_while_ends_no_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
