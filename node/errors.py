@@ -99,8 +99,9 @@ _ROWS = (
     Kind(
         "E202",
         "protocol versions differ",
-        "the two nodes run versions of Atoll that do not understand each other; the message has "
-        "both",
+        "the two nodes have protocol versions that do not understand each other (the message has "
+        "both), or a run's manifest, or what a node says of itself, is of a form that this version "
+        "does not know",
         UPGRADE,
     ),
     Kind(

@@ -22,8 +22,9 @@ from node.checkpoints.index import Index, verify
 from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
+from node.errors import operator_error
 from node.statedir import MANIFEST, StateDir
-from protocols.errors import OperatorError, RemoteProtocolError, reason
+from protocols.errors import OperatorError, OtherVersion, RemoteProtocolError, reason
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,10 @@ TENSORS = "outer.safetensors"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
 SHARD = "evaluation.bin"
 LEAVE_OUT = "leave out --best, which takes the newest"
+ITS_VERSION = (
+    "use the version of Atoll that made it, or upgrade this machine (docs/operators/upgrade.md); "
+    "all checkpoints of a run have the same manifest"
+)
 NONE = "it is no checkpoint, and there is none in it"
 TRIES = 5  # to read a checkpoint where a node may remove it meanwhile
 BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest
@@ -105,7 +110,7 @@ def read_beside(folder: Path, name: str) -> bytes:
 
 
 def read_outer(checkpoint: Path, verified: Index | None = None) -> OuterFiles:
-    """Read from a checkpoint; raises :class:`CheckpointError` E404.
+    """Read from a checkpoint; raises :class:`CheckpointError` E404, OperatorError E202.
 
     ``verified``: what it says, where all its hashes have been checked; else that is done here.
     """
@@ -117,7 +122,7 @@ def read_outer(checkpoint: Path, verified: Index | None = None) -> OuterFiles:
         base = torch.from_numpy(tensors["base"])
         residual = torch.from_numpy(tensors["residual"]) if "residual" in tensors else None
         index = verify(checkpoint) if verified is None else verified
-        signed = SignedManifest.open(data, bytes.fromhex(index.run))
+        signed = _signed(checkpoint, data, bytes.fromhex(index.run))
         if base.dim() != 1 or base.dtype != torch.float32:
             raise ValueError("base is no fp32 vector")
         vectors = _vectors(tensors, signed.manifest, len(base))
@@ -131,9 +136,23 @@ def read_outer(checkpoint: Path, verified: Index | None = None) -> OuterFiles:
             raise ValueError(f"weights and rounds of {len(rounds)} fragments, not of {wanted}")
         if not all(0 < weight < math.inf for weight in weights) or min(rounds, default=0) < 0:
             raise ValueError(f"push-sum weights {weights} at rounds {rounds}")
-    except (OSError, ValueError, KeyError, IndexError, RemoteProtocolError) as error:
+    except (OSError, ValueError, KeyError, IndexError) as error:
         raise CheckpointError(checkpoint, reason(error), "use an older checkpoint") from error
     return OuterFiles(base, vectors, signed, residual, weights, rounds)
+
+
+def _signed(checkpoint: Path, data: bytes, run: bytes) -> SignedManifest:
+    """The manifest of a checkpoint that is whole: older ones of the run have the same.
+
+    Raises OperatorError E202 where it is another version's, and E404.
+    """
+    try:
+        return SignedManifest.open(data, run)
+    except OtherVersion as error:
+        what = f"checkpoint {checkpoint.name} is of another version of Atoll"
+        raise operator_error("E202", what, why=str(error), fix=ITS_VERSION) from error
+    except RemoteProtocolError as error:
+        raise CheckpointError(checkpoint, str(error), ITS_VERSION) from error
 
 
 def _vectors(

@@ -41,6 +41,7 @@ from protocols.errors import (
     Disagreement,
     IdentityMismatch,
     OperatorError,
+    OtherVersion,
     RemoteProtocolError,
     TransportError,
 )
@@ -331,6 +332,9 @@ class Entrance:
                 fix="give only peers that you trust with --peers; where several islands have just "
                 "begun the same run, this node tries again by itself",
             ) from error
+        except OtherVersion as error:
+            what = "the run's manifest is of another version of Atoll"
+            raise operator_error("E202", what, why=str(error)) from error
         except RemoteProtocolError as error:
             raise operator_error(wrong, why=str(error)) from error
         except TransportError as error:

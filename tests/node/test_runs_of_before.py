@@ -9,24 +9,31 @@ from typing import Any, cast
 
 import pytest
 import torch
+from blake3 import blake3
+from identity_kit import identity
 from pydantic import ValidationError
 
 import node.doctor.run
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_modes import with_defaults
-from bootstrap.signed_manifest import SignedManifest
+from bootstrap.signed_manifest import PURPOSE, SignedManifest
 from diloco.optimizers import named
 from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import OuterFiles, read_newest, write_outer
 from node.checkpoints.restoring import restore
+from node.config import resolve
+from node.entry.entrance import Entrance
 from node.modes import doubts
 from node.monitor.event_log import EventLog
 from node.runtime import Node
 from node.statedir import StateDir
 from node.trainer.layout import Layout
 from node.trainer.settings import TrainerSettings
+from protocols import envelope
+from protocols.errors import OperatorError, OtherVersion
 from protocols.identity import Identity
+from protocols.messages import ManifestText
 
 KEPT = {"mode": "async", "rounds": {"fragments": 2}}  # of which half of the work was kept before
 WARMED = {"outer": {"optimizer": "adam"}}
@@ -96,6 +103,31 @@ def checkpoint(place: Path, signed: SignedManifest, run: bytes) -> Path:
         return store.commit(draft, facts).path
 
 
+def refused(place: Path) -> list[OperatorError]:
+    """What --resume and the export say of it."""
+    store, log = CheckpointStore(place / "checkpoints"), cast(EventLog, SimpleNamespace(emit=None))
+    found = []
+    for read in (lambda: restore(store, log), lambda: read_newest(place)):
+        with pytest.raises(OperatorError) as caught:
+            read()
+        found.append(caught.value)
+    return found
+
+
+def signed_as(canonical: bytes) -> tuple[SignedManifest, bytes]:
+    """Anything, signed as a manifest; beside it, which run that is."""
+    run = blake3(canonical).digest()
+    data = envelope.seal(
+        identity(1),
+        ManifestText(canonical),
+        purpose=PURPOSE,
+        expires=253_402_300_800.0,
+        sequence=0,
+        run=run,
+    )
+    return SignedManifest(Manifest.model_validate({"model": MODEL}), identity(1).peer_id, data), run
+
+
 def test_its_checkpoint_is_gone_on_from_and_exported(tmp_path: Path) -> None:
     signed = SignedManifest.create(RUNS[0][0], Identity.from_seed(bytes(32)))
     checkpoint(tmp_path, signed, signed.run_id)
@@ -106,3 +138,49 @@ def test_its_checkpoint_is_gone_on_from_and_exported(tmp_path: Path) -> None:
     restored = restore(store, cast(EventLog, SimpleNamespace(emit=None)))
     assert restored is not None
     assert restored.signed == signed
+
+
+def test_a_checkpoint_of_a_newer_version_says_which_version_is_wanted(tmp_path: Path) -> None:
+    """An older checkpoint of the same run, as E404 has it, would be of no use."""
+    newer = Manifest().canonical().replace(b'"align":', b'"added":1,"align":')
+    checkpoint(tmp_path, *signed_as(newer))
+    for error in refused(tmp_path):
+        assert error.code == "E202"
+        assert "rounds.added: unknown key" in error.why
+        assert "the version of Atoll that made it, or upgrade this machine" in error.fix
+
+
+def test_what_is_no_manifest_of_any_version_is_in_older_checkpoints_as_well(tmp_path: Path) -> None:
+    checkpoint(tmp_path, *signed_as(b"{}"[:1]))
+    for error in refused(tmp_path):
+        assert error.code == "E404"
+        assert "all checkpoints of a run have the same manifest" in error.fix
+
+
+def test_a_damaged_manifest_is_damage_as_any_other(tmp_path: Path) -> None:
+    signed = SignedManifest.create(Manifest.model_validate({"model": MODEL}), identity(1))
+    path = checkpoint(tmp_path, signed, signed.run_id)
+    (path / "manifest.envelope").write_bytes(signed.data[:-1])
+    with pytest.raises(OperatorError) as caught:
+        read_newest(path)
+    assert (caught.value.code, caught.value.fix) == ("E404", "use an older checkpoint")
+
+
+async def test_who_joins_a_run_of_a_newer_version_is_told_to_upgrade(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def fetched(*_: Any) -> SignedManifest:
+        raise OtherVersion("the manifest is none of this version of Atoll: rounds.added")
+
+    monkeypatch.setattr("node.entry.entrance.fetch_manifest", fetched)
+    nothing: Any = None
+    greeting: Any = SimpleNamespace(
+        peer=identity(2).peer_id, welcome=SimpleNamespace(run=bytes(32))
+    )
+    config = resolve({"dir": str(tmp_path)}, {})
+    entrance = Entrance(config, *[nothing] * 4, EventLog(), nothing, lambda peer: "", nothing)
+    with pytest.raises(OperatorError, match="manifest is of another version of Atoll") as caught:
+        await entrance.take([greeting], None)
+    assert caught.value.code == "E202"
+    assert "rounds.added" in caught.value.why
+    assert "install the version the swarm uses" in caught.value.fix
