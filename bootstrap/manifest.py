@@ -47,6 +47,7 @@ from protocols.errors import Malformed
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
+FILLED_IN = 256  # bytes of hashes and the like that a manifest gets as its run is made
 MARK, MOST_MARKS = 4, 1024  # hex digits a frozen tensor; with more tensors there are no marks
 
 
@@ -303,7 +304,20 @@ class Manifest(Section):
     def _new(self, info: ValidationInfo) -> Manifest:
         if not is_read(info):
             check_new(self.mode, self.outer, self.rounds)
+            self._check_size()
         return self
+
+    def _check_size(self) -> None:
+        """Raise ValueError where it could not be signed; fields count characters, not bytes."""
+        config = len(self.model.config.encode())
+        if config > MAX_CONFIG_BYTES:
+            raise ValueError(f"model.config has {config} bytes, more than {MAX_CONFIG_BYTES}")
+        whole, most = len(self.canonical()), MAX_MANIFEST_BYTES - FILLED_IN
+        if whole > most:
+            raise ValueError(
+                f"the run's description has {whole} bytes in its signed form, more than {most}: "
+                "make model.config shorter"
+            )
 
     def canonical(self) -> bytes:
         """The bytes that are hashed, signed and sent; equal manifests have equal bytes."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bootstrap.manifest import (
+    MAX_CONFIG_BYTES,
     MAX_MANIFEST_BYTES,
     Data,
     Inner,
@@ -29,7 +30,7 @@ from bootstrap.manifest_rounds import (
     Rounds,
 )
 from bootstrap.signed_manifest import NEVER, PURPOSE, SignedManifest
-from bootstrap.validation import allowed, fields, to_toml
+from bootstrap.validation import MAX_FILE_BYTES, allowed, fields, to_toml
 from diloco.outer import outer_rates
 from protocols import envelope
 from protocols.codecs import NAMES, codec
@@ -288,6 +289,45 @@ def _mistake(tmp_path, text):
 )
 def test_mistakes_are_explained(tmp_path, text, expected):
     assert expected in _mistake(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("\U0001f600" * 16_384, "model.config has 65536 bytes, more than 16384"),
+        ("é" * 8_193, "model.config has 16386 bytes, more than 16384"),
+        ("\x01" * 9_000, "bytes in its signed form, more than"),
+        ("a" * 16_385, "model.config = 'aaa"),
+    ],
+)
+def test_what_is_too_large_to_be_signed_is_refused(tmp_path, config, expected):
+    made = f"[model]\nkind = 'hf'\nconfig = {json.dumps(config, ensure_ascii=len(config) == 9_000)}"
+    if len(made.encode()) > MAX_FILE_BYTES:  # given by other ways than a file
+        with pytest.raises(ValidationError, match=expected):
+            Manifest.model_validate({"model": {"kind": "hf", "config": config}})
+    else:
+        assert expected in _mistake(tmp_path, made)
+
+
+def test_the_largest_can_be_signed_and_opened(identities):
+    [creator] = identities(1)
+    texts = {"config": '"' * MAX_CONFIG_BYTES, "initial": "a" * 64}
+    made = Manifest.model_validate(
+        {
+            "name": "x" * 41,
+            "model": {"kind": "hf"} | texts,
+            "data": {"path": "\U0001f600" * 1024, "tokenizer": "a" * 64},
+        }
+    )
+    signed = SignedManifest.create(made, creator)
+    assert SignedManifest.open(signed.data, made.run_id).manifest == made
+
+
+def test_a_large_one_of_before_is_read():
+    small = Manifest.model_validate({"model": {"kind": "hf", "config": "{}"}})
+    model = small.model.model_copy(update={"config": "é" * MAX_CONFIG_BYTES})
+    before = small.model_copy(update={"model": model})
+    assert Manifest.parse(before.canonical()).run_id == before.run_id
 
 
 def test_all_mistakes_at_once(tmp_path):
