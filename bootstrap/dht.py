@@ -50,6 +50,16 @@ def _import_hivemind() -> None:
     import_module("bootstrap.records")
 
 
+def _keep_time(clock: Callable[[], float]) -> None:
+    """Have hivemind tell the time by ``clock``, in the whole process: it asks the machine itself.
+
+    Once somebody has set that, it would find all records expired.
+    """
+    for name in ("utils.timed_storage", "dht.protocol", "dht.routing", "dht.node"):
+        module: Any = import_module(f"hivemind.{name}")
+        module.get_dht_time = clock
+
+
 class Dht:
     """One node's view of the directory; made by :meth:`start`, ended by :meth:`aclose`."""
 
@@ -84,6 +94,7 @@ class Dht:
         """
         # in a thread: on a busy machine it takes seconds, in which this node would be silent
         await asyncio.to_thread(_import_hivemind)
+        _keep_time(clock)
         from hivemind.dht import DHTNode
         from hivemind.dht.routing import DHTID
 

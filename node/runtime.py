@@ -70,7 +70,7 @@ class Node:
         self.events, self.identity, self.new_key = events, identity, new_key
         self.transport, self.tasks = transport, tasks
         self.offload, self.offload_files = offload, offload_files
-        self.whereabouts = Whereabouts(transport, identity, transport.book)
+        self.whereabouts = Whereabouts(transport, identity, transport.book, clock=clock.wall)
         self.outbound = Outbound(transport, events, tasks.spawn)
         self.place = OwnPlace(self.config, transport, self.outbound, self.whereabouts)
         transport.relay.offer(self.config.relay)
@@ -267,6 +267,7 @@ class Node:
             run.peers,
             run.signed.run_id,
             client_mode=self.outbound.needed,
+            clock=clock.wall,
         )
         stack.push_async_callback(dht.aclose)
         self.tasks.spawn(dht.maintain())

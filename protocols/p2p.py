@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 import base58
 
 from protocols.asking import ask
-from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale, TransportError
 from protocols.identity import PeerId
 from protocols.messages import RemoteCall, RemoteReply
 from protocols.p2p_streams import Streams, asingle
@@ -200,8 +200,7 @@ class P2P:
                 raise RemoteRefused("handler", reply.error)
             if len(reply.bodies) != 1:
                 raise Malformed("a plain call has one reply")
-            if reply.record:
-                self.whereabouts.learn(reply.record, expected=peer)
+            self._learn(peer, reply.record)
             message = _parse(output_protobuf_type, reply.bodies[0])
             if self._inspector is not None:
                 self._inspector.reply(peer, name, message)
@@ -254,8 +253,7 @@ class P2P:
         if not self._limit.take(caller):
             raise RemoteRefused("busy", "too many calls")
         call = RemoteCall.decode(body)
-        if call.record:
-            self.whereabouts.learn(call.record, expected=caller)
+        self._learn(caller, call.record)
         handler = self._handler(call.handler)
         if handler.stream_input or handler.stream_output:
             raise RemoteRefused("unknown", "this handler takes streams")
@@ -274,6 +272,14 @@ class P2P:
         own = self.whereabouts.own
         record = own.data if own is not None and own.sequence > call.known else b""
         return RemoteReply(error=error, record=record, bodies=bodies, done=True).encode()
+
+    def _learn(self, peer: PeerId, record: bytes) -> None:
+        """Keep the record that came along; the peer is proven, and reached, without it."""
+        if record:
+            try:
+                self.whereabouts.learn(record, expected=peer)
+            except Stale as error:  # one of the two clocks is hours off
+                logger.info("the address record of %s does not hold: %s", peer, error)
 
     def _handler(self, name: str) -> _Handler:
         handler = self._handlers.get(name)

@@ -26,7 +26,7 @@ from gossip.membership.members import Liveness, Membership
 from gossip.membership.opening import open_announce
 from gossip.membership.pulse import beats_in
 from gossip.membership.spread import Published, Spread
-from node import __version__
+from node import __version__, clock
 from node.entry.past import ask_past
 from node.errors import operator_error
 from node.modes import at_will
@@ -86,7 +86,9 @@ class Observer:
         )
         self.state.providers.all_links = self.links.look
         self._peers, self._invitation, self._interval_s = peers, invitation, interval_s
-        self._whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)
+        self._whereabouts = Whereabouts(
+            self.transport, self.identity, self.transport.book, clock=clock.wall
+        )
         self._run = b""
         self._total = 0
         self._clocks = Clocks(math.inf)  # an observer may have any clock
@@ -155,7 +157,7 @@ class Observer:
             )
             self.state.status = "active"
             await ask_past(self.transport, peers, self.history, before=ENDLESS_ROUNDS)
-        self._clocks = Clocks(math.inf)  # anew, as our own may have been set meanwhile
+        self._clocks = Clocks(math.inf)  # anew, as theirs may have been set meanwhile
         for greeting in greetings:
             self._clocks.add(greeting.peer, greeting.offset, greeting.round_trip)
         self._answered = time.monotonic()
@@ -171,6 +173,7 @@ class Observer:
                 software=__version__,
                 run=self._run,
                 invitation=self._invitation,
+                clock=clock.wall,
             )
         except TransportError as error:
             raise explain(reached.address.hostport, error) from error
@@ -220,7 +223,7 @@ class Observer:
         now = time.monotonic()
         for envelope in envelopes:
             try:
-                opened = open_announce(envelope, self._run, time.time() + self._clocks.offset)
+                opened = open_announce(envelope, self._run, clock.wall() + self._clocks.offset)
             except RemoteProtocolError:
                 continue  # stale, or not what it says: members tell their operators of that
             announce = opened.message

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from dht_kit import RUN, Swarm
+from dht_kit import RUN, Swarm, keep_hiveminds_clock
 from identity_kit import identity
 
 from bootstrap.dht import Dht
@@ -144,6 +144,29 @@ async def test_alone_and_with_dead_seeds_it_still_starts() -> None:
     await dht.aclose()
     with pytest.raises(Malformed):
         await dht.get("diary")
+
+
+async def test_hivemind_tells_the_time_as_the_node_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the machine, whose clock was set ahead since, all records have expired."""
+    keep_hiveminds_clock(monkeypatch)
+
+    def steady() -> float:
+        return time.time() - 3 * 3600.0
+
+    network = MemoryNetwork(seed=3, link=Link(latency=0.0005))
+    dhts: list[Dht] = []
+    for number in (1, 2):
+        transport = network.join(identity(number).peer_id)
+        whereabouts = Whereabouts(transport, identity(number), clock=steady)
+        whereabouts.publish([f"192.0.2.{number}:4390"])
+        seeds = [identity(1).peer_id] if dhts else []
+        dhts.append(await Dht.start(transport, whereabouts, seeds, RUN, clock=steady))
+        own = whereabouts.own
+        assert own is not None
+        assert await dhts[-1].announce(own.data)
+    for dht in dhts:
+        assert len(await dht.islands()) == 2
+        await dht.aclose()
 
 
 async def test_a_client_is_in_nobodys_table(swarm: Swarm) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pytest
 from identity_kit import identity
 
 from bootstrap.dht import Dht
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.p2p import bindings
 from protocols.tasks import Background
 from protocols.whereabouts import Whereabouts
 
 RUN = bytes(range(32))
+
+
+def keep_hiveminds_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have it back after a test, whose directories give hivemind their own."""
+    bindings()  # first: it puts hivemind's import-time warnings away
+    for module in ("utils.timed_storage", "dht.protocol", "dht.routing", "dht.node"):
+        monkeypatch.setattr(f"hivemind.{module}.get_dht_time", time.time)
 
 
 class Swarm:

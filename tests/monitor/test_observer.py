@@ -129,6 +129,19 @@ async def test_an_observer_sees_rounds_and_is_no_peer_of_anybody():
     assert set(swarm.asked) == {"known"}
 
 
+async def test_an_observer_does_not_notice_that_somebody_sets_the_clock(monkeypatch):
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        two_hours_on = SimpleNamespace(time=lambda: time.time() + 7200, monotonic=time.monotonic)
+        monkeypatch.setattr("node.monitor.observer.time", two_hours_on)
+        swarm.say(2, round=7, state=b"s" * 32, work=7000)
+        peers = (await anext(stream))["state"]["peers"]
+        assert max(peer["round"] for peer in peers) == 7
+        await stream.aclose()
+
+
 async def test_an_observer_sees_a_split():
     async with Swarm() as swarm:
         observer = Observer([parse_address(swarm.address)], interval_s=0.0)

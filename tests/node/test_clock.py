@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from dht_kit import keep_hiveminds_clock
 from identity_kit import identity
 
 from bootstrap.handshake import Clocks, Gate
 from node.clock import SteadyClock, wall
-from node.config import resolve
+from node.config import NodeConfig, resolve
+from node.daemon import Daemon
 from node.entry.entrance import Entrance
+from node.monitor.event_log import EventLog
+from node.runtime import Node
+from protocols.http.transport import HttpTransport
 from protocols.memory.transport import Link, MemoryNetwork
 from protocols.whereabouts import Whereabouts
 
@@ -56,3 +64,30 @@ async def test_greetings_measure_it_and_not_the_machines(monkeypatch: pytest.Mon
     greeting = await Entrance._greet(me, "192.0.2.1:1", identity(1).peer_id, b"")
     assert abs(greeting.offset) < 5.0
     assert abs(me.clocks.offset) < 1.0
+
+
+def node_in(home: Path, number: int = 1) -> Node:
+    """A node before it does anything; its directory is not locked."""
+    daemon = Daemon(NodeConfig(dir=home, listen="127.0.0.1:0", api="127.0.0.1:0"), None)
+    daemon.home.make()
+    key, unused = identity(number), cast(Any, None)
+    tasks = cast(Any, SimpleNamespace(spawn=Coroutine.close))
+    return Node(daemon, EventLog(), key, False, HttpTransport(key), tasks, unused, unused)
+
+
+async def test_the_directory_does_not_notice_that_somebody_sets_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was set ahead by three hours since the start."""
+    keep_hiveminds_clock(monkeypatch)
+    monkeypatch.setattr("node.clock.wall", lambda: time.time() - 3 * 3600.0)
+    node = node_in(tmp_path / "node")
+    node.whereabouts.publish(["192.0.2.1:4390"])
+    run: Any = SimpleNamespace(peers=[], signed=SimpleNamespace(run_id=bytes(32)))
+    async with AsyncExitStack() as stack:
+        directory = await node.open_directory(stack, run)
+        own = node.whereabouts.own
+        assert own is not None
+        assert abs(own.expires - (time.time() - 2 * 3600.0)) < 60.0
+        assert await directory.announce(own.data)
+        assert list(await directory.islands()) == [identity(1).peer_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from identity_kit import identity
 from p2p_kit import Host, dht_pb2, double, fast_network, two_hosts
 
 from protocols.p2p import RateLimit, bindings
+from protocols.whereabouts import Whereabouts
 
 
 @pytest.fixture
@@ -47,6 +49,24 @@ async def test_a_call_brings_both_records(pair: tuple[Host, Host]) -> None:
     assert moved is not None
     assert moved.record.addresses == ("192.0.2.9:4390",)
     assert moved.sequence > first.sequence
+
+
+@pytest.mark.parametrize("off", [-3 * 3600.0, 3 * 3600.0])
+async def test_a_call_is_answered_though_one_of_the_clocks_is_hours_off(off: float) -> None:
+    """The records that go along have expired, or live too long: a greeting tells of that."""
+    network = fast_network()
+    a, b = Host(network, 1), Host(network, 2)
+    a.whereabouts = a.p2p.whereabouts = Whereabouts(
+        a.transport, a.identity, clock=lambda: time.time() + off
+    )
+    a.whereabouts.publish(["192.0.2.1:4390"])
+    await b.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    ping = dht_pb2.PingRequest(validate=True)
+    assert (
+        await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, dht_pb2.PingResponse)
+    ).available
+    assert a.whereabouts.get(b.identity.peer_id) is None
+    assert b.whereabouts.get(a.identity.peer_id) is None
 
 
 async def test_errors_are_those_hivemind_knows(pair: tuple[Host, Host]) -> None:
