@@ -70,7 +70,13 @@ class Node:
         self.events, self.identity, self.new_key = events, identity, new_key
         self.transport, self.tasks = transport, tasks
         self.offload, self.offload_files = offload, offload_files
-        self.whereabouts = Whereabouts(transport, identity, transport.book, clock=clock.wall)
+        self.whereabouts = Whereabouts(
+            transport,
+            identity,
+            transport.book,
+            clock=clock.wall,
+            number=self.home.incarnation,
+        )
         self.outbound = Outbound(transport, events, tasks.spawn)
         self.place = OwnPlace(self.config, transport, self.outbound, self.whereabouts)
         transport.relay.offer(self.config.relay)

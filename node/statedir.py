@@ -9,7 +9,7 @@
     events.jsonl     what happened (rotated)
     history.jsonl    the run so far, a line a round (see node.monitor.history)
     dashboard.key    what others need to see the dashboard, where it is shown to them
-    incarnation      the number of the newest start
+    incarnation      the highest number of a start, or of an address record
     peers.json       peers met before
     evaluation.bin   the run's evaluation text, and tokenizer.json, where it has one
     tokens.json      where this island's training tokens are, of which run, and what they were made
@@ -263,10 +263,10 @@ class StateDir:
         return key
 
     def incarnation(self, now: float) -> int:
-        """The number of this start: Unix milliseconds ``now``, and more than that of any before.
+        """The number of this start, or of an address record that is signed.
 
-        Others believe the newest start of a key, so one after which the clock was put back must
-        not seem to be the older one.
+        Unix milliseconds ``now``, and more than any before: others believe the newest of a key, so
+        one before which the clock was put back must not seem to be the older one.
         """
         path, before = self.root / "incarnation", 0
         with contextlib.suppress(OSError, ValueError):

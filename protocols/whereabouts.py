@@ -32,6 +32,11 @@ MAX_INFORMANTS = 4  # peers remembered for, and asked about, one id
 ASK_TIMEOUT = 3.0  # seconds
 
 
+def milliseconds(now: float) -> int:
+    """A sequence number that grows for as long as nobody puts the clock back."""
+    return int(now * 1000)
+
+
 @dataclass(frozen=True, slots=True)
 class VerifiedRecord:
     """A verified record as it arrived."""
@@ -47,7 +52,9 @@ class Whereabouts:
 
     With ``book``, the transport's address book, what is learned goes there, and the book asks here
     when it knows no address of a peer or all of them failed. ``clock`` is wall time (Unix
-    seconds): records carry expiries that other machines set.
+    seconds): records carry expiries that other machines set. ``number`` makes a record's sequence
+    number of it: a key that outlives the process needs one that remembers the last, or its records
+    are old to others once the clock was put back between two starts.
     """
 
     def __init__(
@@ -57,11 +64,12 @@ class Whereabouts:
         book: AddressBook | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        number: Callable[[float], int] = milliseconds,
         limit: int = MAX_KNOWN,
     ) -> None:
         self._transport = transport
         self._identity = identity
-        self._clock = clock
+        self._clock, self._number = clock, number
         self._limit = limit
         self._run = b""
         self._own: VerifiedRecord | None = None
@@ -79,8 +87,7 @@ class Whereabouts:
         """Say where we are from now on; returns the envelope, which peers learn with our calls."""
         record = PeerRecord(self._identity.peer_id, tuple(addresses), relay)
         now = self._clock()
-        # milliseconds of wall time: grows over restarts without anything being stored
-        sequence = max(int(now * 1000), self._own.sequence + 1 if self._own else 0)
+        sequence = max(self._number(now), self._own.sequence + 1 if self._own else 0)
         data = envelope.seal(
             self._identity,
             record,

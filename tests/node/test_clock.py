@@ -20,6 +20,7 @@ from node.daemon import Daemon
 from node.entry.entrance import Entrance
 from node.monitor.event_log import EventLog
 from node.runtime import Node
+from protocols.address_book import AddressBook
 from protocols.http.transport import HttpTransport
 from protocols.memory.transport import Link, MemoryNetwork
 from protocols.whereabouts import Whereabouts
@@ -91,3 +92,20 @@ async def test_the_directory_does_not_notice_that_somebody_sets_the_clock(
         assert abs(own.expires - (time.time() - 2 * 3600.0)) < 60.0
         assert await directory.announce(own.data)
         assert list(await directory.islands()) == [identity(1).peer_id]
+
+
+async def test_a_node_whose_clock_was_put_back_between_two_starts_is_found_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others keep the address record with the highest number, for up to two hours."""
+    ahead = 3000.0
+    monkeypatch.setattr("node.clock.wall", lambda: time.time() + ahead)
+    book = AddressBook()
+    others = Whereabouts(HttpTransport(identity(2)), identity(2), book)
+    before = node_in(tmp_path / "node")
+    for _ in range(2):  # it is signed anew while the node runs
+        others.learn(before.whereabouts.publish(["192.0.2.1:4390"]))
+        ahead += 600.0
+    ahead = 0.0
+    others.learn(node_in(tmp_path / "node").whereabouts.publish(["198.51.100.7:4390"]))
+    assert book.addresses(identity(1).peer_id) == ["198.51.100.7:4390"]
