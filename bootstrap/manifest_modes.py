@@ -51,7 +51,7 @@ MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 FROZEN_SHARE = 0.15  # of the rounds of 1-bit Adam, before its second moments are frozen
-EAGER_RATES = {"lr": 0.4, "lr_start": 0.4}  # diloco/eager.py says why
+EAGER_LR = 0.4  # diloco/eager.py says why
 SPARTA: dict[str, dict[str, Any]] = {
     "rounds": {"inner_steps": 1, "share": 0.005, "codec": "bf16", "eval_every": 100},
     "outer": {"optimizer": "sgd"},
@@ -84,7 +84,7 @@ def with_defaults(given: Any) -> Any:
     outer = _plain(tables.get("outer"))
     if mode == "eager":  # a round's transfer has all the time of the next one's inner steps
         steps = _number(rounds.get("inner_steps"), Rounds.model_fields["inner_steps"].default)
-        wanted = {"rounds": {"overlap_steps": steps}, "outer": EAGER_RATES}
+        wanted = {"rounds": {"overlap_steps": steps}, "outer": _eager_rates(outer)}
     if mode == "btm" and _plain(tables.get("merge")).get("trust") != "open":
         # branches that saw more tokens went further: to clip them would turn their weights round
         wanted = {**wanted, "merge": {"rule": "mean"}}
@@ -100,6 +100,14 @@ def with_defaults(given: Any) -> Any:
         if is_table(table) or isinstance(table, Section):  # else it is refused as what it is
             tables[name] = {**defaults, **_plain(table)}
     return tables
+
+
+def _eager_rates(outer: dict[str, Any]) -> dict[str, Any]:
+    """η of rules that step by a mean itself; adam and yogi scale it, and keep theirs."""
+    if outer.get("optimizer") in ("adam", "yogi"):
+        return {}
+    lr = outer.get("lr", EAGER_LR)
+    return {"lr": lr, "lr_start": lr}
 
 
 def _of_gradients(

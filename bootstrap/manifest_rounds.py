@@ -92,7 +92,8 @@ class Outer(Section):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Outer momentum μ, once warmed up; β₁ of adam and yogi."""
     lr_start: float = Field(default=1.0, gt=0, le=10)
-    """η in the first round; where a rule has no warm-up of its own, it is lr by default."""
+    """η in the first round; where a rule has no warm-up of its own, and in mode eager, it is lr by
+    default."""
     momentum_start: float = Field(default=0.5, ge=0, lt=1)
     """μ in the first round; likewise momentum by default, and always with adam and yogi."""
     warmup_rounds: int = Field(default=10, ge=0, le=MOST_COUNT)

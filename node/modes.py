@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.manifest_modes import EAGER_RATES
+from bootstrap.manifest_modes import EAGER_LR
 from bootstrap.manifest_rules import check_new
 from gossip.place import Place
 from gossip.plans.rules import Clients
@@ -90,10 +90,10 @@ def doubts(manifest: Manifest, *, schedule: bool = True) -> list[str]:
             f"{bound:.2f} outer steps overshoot, more in each round, where inner steps come near "
             "an optimum"
         )
-    if eager(manifest) and outer.moving and outer.lr > EAGER_RATES["lr"]:
+    if eager(manifest) and outer.moving and outer.lr > EAGER_LR:
         found.append(
             f"outer.lr {outer.lr:g} with mode eager: inner steps start from guesses, and with a "
-            f"mean that comes late more than {EAGER_RATES['lr']:g} makes their errors grow"
+            f"mean that comes late more than {EAGER_LR:g} makes their errors grow"
         )
     if rounds.at_will and rounds.staleness != 0 and manifest.merge.rule not in PLAIN:
         found.append(

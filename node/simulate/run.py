@@ -173,8 +173,6 @@ def _outer(one: Scenario) -> dict[str, Any]:
         found["warmup_rounds"] = one.warmup_rounds
     if one.outer_lr is not None:
         found["lr"] = one.outer_lr
-        if one.mode == "eager":  # a guess of the next mean is not to be one of a higher rate
-            found["lr_start"] = one.outer_lr
     if one.outer_momentum is not None:
         found["momentum"] = one.outer_momentum
         if nesterov:

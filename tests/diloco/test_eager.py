@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bootstrap.manifest_modes import EAGER_RATES
+from bootstrap.manifest_modes import EAGER_LR as LR
 from diloco import eager, optimizers
 
 ISLANDS = 4
-LR = EAGER_RATES["lr"]  # η of Nesterov in mode eager
 
 
 def test_a_guess_is_the_mean_where_others_bring_what_they_brought_last() -> None:

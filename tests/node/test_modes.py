@@ -95,6 +95,27 @@ def test_nothing_is_doubted_of_what_a_mode_stands_for(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("outer", "rates"),
+    [
+        ({}, (0.4, 0.4)),
+        ({"optimizer": "sgd"}, (0.4, 0.4)),
+        ({"optimizer": "heavyball"}, (0.4, 0.4)),
+        ({"optimizer": "adam"}, (0.01, 0.01)),
+        ({"optimizer": "yogi"}, (0.01, 0.01)),
+        ({"lr": 0.2}, (0.2, 0.2)),
+        ({"lr": 0.2, "lr_start": 0.1}, (0.2, 0.1)),
+        ({"optimizer": "adam", "lr": 0.02}, (0.02, 0.02)),
+    ],
+)
+def test_eager_islands_step_by_the_rate_that_fits_their_rule(
+    outer: dict[str, Any], rates: tuple[float, float]
+) -> None:
+    """From the first round on: 0.4 was found for rules that step by a mean itself."""
+    found = of(mode="eager", outer=outer).outer
+    assert (found.lr, found.lr_start) == rates
+
+
+@pytest.mark.parametrize(
     ("tables", "reason"),
     [
         ({"outer": {"lr": 1.5}}, "beyond 1.36 outer steps overshoot"),
