@@ -82,7 +82,7 @@ def read_sinks(value: object) -> object:
 
 
 _SPEED = re.compile(
-    r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
+    r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kMGT]?)(bits?|bps|B|bytes?)?(?:/s)?", re.IGNORECASE
 )
 _THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 # bytes a second; messages leave a quarter of it to lanes, one of which moves 1024 at least
@@ -92,7 +92,7 @@ MIN_UPLOAD = 5000.0
 def speed(value: object) -> object:
     """``20Mbit``, ``2.5 MB/s`` or plain bytes as bytes a second; raises ``ValueError``.
 
-    Bits where it says bit or bps, else bytes. 0 means no limit.
+    Bits where it says bit, b or bps, else bytes, as with B or Bps. 0 means no limit.
     """
     if not isinstance(value, str):
         return value
@@ -100,8 +100,7 @@ def speed(value: object) -> object:
     if found is None:
         raise ValueError("must be a speed, as in 20Mbit, 2.5MB or 2500000 (bytes a second)")
     number, thousands, unit = found.groups()
-    unit = unit or ""
-    bits = unit.lower() in ("bit", "bits", "bps") or unit == "b"
+    bits = (unit or "") in ("b", "bps") or (unit or "").lower() in ("bit", "bits")
     return float(number) * _THOUSANDS[thousands.lower()] / (8 if bits else 1)
 
 
