@@ -103,7 +103,10 @@ class PortMapping:
         self._find = find
         self._router: Router | None = None
         self._ports = (0, 0)  # outer and inner
-        self._given_up = False  # it took too long, as was told
+        self._forwarded: tuple[Router, int] | None = (
+            None  # the newest outer port, asked by a thread
+        )
+        self._given_up = False  # it took too long, as was told, or is closed
 
     async def open(self, port: int) -> None:
         """Have a router forward to ``port``, by the same number if it may be.
@@ -137,8 +140,9 @@ class PortMapping:
         ports = [self._ports[0]] if self._ports[0] else []
         for outer in [*ports, *range(port, min(port + OTHERS, 65536))]:
             if router.forward(outer, port, LEASE_S, before):
+                self._forwarded = router, outer
                 if self._given_up:  # nobody would renew it, and what was told is that there is none
-                    router.forget(outer)
+                    self._let_go()
                 return router, (outer, port)
         raise OSError(f"ports {port} to {port + OTHERS - 1} are forwarded to others")
 
@@ -190,12 +194,18 @@ class PortMapping:
 
     async def aclose(self) -> None:
         """Have the router forward no more. Nothing is raised: it does so in an hour."""
-        if self._router is None:
-            return
-        router, self._router = self._router, None
-        with contextlib.suppress(OSError):  # TimeoutError among them
-            async with asyncio.timeout(SILENT_S):
-                await asyncio.to_thread(router.forget, self._ports[0])
+        self._given_up, self._router = True, None  # a thread that still asks lets go by itself
+        if self._forwarded is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SILENT_S):
+                    await asyncio.to_thread(self._let_go)
+
+    def _let_go(self) -> None:
+        forwarded, self._forwarded = self._forwarded, None
+        if forwarded is not None:
+            router, outer = forwarded
+            with contextlib.suppress(OSError):
+                router.forget(outer)
 
     def _say(self, text: str) -> None:
         self._events.emit(Notice(text=text))

@@ -5,9 +5,10 @@ With a real router: tests/swarm/test_swarm_nat.py.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,42 @@ async def test_a_router_that_does_not_answer_is_not_waited_for(
     assert place.mapping.outer == ""
     await place.mapping.aclose()
     assert router.ports == {}, "it does not stay open for longer than the node lives"
+
+
+async def asked_when_it_ends(place: Place, router: Forwarder, asking: Awaitable[object]) -> None:
+    """A node is told to stop while the router is yet to answer."""
+    before = router.asked
+    router.answers.clear()
+    task = asyncio.ensure_future(asking)
+    await wait_for(lambda: router.asked > before)
+    task.cancel()
+    await place.mapping.aclose()
+    router.answers.set()
+
+
+async def test_a_port_that_is_asked_for_as_the_node_ends_is_let_go_of(tmp_path: Path) -> None:
+    router = Forwarder()
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    await asked_when_it_ends(place, router, place.mapping.renew())
+    await wait_for(lambda: router.forgotten == [4390, 4390])
+    place = Place(tmp_path, router)
+    await asked_when_it_ends(place, router, place.mapping.open(4390))
+    await wait_for(lambda: router.forgotten == [4390] * 3)
+    assert router.ports == {}
+
+
+async def test_an_answer_that_nobody_takes_any_more_is_let_go_of(tmp_path: Path) -> None:
+    """The node ends as the router says that it forwards another port by now."""
+    router = Forwarder()
+    place = Place(tmp_path, router)
+    await place.mapping.open(4390)
+    router.taken = {4390}
+    router.ports.clear()
+    await asyncio.to_thread(place.mapping._open, 4390)
+    assert router.ports == {4391: 4390}
+    await place.mapping.aclose()
+    assert router.ports == {}
 
 
 @asynccontextmanager
