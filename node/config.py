@@ -175,6 +175,7 @@ class NodeConfig(IslandSettings):
     inner_steps: int = Field(
         default=0,
         ge=0,
+        le=10_000_000,  # as of a run
         description="Inner steps of this island between contributions; 0: as the run says, fewer "
         "where it is slower.",
     )

@@ -102,6 +102,7 @@ def test_bad_peers_are_e102(env):
         ({}, {"ATOLL_LISTN": "x"}, "did you mean ATOLL_LISTEN?"),
         ({"nproc": "-1"}, {}, "nproc = '-1': must be 0 to 1024 (from --nproc)"),
         ({}, {"ATOLL_NPROC": "x"}, "nproc = 'x': must be a valid integer"),
+        ({"inner_steps": f"1{'0' * 30}"}, {}, "must be 0 to 10000000 (from --inner-steps)"),
         ({"device": "gpu"}, {}, "device = 'gpu': must be 'auto', 'cpu' or 'cuda'"),
         ({"listen": "1.2.3.4"}, {}, "has no port"),
         ({"listen": "[::1]"}, {}, "has no port"),
