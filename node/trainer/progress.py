@@ -49,9 +49,10 @@ from node.trainer.optimizer_state import (
     untaken,
 )
 from node.trainer.parallel import Ranks
+from node.trainer.remainders import Remainders
 from node.trainer.resume import load
 from node.trainer.trainer_state import FragmentState, TrainerState
-from node.trainer.weights import Weights, gradient, itself
+from node.trainer.weights import Weights, gradient, local
 from protocols.errors import OperatorError
 
 
@@ -78,6 +79,7 @@ class Progress(Cycle):
         super().__init__([layout.names(fragment) for fragment in range(len(layout.cuts))], overlap)
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader = ranks, leader
+        self.remainders = Remainders(parameters)
         # False: what was decided is being carried out, or an exception has broken it off: θ may be
         # half written, and the daemon may wait for an answer that never comes
         self.whole = True
@@ -144,13 +146,13 @@ class Progress(Cycle):
         if not (warm or unused):  # some would miss what they have made before their first step
             self.optimizer.state.clear()
         self.unused = Unused(self.optimizer) if unused and command.forgets else None
-        for name in self.weights.names:
-            self.weights.set(name, base.get(name))
         rounds = (command.round, *command.others)
         self.slot, self.slots = command.slot, command.slots
         self.numbers = Numbers(command.batches) if command.batches else None
         self.at_will, self.forgets = command.at_will, command.forgets
         self.gradients, self.in_hand = command.gradients, False
+        for name in self.weights.names:
+            self._take(name, base.get(name))
         self.step, self.tokens = command.step, command.tokens
         self.position = command.step
         self.round_step, self.bad_steps = command.round_step, 0
@@ -172,6 +174,7 @@ class Progress(Cycle):
 
     def _resume(self, path: Path, rounds: tuple[int, ...]) -> tuple[tuple[FragmentState, ...], str]:
         """Take what a checkpoint of these rounds has: its fragments, and why moments are lost."""
+        # no remainders are in it: those of ``base`` are the same wherever nothing was rebased
         kept, cold = load(path, self.weights, self.optimizer, one_disk=self.files.one_disk)
         states = kept.fragments
         if (made := tuple(state.round for state in states)) != rounds:
@@ -219,7 +222,7 @@ class Progress(Cycle):
         _, sent = self._vectors()
         progress, finite = self.fragments[fragment], True
         for name in self._of(progress):
-            whole = self.weights.gather(name, gradient if self.gradients else itself)
+            whole = self.weights.gather(name, gradient if self.gradients else self.remainders.exact)
             if sent:
                 assert whole is not None
                 sent[name].copy_(whole)
@@ -252,17 +255,18 @@ class Progress(Cycle):
         progress = self.fragments[command.fragment]
         aside: dict[str, list[Tensor]] = {}  # θ, where `base` is in its place to be evaluated
         for name in self._of(progress):
-            mine = self.weights.local(name)
             if command.reset or self.gradients:
-                self.weights.set(name, base.get(name))
+                self._take(name, base.get(name))
                 continue
             was = self.weights.scatter(name, sent.get(name))
             new = self.weights.scatter(name, base.get(name))
-            for part in mine:
+            for parameter in self.weights.parts.get(name, ()):
                 assert was is not None
                 assert new is not None
-                old = torch.where(was.isnan(), part, was) if command.voids else was
-                rebase(part, new, old)
+                part, mine = local(parameter), local(self.remainders.exact(parameter))
+                old = torch.where(was.isnan(), mine, was) if command.voids else was
+                rebase(mine, new, old)
+                self.remainders.keep(parameter, mine)
                 if command.evaluate:  # put in now, or it has to come from rank 0 once more
                     aside.setdefault(name, []).append(part.clone())
                     part.copy_(new)
@@ -305,10 +309,16 @@ class Progress(Cycle):
         _, sent = self._vectors()
         for name in self._of(self.fragments[command.fragment]):
             by = self.weights.scatter(name, sent.get(name))
-            for part in self.weights.local(name):
+            for parameter in self.weights.parts.get(name, ()):
                 assert by is not None
-                part.add_(by)
+                mine = local(self.remainders.exact(parameter))
+                self.remainders.keep(parameter, mine.add_(by))
         self.report(Shifted(command.fragment))
+
+    def _take(self, name: str, whole: Tensor | None) -> None:
+        """θ ← ``whole``; no remainder is of use where gradients are sent, and not θ."""
+        take = self.weights.set if self.gradients else self.remainders.set
+        take(name, whole)
 
     def _evaluate_base(
         self, base: dict[str, Tensor], done: FragmentProgress, aside: dict[str, list[Tensor]]

@@ -34,14 +34,15 @@ class Played:
         away: float = 1.0,
         trained: int = 0,
         device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
         **beginning: Any,
     ) -> None:
         """``trained``: steps that the optimizer has taken before the script joins."""
         # torch.manual_seed writes a stack trace down for each kind of GPU, which takes milliseconds
         torch.default_generator.manual_seed(0)
         self.device = torch.device(device)
-        self.model = nn.Linear(4, 3).to(self.device)
-        self.ones = torch.ones(2, 4, device=self.device)  # all that it learns from
+        self.model = nn.Linear(4, 3).to(self.device, dtype)
+        self.ones = torch.ones(2, 4, device=self.device, dtype=dtype)  # all that it learns from
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         for _ in range(trained):
             self.inner_step()
