@@ -27,7 +27,7 @@ class Handlers:
         self.admits: Callable[[PeerId, str], bool] = lambda peer, name: True
         self.calls: dict[str, tuple[CallHandler, int]] = {}
         self.pushes: dict[str, tuple[PushHandler, int]] = {}
-        self.pulls: dict[str, PullHandler] = {}
+        self.pulls: dict[str, tuple[PullHandler, bool]] = {}
 
     def call(self, peer: PeerId, name: str) -> tuple[CallHandler, int]:
         """Handler and bound for a call of ``peer``; raises :class:`RemoteRefused`."""
@@ -43,8 +43,8 @@ class Handlers:
             raise _unknown()
         return self.pushes[name]
 
-    def pull(self, peer: PeerId, name: str) -> PullHandler:
-        """Handler for a pull of ``peer``; raises :class:`RemoteRefused`."""
+    def pull(self, peer: PeerId, name: str) -> tuple[PullHandler, bool]:
+        """Handler for a pull of ``peer``, and if it may be slow; raises :class:`RemoteRefused`."""
         self._admit(peer, name)
         if name not in self.pulls:
             raise _unknown()

@@ -138,8 +138,11 @@ class Transport(Protocol):
         """
         ...
 
-    def on_pull(self, name: str, handler: PullHandler) -> None:
-        """Serve bodies of ``name``."""
+    def on_pull(self, name: str, handler: PullHandler, *, slow: bool = False) -> None:
+        """Serve bodies of ``name``.
+
+        ``slow``: they may move as slowly as those who pull them bear.
+        """
         ...
 
     async def call(

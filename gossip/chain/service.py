@@ -93,7 +93,7 @@ class Service:
         transport.on_call("sum", into(lambda to: to.slices.sum_reached))
         transport.on_call("bring", into(lambda to: to.outbox.bring))
         transport.on_call("give", into(lambda to: to.slices.give))
-        transport.on_pull("part", reporting(self._on_part))
+        transport.on_pull("part", reporting(self._on_part), slow=True)
         transport.on_pull("evidence", reporting(self._on_evidence))
         transport.on_call("accuse", reporting(self._on_accuse))
 

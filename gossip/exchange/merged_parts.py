@@ -189,12 +189,16 @@ class MergedParts:
                 return here[1]
         return None
 
+    def refuse(self, inflow: Inflow) -> None:
+        """Take no more of what still comes of a part, and pass no more of it on."""
+        inflow.wanted = False
+        if isinstance(inflow, SharedInflow):
+            self.wiring.transport.post(inflow.spoil)
+
     def drop(self, key: PartKey, inflow: Inflow | None) -> None:
         """Let go of a part, and of the ``inflow`` that there is of it."""
         if inflow is not None:
-            inflow.newest = None  # what still comes of it is refused
-            if isinstance(inflow, SharedInflow):
-                self.wiring.transport.post(inflow.spoil)
+            self.refuse(inflow)
         self.fetching.drop(key)
         self.replaced.pop(key, None)
         if self.held.pop(key, None) is not None:

@@ -32,6 +32,7 @@ class Inflow:
         self.filled = 0  # bytes from the part's beginning that are here
         self.moved = 0  # the most that ``filled`` has been: a chunk that comes again is no progress
         self.newest: object = None  # of the transfers: only the newest may go on
+        self.wanted = True  # False: whatever still comes is refused
         self.open = 0  # pushes of it that are going on
         self.givers: set[PeerId] = set()  # who has pushed some of it
         self._hasher = blake3()
@@ -91,8 +92,10 @@ class PartDrain:
         """The rest of a chunk, or of the trailer.
 
         Raises RemoteRefused ``again`` where the part has grown since it was asked how much of it
-        is here, and ``late`` once a newer transfer of it has begun.
+        is here, and ``late`` once a newer transfer of it has begun, or nobody wants it any more.
         """
+        if not self._inflow.wanted:
+            raise RemoteRefused("late", "it is not wanted any more")
         if not self._begun:
             stands = self._inflow.filled if self._first is None else self._inflow.checked
             if stands != (self._at if self._first is None else self._first):

@@ -52,7 +52,7 @@ class Succession:
             return False
         if not self.bears(plan.epoch, plan, now, patience):
             return False
-        self._approved, self._waits_since = _members(plan), None
+        self._approved, self._waits_since, self._refused_since = _members(plan), None, None
         return True
 
     def bears(self, epoch: int, said: Plan | Outcome, now: float, patience: float) -> bool:

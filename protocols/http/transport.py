@@ -235,8 +235,8 @@ class HttpTransport:
     def on_push(self, name: str, handler: PushHandler, *, max_length: int) -> None:
         self._handlers.pushes[_checked(name)] = (handler, max_length)
 
-    def on_pull(self, name: str, handler: PullHandler) -> None:
-        self._handlers.pulls[_checked(name)] = handler
+    def on_pull(self, name: str, handler: PullHandler, *, slow: bool = False) -> None:
+        self._handlers.pulls[_checked(name)] = (handler, slow)
 
     # --- asking -------------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ class LaneServer:
         link.listen()
         started = time.perf_counter()
         try:
-            handler = self._handlers.pull(peer, request.name)
+            handler, slow = self._handlers.pull(peer, request.name)
             body = await handler(peer, request.header)
             if body.length > request.length:
                 raise RemoteRefused("too_large", f"a body of {body.length} bytes")
@@ -202,7 +202,7 @@ class LaneServer:
         self._stats.requests_by_name[request.name] += 1
         head = Reply("", time.perf_counter() - started, body.length).encode()
         async with feeding(body) as feed:
-            transfer = link.start_sending(head, feed, stall=self._limits.stall)
+            transfer = link.start_sending(head, feed, stall=self._limits.stall, slow=slow)
             try:
                 await link.finish(transfer)
             except TransferStalled:

@@ -87,9 +87,9 @@ class MemoryTransport:
         """Take bodies of ``name``."""
         self._handlers.pushes[name] = (handler, max_length)
 
-    def on_pull(self, name: str, handler: PullHandler) -> None:
+    def on_pull(self, name: str, handler: PullHandler, *, slow: bool = False) -> None:
         """Serve bodies of ``name``."""
-        self._handlers.pulls[name] = handler
+        self._handlers.pulls[name] = (handler, slow)
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class MemoryTransport:
 
     async def _serve_pull(self, exchange: MemoryExchange, max_length: int, header: bytes) -> None:
         async def serve() -> Outgoing:
-            handler = self._handlers.pull(exchange.caller.peer_id, exchange.name)
+            handler, _ = self._handlers.pull(exchange.caller.peer_id, exchange.name)
             return outgoing(await handler(exchange.caller.peer_id, header))
 
         await exchange.answer_pull(serve(), max_length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import weakref
+from typing import cast
 
 import pytest
 from exchange_kit import (
@@ -23,6 +24,7 @@ from exchange_kit import (
 )
 from gossip_kit import plan_of
 
+from gossip.exchange.bodies import trailer_size
 from gossip.exchange.merging import PartMerge
 from gossip.exchange.part_states import PLAN_WAIT_S
 from gossip.exchange.retaining import keys_of
@@ -31,7 +33,8 @@ from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.memory.transport import Link
-from protocols.messages import Plan
+from protocols.messages import Part, Plan
+from protocols.transport import Drain, Incoming
 
 
 def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
@@ -175,6 +178,52 @@ def test_when_the_round_is_over_nothing_goes_on() -> None:
                 )
 
     run(scene)
+
+
+def test_when_the_round_is_over_no_more_of_a_merged_part_is_taken() -> None:
+    """Nobody judges its pace any more, so it might be hours in coming."""
+
+    async def scene() -> None:
+        async with world() as here:
+            mine = here.peers[0]
+            theirs = [part for part in PLAN.parts if part.owner != mine.me][:2]
+            mine.exchange.work(PLAN)
+            drains: list[Drain] = []
+            async with asyncio.TaskGroup() as group:
+                tasks = []
+                for part in theirs:
+                    coming = group.create_task(
+                        mine.on_merged(
+                            part.owner,
+                            header_of(PLAN, part).encode(),
+                            cast(Incoming, Trickling(part, drains)),
+                        )
+                    )
+                    tasks.append(coming)
+                await until(lambda: len(drains) == 2)
+                drains[0].room()
+                drains[0].took(1)  # of the other one nothing has come
+                await mine.exchange.stop()
+                for drain in drains:
+                    with pytest.raises(RemoteRefused, match="late"):
+                        drain.room()
+                for task in tasks:
+                    task.cancel()
+
+    run(scene)
+
+
+class Trickling:
+    """A merged part of which next to nothing comes; its drain is noted in ``drains``."""
+
+    def __init__(self, part: Part, drains: list[Drain]) -> None:
+        encoded = CODEC.named(PLAN.codec).encoded_size(part.start, part.stop)
+        self.length = encoded + trailer_size(len(PLAN.contributors))
+        self._drains = drains
+
+    async def into(self, drain: Drain, *, stall: float, slow: bool) -> None:
+        self._drains.append(drain)
+        await asyncio.Event().wait()
 
 
 def other_plan(here: World, number: int) -> Plan:

@@ -234,6 +234,32 @@ def test_a_minority_that_sees_it_otherwise_holds_nobody_up(
     assert max(lengths) - min(lengths) <= 1
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_plan_that_is_borne_at_once_or_later_ends_the_want_of_one(later: bool) -> None:
+    """News of who is in it may come a moment after the plan."""
+    world, mine, *_ = scene(4)
+    succession, known = mine.succession, len(mine.membership.islands)
+    names = [Identity.from_seed(bytes([60 + n]) * 32).peer_id for n in range(4)]
+    mine.company.trial = Trial()
+    assert not bears(mine, {*mine.roster, *names}, world.now)
+    plan = mine.agreement.plan
+    assert plan is not None
+    one = dataclasses.replace(plan, next_roster=tuple(sorted({*mine.roster, *names[:3]})))
+    mine.agreement.plan = one
+    if later:
+        assert not succession.judge(world.now, PATIENCE)
+        succession.replanned()
+        assert succession.has_no_choice(world.now + YIELDS * PATIENCE, PATIENCE)
+    for sequence, peer in enumerate(names):
+        said = dataclasses.replace(mine.company.myself(), peer=peer)
+        mine.membership.on_announce(said, b"", sequence, world.now)
+    assert len(mine.membership.islands) > known
+    assert succession.judge(world.now, PATIENCE)
+    if not later:
+        succession.replanned()
+    assert not succession.has_no_choice(world.now + YIELDS * PATIENCE, PATIENCE)
+
+
 def test_among_strangers_no_more_are_voted_in_than_may_come_at_once() -> None:
     world, mine, *_ = scene(4)
     names = [Identity.from_seed(bytes([60 + n]) * 32).peer_id for n in range(4)]

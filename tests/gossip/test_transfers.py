@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from http_kit import A, B, address
 from gossip.exchange.slicing import SliceFeed
 from gossip.exchange.transfers import LAST_PAUSE_S, Transfers
 from gossip.wiring import Wiring
-from protocols.bodies import BufferDrain
+from protocols.bodies import BufferDrain, BufferFeed
 from protocols.codecs import RangeCodec
 from protocols.errors import Unreachable, Why
 from protocols.http.transport import HttpTransport
@@ -23,7 +24,7 @@ from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.memory import virtual_time
 from protocols.messages import TransferHeader
-from protocols.tasks import every
+from protocols.tasks import beside, every
 from protocols.transport import Incoming
 
 SIZE = 1000
@@ -120,3 +121,56 @@ async def test_lanes_that_share_a_limit_may_each_be_as_slow_as_it_makes_them() -
         await asyncio.wait_for(every(push(index) for index in range(number)), 60)
         assert there.bytes_received == number * size
         assert a.stats.stalled_bodies == 0
+
+
+class Narrow:
+    """Memory that takes so much at a time, as a link does."""
+
+    def __init__(self, length: int, at_once: int) -> None:
+        self.left = self.length = length
+        self._at_once = self._may = at_once
+        self._scratch = memoryview(bytearray(at_once))
+        self._wake: Callable[[], None] = lambda: None
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def room(self) -> memoryview | None:
+        return self._scratch[: self._may] if self._may else None
+
+    def took(self, count: int) -> None:
+        self.left -= count
+        self._may -= count
+
+    async def open(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            self._may = self._at_once
+            self._wake()
+
+
+@pytest.mark.parametrize("slow", [True, False])
+async def test_a_part_is_given_as_slowly_as_whoever_pulls_it_takes_it(slow: bool) -> None:
+    """Both run for five seconds, in which a body that has to be quick is cut."""
+    length, many = 64_000_000, 30_000  # a tenth of a second; the system's buffers hold megabytes
+    limits = Limits(grace=0.1, stall=1.0, min_rate=1e9)
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=limits) as a,
+        HttpTransport(B, limits=limits) as b,
+    ):
+        b.book.add(a.peer_id, address(a))
+
+        async def give(peer: PeerId, header: bytes) -> BufferFeed:
+            return BufferFeed(bytes(length))
+
+        a.on_pull("part", give, slow=slow)
+        drain = Narrow(length, many)
+        with pytest.raises(TimeoutError):
+            async with (
+                asyncio.timeout(5.0),
+                beside(drain.open(0.1)),
+                b.pull(A.peer_id, "part", b"", max_length=length, timeout=10.0) as incoming,
+            ):
+                await incoming.into(drain, slow=True)
+        assert 10 * many <= drain.length - drain.left < length / 10
+        assert a.stats.stalled_bodies == (0 if slow else 1)

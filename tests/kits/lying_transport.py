@@ -245,7 +245,7 @@ class LyingTransport:
 
         self._inner.on_push(name, lying, max_length=max_length)
 
-    def on_pull(self, name: str, handler: Any) -> None:
+    def on_pull(self, name: str, handler: Any, *, slow: bool = False) -> None:
         liar = self._liar
 
         async def lying(peer: PeerId, header: bytes) -> Outgoing | Feed:
@@ -256,4 +256,4 @@ class LyingTransport:
                 return body
             return meddled(liar, name, header, body)
 
-        self._inner.on_pull(name, lying)
+        self._inner.on_pull(name, lying, slow=slow)
