@@ -208,7 +208,8 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     if rounds.align and not outer.moving:
         raise ValueError(
             f"rounds.align with outer.optimizer {outer.optimizer} and no momentum: there is no "
-            "direction to turn late work to; leave rounds.align away, or use delayed-nesterov"
+            "direction to turn late work to; leave rounds.align away, or use "
+            "delayed-nesterov with outer.momentum above 0"
         )
     if mode == "server" and rounds.owners != "servers":
         raise ValueError("mode server with rounds.owners members: without servers it is diloco")

@@ -107,7 +107,7 @@ def speed(value: object) -> object:
 def fast_enough(bytes_s: float) -> float:
     """A limit below which nothing would get through in time is refused."""
     if 0 < bytes_s < MIN_UPLOAD:
-        raise ValueError("must be at least 40kbit, or 0 for no limit")
+        raise ValueError("must be at least 40kbit, or 0")
     return bytes_s
 
 

@@ -88,7 +88,7 @@ def prepare(
         if error.code != "E601":
             raise
         fix = "give files or folders of UTF-8 text, .jsonl(.gz) or .parquet, or datasets:NAME@SPLIT"
-        if is_begun(out):
+        if is_begun(out) and not isinstance(error.__cause__, FileNotFoundError):
             fix = f"mend that input, then {GO_ON}"
         raise operator_error("E601", error.what, why=error.why, fix=fix) from error
     if as_json:

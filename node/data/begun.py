@@ -62,6 +62,8 @@ class Job:
         coder = self.tokenizer
         if isinstance(coder, FileTokenizer) and coder.document_end != coder.earlier_end:
             said.append(coder.document_end)
+        if isinstance(coder, FileTokenizer) and coder.spells_end:  # versions before left it in
+            said.append("taken out")
         return _sha256(said)
 
 

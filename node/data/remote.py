@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
+from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, check_finished, parse_index
 from node.data.opened import Opened, opened
 from node.data.patience import Patience, met, passes
 from node.data.shard_cache import INDEX_COPY, TRIES, ShardCache, note_used
@@ -56,6 +56,8 @@ class Folder:
         self.remote = is_url(place)
         self._cache = ShardCache(cache, cache_bytes) if self.remote and cache is not None else None
         self.cache_bytes = cache_bytes if self._cache is not None else 0
+        if not self.remote:
+            check_finished(Path(self.place))
         self.index: Index = self._read_index(known=known)
 
     def _read_index(self, *, known: bool) -> Index:

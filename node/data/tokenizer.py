@@ -137,7 +137,6 @@ class FileTokenizer:
             raise operator_error("E604", f"{name} has no tokens", why="its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
         # whether it leaves out characters that it has no token for
-        self.has_gaps = _has_gaps(library, self._tokenizer, vocabulary)
         # what ends a document where a stream's recipe, or a folder that was begun, does not say it
         self.earlier_end = next((vocabulary[e] for e in EARLIER_ENDS if e in vocabulary), None)
         if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
@@ -159,6 +158,8 @@ class FileTokenizer:
             )
         added = self._tokenizer.get_added_tokens_decoder().get(self.document_end)
         self._end_is_special = added is not None and added.special  # else text may mean it
+        taken_out = added.content if self._end_is_special else None
+        self.has_gaps = _has_gaps(library, self._tokenizer, vocabulary, taken_out)
         # whether text that spells it out has its id: to the models of Unigram and WordLevel a
         # special token is a piece as any other
         self.spells_end = False
@@ -191,19 +192,19 @@ class FileTokenizer:
         texts = [document.decode("utf-8", errors="replace") for document in documents]
         with _refused("the tokenizer cannot encode this text"):
             encoded = self._encoded(texts)
-        for text, one in zip(texts, encoded, strict=True):
+        coded: list[Ids] = [np.array(one.ids, dtype=np.uint32) for one in encoded]
+        if self._end_is_special:  # as NUL is taken out for bytes
+            coded = [ids[ids != self.document_end] for ids in coded]
+        for text, ids in zip(texts, coded, strict=True):
             # a document of nothing but signs, as an emoji, is not worth ending a run
-            if not one.ids and self.has_gaps and any(map(str.isalnum, text)):
+            if not len(ids) and self.has_gaps and any(map(str.isalnum, text)):
                 raise operator_error(
                     "E604",
                     "the tokenizer cannot encode this text",
                     why=f"it has no token for anything in {text.strip()[:40]!r}",
                     fix="use a tokenizer that was made for such text, or one with tokens for bytes",
                 )
-        coded: list[Ids] = [np.array(one.ids, dtype=np.uint32) for one in encoded]
-        if not self._end_is_special:
-            return coded
-        return [ids[ids != self.document_end] for ids in coded]  # as NUL is taken out for bytes
+        return coded
 
     def _encoded(self, texts: list[str]) -> Any:
         return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -218,10 +219,18 @@ class FileTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def _has_gaps(library: ModuleType, tokenizer: Any, vocabulary: dict[str, int]) -> bool:
-    """Whether text may vanish in it; models other than BPE raise where they have no token."""
+def _has_gaps(
+    library: ModuleType, tokenizer: Any, vocabulary: dict[str, int], taken_out: str | None
+) -> bool:
+    """Whether text may vanish in it; models other than BPE raise where they have no token.
+
+    ``taken_out``: a token that is taken out of texts, which may be that for what is unknown.
+    """
     model = tokenizer.model
-    if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
+    unknown = getattr(model, "unk_token", None)
+    if type(model).__name__ != "BPE":
+        return unknown is not None and unknown == taken_out
+    if (unknown is not None and unknown != taken_out) or model.byte_fallback:
         return False
     before = (tokenizer.normalizer, tokenizer.pre_tokenizer)  # either may take text by its bytes
     if not any(b'"ByteLevel"' in one.__getstate__() for one in before if one is not None):
@@ -233,8 +242,8 @@ def tell_of_gaps(tokenizer: Tokenizer, tell: Tell) -> None:
     """Say where text is about to be encoded by a tokenizer that leaves out some of it."""
     if isinstance(tokenizer, FileTokenizer) and tokenizer.has_gaps:
         tell(
-            "leaves out characters that the tokenizer has no token for: it has no unknown token, "
-            "and not all bytes"
+            "leaves out characters that the tokenizer has no token for: it has no unknown token "
+            "of its own, and not all bytes"
         )
 
 

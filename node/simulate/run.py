@@ -44,6 +44,13 @@ SAID = {
     " with rounds.quorum 0.001": "",
     " and outer.momentum_start": "",
     "use delayed-nesterov": "use nesterov",  # as it is called here
+    "outer.optimizer delayed-nesterov": "outer nesterov",
+}
+# before these in mode diloco, which has a quorum, and where nesterov is the ordinary one
+SAID_IN_DILOCO = {
+    "use delayed-nesterov, which takes each for its share (delayed Nesterov), or ": "",
+    ", or use mode diloco among strangers": "",
+    "or use delayed-nesterov with outer.momentum and outer.momentum_start 0": "or quorum to 0.5",
 }
 
 
@@ -107,7 +114,8 @@ def _checked(one: Scenario, tables: Mapping[str, Any]) -> Manifest:
 
 def _worded(one: Scenario, mistake: str) -> str:
     """A mistake of the manifest by the keys of the scenario."""
-    said = SAID | {"rounds.owners servers": f"mode {one.mode}"}
+    said = SAID_IN_DILOCO | SAID if one.mode == "diloco" else SAID
+    said = said | {"rounds.owners servers": f"mode {one.mode}"}
     if one.mode in GRADIENTS:
         said |= {"mode allreduce": f"mode {one.mode}"}
         said |= {f"outer.optimizer {GRADIENTS[one.mode]}": f"mode {one.mode}"}

@@ -43,6 +43,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "feedback": (*WITH_OUTER[:4], "allreduce"),
     "dynamic_steps": tuple(mode for mode in MODES if mode not in GRADIENTS),
     "outer": WITH_OUTER,
+    "align": WITH_OUTER,
     "outer_lr": (*WITH_OUTER, "gossip"),
     "outer_momentum": (*WITH_OUTER, "gossip"),
     "warmup_rounds": WITH_OUTER,

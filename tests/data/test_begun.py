@@ -230,6 +230,8 @@ def test_who_has_a_bad_record_is_told_what_to_do(command, tmp_path):
     assert "mend that input" not in command(*given)[2]  # it may be another field, or another file
     write(source, [*good, BROKEN])
     assert "mend that input, then give the same command again: it goes on" in command(*given)[2]
+    mistyped = ("data", "prepare", tmp_path / "aa.jsonl", *given[3:])
+    assert "fix: give files or folders" in command(*mistyped)[2]
     write(source, good)
     assert command(*given)[0] == 0
     assert same_as_at_once([source], out)

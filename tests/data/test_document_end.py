@@ -10,11 +10,12 @@ from data_kit import TEXTS, json_lines
 from bootstrap.manifest import Data, Manifest, Model, Rounds
 from node.commands.manifest import manifest_for
 from node.config import NodeConfig
+from node.data.begun import Job
 from node.data.live import StreamData
 from node.data.prepare import prepare
 from node.data.stream_recipe import Recipe, read_recipe
 from node.data.supply import Given, _written, make, tokens_for
-from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
+from node.data.tokenizer import BYTES, FileTokenizer, read_tokenizer, tell_of_gaps
 from node.trainer.corpus import collect
 from node.trainer.data import open_tokens
 from protocols.errors import OperatorError
@@ -52,6 +53,41 @@ GEMMAS = ("<pad>", "<eos>", "<bos>")
 def end_of(data: bytes, **said: int | str) -> str | None:
     found = FileTokenizer(data, **said)
     return found.token(found.document_end)
+
+
+def test_a_folder_that_was_begun_with_ends_left_in_its_texts_is_not_finished_without():
+    coder = FileTokenizer(tokenizer("<|endoftext|>"))
+    before = Job([], coder, "text", 1000).settings
+    coder.spells_end = True
+    assert Job([], coder, "text", 1000).settings != before
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE", "bytes"])
+def test_what_has_no_token_but_the_end_is_told_of_and_does_not_vanish(kind):
+    """Unknown words are taken out with the ends."""
+    tokenizers = pytest.importorskip("tokenizers")
+    end, words = "<|endoftext|>", ("fox", "dog", "the", "a", "b", "c", "d")
+    if kind == "bytes":
+        made = tokenizers.Tokenizer.from_str(tokenizer(end).decode())
+        made.model.unk_token = end
+    else:
+        letters = [letter for word in words for letter in word]
+        vocabulary = {end: 0} | {w: i for i, w in enumerate(dict.fromkeys((*words, *letters)), 1)}
+        model = getattr(tokenizers.models, kind)
+        parts = ([],) if kind == "BPE" else ()
+        made = tokenizers.Tokenizer(model(vocabulary, *parts, unk_token=end))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        made.add_special_tokens([end])
+    found, lines = FileTokenizer(made.to_str().encode()), []
+    tell_of_gaps(found, lines.append)
+    if kind == "bytes":  # each has a token
+        assert (len(found.encode(["Füchse".encode()])[0]), lines) == (7, [])
+        return
+    assert "leaves out characters" in lines[0]
+    assert len(found.encode([b"the ZZ dog"])[0]) == (2 if kind == "WordLevel" else 6)
+    with pytest.raises(OperatorError) as caught:
+        found.encode([b"the dog", b"ZZ XX 77"])
+    assert caught.value.code == "E604"
 
 
 def test_an_ordinary_token_that_looks_like_an_end_is_none():

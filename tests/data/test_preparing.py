@@ -92,6 +92,7 @@ def test_a_token_folder_that_is_not_finished_is_told_of(tmp_path):
     for read in (
         lambda: make(Manifest(), str(half), Given(), tmp_path, lambda done, total: None),
         lambda: documents.find_inputs([str(half)]),
+        lambda: Folder(str(half)),
     ):
         with pytest.raises(OperatorError, match="half is not finished") as caught:
             read()
