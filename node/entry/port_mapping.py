@@ -103,9 +103,7 @@ class PortMapping:
         self._find = find
         self._router: Router | None = None
         self._ports = (0, 0)  # outer and inner
-        self._forwarded: tuple[Router, int] | None = (
-            None  # the newest outer port, asked by a thread
-        )
+        self._forwarded: tuple[Router, int] | None = None  # newest outer port; a thread's
         self._given_up = False  # it took too long, as was told, or is closed
 
     async def open(self, port: int) -> None:
