@@ -205,7 +205,8 @@ def stop(
 ) -> int:
     """Have the node in ``directory`` leave, and wait until it has; the pid it had.
 
-    As Ctrl-C does: once, it makes a checkpoint and says farewell; with ``now`` it ends at once.
+    As Ctrl-C does: once, it makes a checkpoint and says farewell; with ``now``, as after a second
+    one, it ends at once.
     Raises OperatorError E106 where none runs, E107 where it does not end in time or cannot be asked
     from here.
     """
@@ -223,11 +224,10 @@ def stop(
     pid = found.pid
     tell(f"process {pid}: asked to " + ("end at once" if now else "leave"))
     began = time.monotonic()
-    asked = 0
+    _signal(pid, signal.SIGTERM)
+    if now:
+        _signal(pid, signal.SIGINT)  # the same once more would be an echo of the first
     while home.holder() == pid:
-        if asked < (2 if now else 1):
-            _signal(pid)
-            asked += 1
         if time.monotonic() - began > timeout_s:
             raise operator_error(
                 "E107",
@@ -240,9 +240,9 @@ def stop(
     return pid
 
 
-def _signal(pid: int) -> None:
+def _signal(pid: int, number: signal.Signals) -> None:
     try:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
     except ProcessLookupError:
         return  # it has ended in this moment
     except PermissionError as error:

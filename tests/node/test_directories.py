@@ -26,10 +26,29 @@ left = int(sys.argv[2])
 def on(*_):
     global left
     left -= 1
-signal.signal(signal.SIGTERM, on)
+for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, on)
 home.publish_api("127.0.0.1:1")
 print("up", flush=True)
 while left > 0: time.sleep(0.02)
+"""
+
+
+LEAVES_LONG = """
+import asyncio, io, sys
+from pathlib import Path
+from node.config import NodeConfig
+from node.daemon import Daemon
+from node.monitor.console import Console
+from node.monitor.event_log import EventLog
+async def main():
+    loop = asyncio.get_running_loop()
+    daemon = Daemon(NodeConfig(dir=Path(sys.argv[1])), None)
+    daemon.home.lock()
+    daemon.stop_reason = loop.create_future()
+    daemon._catch_signals(loop, EventLog(), Console(io.StringIO()))
+    print("up", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
 """
 
 
@@ -59,9 +78,9 @@ def daemon():
     """``daemon(directory, signals)``: holds a state directory until it got that many signals."""
     started = []
 
-    def start(directory, signals=1):
+    def start(directory, signals=1, program=DAEMON):
         process = subprocess.Popen(
-            [sys.executable, "-c", DAEMON, str(directory), str(signals)],
+            [sys.executable, "-c", program, str(directory), str(signals)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -167,6 +186,13 @@ def test_stop_now_asks_twice(tmp_path, daemon, capsys):
     assert f"process {process.pid} has ended" in capsys.readouterr().out
 
 
+def test_stop_now_ends_what_a_daemon_is_at(tmp_path, daemon):
+    """To a daemon a signal that comes with its echo is one."""
+    process = daemon(tmp_path / "x", program=LEAVES_LONG)
+    assert stop(tmp_path / "x", timeout_s=10, now=True) == process.pid
+    assert process.wait(5) == 130
+
+
 def test_runs_on_a_fresh_machine(capsys):
     assert outermost.run(["runs"]) == 0
     assert "no node has run" in capsys.readouterr().out
@@ -261,7 +287,7 @@ def test_a_process_of_another_container_is_not_asked_by_its_number(
         pid = gone.pid
     (tmp_path / "x" / "daemon.lock").write_text(f"{pid} {elsewhere}".strip() + "\n")
     asked = []
-    monkeypatch.setattr(directories, "_signal", asked.append)
+    monkeypatch.setattr(directories, "_signal", lambda *given: asked.append(given))
     began = time.monotonic()
     with pytest.raises(OperatorError, match="another container or machine") as error:
         stop(tmp_path / "x", timeout_s=20, now=False)
