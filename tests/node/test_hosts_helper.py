@@ -6,37 +6,28 @@ import asyncio
 import errno
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from address_kit import DEAD, dead, named
 from data_kit import folder, serving
-from hub_kit import WAIT_S, hub, place, quicken, until
-from trainer_kit import tiny_manifest, tiny_settings
+from helper_kit import following, helper, training
+from hub_kit import WAIT_S, hub, quicken, until
+from trainer_kit import tiny_manifest
 
 import node.hosts.hub
 import node.hosts.wire
-from node.config import resolve
 from node.hosts.helper import Helper
-from node.hosts.hub import Hub
-from node.hosts.remote import HOST_LOST, RemoteRank
+from node.hosts.remote import HOST_LOST
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Challenge, HostConnection, HostLostError, Job, Welcome, nonce
-from node.island.rank_process import RankProcess
 from protocols.errors import OperatorError
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
-
-
-def helper(tmp_path: Path, port: int, **changes: Any) -> Helper:
-    config = resolve({"dir": str(tmp_path), "device": "cpu"}, {})
-    return Helper(config, place(port, host=1, **changes))
 
 
 async def test_without_host_0_a_helper_gives_up(tmp_path: Path) -> None:
@@ -67,16 +58,6 @@ async def test_a_host_0_that_does_not_know_the_id_is_not_followed(tmp_path: Path
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(OperatorError, match="host 0 does not know the rendezvous id"):
             await helper(tmp_path, port).main()
-
-
-@asynccontextmanager
-async def following(tmp_path: Path, port: int, **changes: Any) -> AsyncIterator[asyncio.Task[int]]:
-    """A helper that follows host 0 until the block ends."""
-    running = asyncio.ensure_future(helper(tmp_path, port, **changes).main())
-    yield running
-    running.cancel()
-    await asyncio.wait((running,), timeout=WAIT_S)
-    assert running.done()
 
 
 async def test_host_0_is_found_at_whichever_of_its_addresses_answers(
@@ -171,83 +152,6 @@ async def test_the_end_of_host_0_ends_the_making_of_tokens(
             assert await asyncio.wait_for(running, WAIT_S) == 0
 
 
-async def test_ctrl_c_stops_a_helper_and_a_second_one_ends_it_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A thread that is at something long, as hashing tokens, does not hold that up."""
-    statuses: list[int] = []
-    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
-    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
-    async with hub() as (made, _), following(tmp_path, made.port) as running:
-        await until(lambda: "host 0 is there" in capsys.readouterr().out)
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(0)
-        signal.raise_signal(signal.SIGINT)
-        assert await running == 0
-    assert statuses == [130]
-    assert "leaving: SIGINT (Ctrl-C again stops now)" in capsys.readouterr().out
-
-
-async def test_a_signal_that_comes_with_its_echo_stops_a_helper_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As from ``timeout``, which sends it to its child and then to the group."""
-    statuses: list[int] = []
-    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
-    async with hub() as (made, _), following(tmp_path, made.port) as running:
-        await until(lambda: "host 0 is there" in capsys.readouterr().out)
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.sleep(0)
-        signal.raise_signal(signal.SIGTERM)
-        assert await running == 0
-    assert not statuses
-
-
-class Training(NamedTuple):
-    """Host 0, a helper, the one rank that host 0 has asked it for, and those that it started."""
-
-    hub: Hub
-    running: asyncio.Task[int]
-    rank: RemoteRank
-    started: list[RankProcess]
-
-
-@asynccontextmanager
-async def training(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    failures: Sequence[OSError] = (),
-    store: str = "x:1",
-) -> AsyncIterator[Training]:
-    """Ranks are processes that do nothing; the first starts fail. They are to meet at ``store``."""
-    started: list[RankProcess] = []
-    left = iter(failures)
-
-    async def spawn(number: int, directory: Path, *_: Any) -> RankProcess:
-        if (failure := next(left, None)) is not None:
-            raise failure
-        process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
-        started.append(RankProcess(number, process, directory / "log", 0))
-        return started[-1]
-
-    monkeypatch.setattr(RankProcess, "spawn", spawn)
-    text = tmp_path / "text"
-    text.write_bytes(bytes(range(256)) * 100)
-    monkeypatch.setattr("node.data.supply.tokens_for", lambda *given, cache: str(text))
-    shown = fingerprint(str(text), 256)
-    job = Job(tiny_manifest().model_dump_json().encode(), b"", b"", str(text), shown)
-    async with hub() as (made, _):
-        made.offer(job)
-        async with following(tmp_path, made.port) as running:
-            (host,) = await asyncio.wait_for(made.muster(again=False), WAIT_S)
-            given = tiny_settings(tmp_path).model_dump_json()
-            (rank,) = made.launch(host, 1, given, range(1, 2), store)
-            await until(lambda: started or running.done())
-            yield Training(made, running, rank, started)
-    for process in started:  # the helper has killed them
-        await asyncio.wait_for(process.wait(), WAIT_S)
-
-
 SHORT = [  # of memory, processes, files
     OSError(errno.ENOMEM, "Cannot allocate memory"),
     BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
@@ -293,67 +197,6 @@ async def test_on_host_0s_machine_ranks_are_met_where_those_of_other_hosts_come(
     assert "no interface of this host is known to have the address 192.0.2.7" in (
         capsys.readouterr().out
     )
-
-
-async def test_where_all_hosts_are_stopped_at_once_ranks_run_until_host_0_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It needs them for its last checkpoint. Slurm and Kubernetes stop all hosts together."""
-    monkeypatch.setattr("node.hosts.hub.LEAVING_S", 0.01)
-    async with training(tmp_path, monkeypatch) as (made, running, rank, started):
-        asked = asyncio.Event()
-
-        def leaving() -> bool:
-            asked.set()
-            return True
-
-        made.leaving = leaving
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.wait_for(asked.wait(), WAIT_S)
-        assert started[0].running
-        assert not running.done()
-        rank.signal(signal.SIGTERM)  # as it leaves
-        assert await asyncio.wait_for(rank.wait(), WAIT_S) == -signal.SIGKILL
-        assert not running.done()
-        await made.aclose()
-        assert await asyncio.wait_for(running, WAIT_S) == 0
-
-
-async def test_a_host_that_is_stopped_alone_is_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("node.hosts.hub.LEAVING_S", 0.01)
-    async with training(tmp_path, monkeypatch) as (_, running, rank, started):
-        signal.raise_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
-        assert rank.tail() == "it was stopped"
-        assert await asyncio.wait_for(running, WAIT_S) == 0
-        assert not started[0].running
-
-
-async def test_a_host_that_is_leaving_gets_no_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with training(tmp_path, monkeypatch) as (made, *_):
-        signal.raise_signal(signal.SIGTERM)
-        await until(lambda: not made.ready)
-        assert "host 1 (is leaving) is missing" in made._missing()
-        assert not made.grown
-
-
-async def test_a_host_that_waits_for_host_0_ends_at_the_second_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses: list[int] = []
-    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
-    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
-    async with training(tmp_path, monkeypatch) as (made, *_):
-        signal.raise_signal(signal.SIGTERM)
-        await until(made.hosts[1].leaving.is_set)
-        assert statuses == []
-        signal.raise_signal(signal.SIGTERM)
-        await until(lambda: statuses)
-    assert statuses == [130]
 
 
 async def test_other_tokens_than_host_0s_are_refused_on_both_sides(tmp_path: Path) -> None:
