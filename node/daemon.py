@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from node import directories, open_files
 from node.checkpoints.under_way import forget_drafts
 from node.closing import newest_round
 from node.config import NodeConfig
-from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE, Echoes
+from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE, catch
 from node.island.hardware import leave_cores_to_ranks
 from node.monitor.console import AT_ONCE_S, Console
 from node.monitor.event_log import EventLog
@@ -175,12 +174,12 @@ class Daemon:
         does a signal with its echo. The first to a node that already leaves by itself, as its run
         is over, counts as once.
         """
-        asked, echoes = False, Echoes()
+        asked = False
 
         def on_signal(name: str) -> None:
             nonlocal asked
             leaves, twice = self.stop_reason.done(), asked
-            if (leaves and name == "SIGHUP") or echoes.echo(name, loop.time()):
+            if leaves and name == "SIGHUP":
                 return
             asked = True
             if twice:
@@ -199,7 +198,4 @@ class Daemon:
                 events.emit(Stopping(reason=reason))
                 self.stop(reason)
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # under nohup
-            loop.add_signal_handler(number, on_signal, number.name)
+        catch(loop, on_signal)

@@ -14,7 +14,10 @@ import threading
 from collections.abc import Callable
 from math import inf
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -102,6 +105,23 @@ class Echoes:
             return True
         self._heard[name] = now
         return False
+
+
+def catch(loop: AbstractEventLoop, hear: Callable[[str], None]) -> None:
+    """Until ``loop`` is closed, ``hear`` gets the name of each SIGINT, SIGTERM and SIGHUP.
+
+    But for echoes, and SIGHUP where it is ignored, as under nohup.
+    """
+    echoes = Echoes()
+
+    def come(name: str) -> None:
+        if not echoes.echo(name, loop.time()):
+            hear(name)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue
+        loop.add_signal_handler(number, come, number.name)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -48,7 +48,7 @@ from node.hosts.wire import (
     proven,
     signed,
 )
-from node.interrupts import EXIT_INTERRUPTED, Echoes
+from node.interrupts import EXIT_INTERRUPTED, catch
 from node.island.cores import threads_of
 from node.island.hardware import hardware
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
@@ -87,7 +87,7 @@ class Helper:
         self._running: list[RankProcess] = []
         self._life = -1
         self._waiting: asyncio.TaskGroup
-        self._asked, self._echoes = False, Echoes()  # to stop
+        self._asked = False  # to stop
         self._stopped: asyncio.Event
         self._host_0: HostConnection
         self.events: EventLog
@@ -106,18 +106,17 @@ class Helper:
             stack.callback(self._console.finish)
             self.events = events
             self._stopped = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._stop, number.name)
+            catch(asyncio.get_running_loop(), self._stop)
             await first(self._serve(), self._stopped.wait())
         return 0
 
     def _stop(self, name: str) -> None:
         """Once: leave; where ranks run, when host 0 can do without them. Twice: end at once.
 
-        The ranks die with this process.
+        The ranks die with this process. SIGHUP of a terminal that is closed comes twice, and counts
+        once.
         """
-        if self._echoes.echo(name, asyncio.get_running_loop().time()):
+        if self._asked and name == "SIGHUP":
             return
         if self._asked:  # a thread may be reading text, or a disk may hang
             self._console.finish(AT_ONCE_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helper_kit import following, training
 from hub_kit import WAIT_S, hub, quicken, until
+from signals_kit import signals_kept
 
 from node.hosts.remote import HOST_LOST
 
@@ -72,6 +73,36 @@ async def test_where_all_hosts_are_stopped_at_once_ranks_run_until_host_0_has_le
         assert not running.done()
         await made.aclose()
         assert await asyncio.wait_for(running, WAIT_S) == 0
+
+
+async def test_where_the_terminals_of_all_hosts_are_closed_ranks_run_until_host_0_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where ssh to all of them goes down. SIGHUP comes of the kernel, and of the shell."""
+    statuses: list[int] = []
+    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
+    monkeypatch.setattr("node.interrupts.ECHO_S", 0.0)
+    with signals_kept():
+        # to be seen by this test where nobody catches it, and caught also under nohup
+        signal.signal(signal.SIGHUP, lambda *_: None)
+        async with training(tmp_path, monkeypatch) as (made, running, _, started):
+            signal.raise_signal(signal.SIGHUP)
+            await until(made.hosts[1].leaving.is_set)
+            signal.raise_signal(signal.SIGHUP)
+            assert started[0].running
+            await made.aclose()
+            assert await asyncio.wait_for(running, WAIT_S) == 0
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    assert not statuses
+
+
+async def test_under_nohup_a_closed_terminal_stops_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with signals_kept():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        async with training(tmp_path, monkeypatch):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 async def test_a_host_that_is_stopped_alone_is_let_go(
