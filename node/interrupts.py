@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from math import inf
 from types import FrameType
@@ -110,18 +112,27 @@ class Echoes:
 def catch(loop: AbstractEventLoop, hear: Callable[[str], None]) -> None:
     """Until ``loop`` is closed, ``hear`` gets the name of each SIGINT, SIGTERM and SIGHUP.
 
-    But for echoes, and SIGHUP where it is ignored, as under nohup.
+    But for echoes, and SIGHUP where it is ignored, as under nohup. The loop may stand still: what
+    counts is when they come, and not when it gets to them.
     """
     echoes = Echoes()
+    came: deque[tuple[str, float]] = deque()
 
-    def come(name: str) -> None:
-        if not echoes.echo(name, loop.time()):
-            hear(name)
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((signal.Signals(number).name, time.monotonic()))
+
+    def tell() -> None:
+        while came:
+            name, at = came.popleft()
+            if not echoes.echo(name, at):
+                hear(name)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue
-        loop.add_signal_handler(number, come, number.name)
+        loop.add_signal_handler(number, tell)  # wakes the loop up, and goes with it
+        signal.signal(number, note)  # in place of the loop's own, which does nothing
+        signal.siginterrupt(number, False)  # as the loop had it
 
 
 def _end(number: int, frame: FrameType | None) -> None:

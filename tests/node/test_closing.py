@@ -6,16 +6,18 @@ import asyncio
 import io
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import pytest
+from signals_kit import signals_kept
 
 from node.checkpoints.checkpoint import CheckpointStore
 from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.daemon import Daemon
-from node.interrupts import Echoes
+from node.interrupts import Echoes, catch
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 
@@ -105,9 +107,13 @@ class AskedToEnd:
         self.events.subscribe(console)
         self.daemon._catch_signals(loop, self.events, console)
 
-    async def hears(self, number: signal.Signals) -> str:
-        """What it says to a signal."""
-        signal.raise_signal(number)
+    async def hears(self, *numbers: signal.Signals, apart: float = 0.0) -> str:
+        """What it says to signals that come while the event loop stands still."""
+        for number in numbers:
+            signal.raise_signal(number)
+            after = time.monotonic() + apart
+            while time.monotonic() < after:
+                pass
         await asyncio.sleep(0.05)
         event = cast(Any, self.events.recent[-1].event)
         return str(event.reason if event.kind == "stopping" else event.text)
@@ -163,6 +169,33 @@ async def test_a_signal_that_a_wrapper_sends_on_counts_once(
     assert await asked.hears(signal.SIGTERM) == "SIGTERM"
     assert len(asked.events.recent) == 1
     assert not asked.statuses
+
+
+async def test_signals_count_by_when_they_come_and_not_by_when_the_loop_gets_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = signal.SIGINT, signal.SIGINT
+    monkeypatch.setattr("node.interrupts.ECHO_S", 60.0)  # the machine may be busy
+    asked = AskedToEnd(tmp_path, monkeypatch)
+    assert await asked.hears(*twice, apart=0.05) == "SIGINT"
+    assert not asked.statuses
+    monkeypatch.setattr("node.interrupts.ECHO_S", 0.05)
+    asked = AskedToEnd(tmp_path, monkeypatch)
+    assert await asked.hears(*twice, apart=0.05) == "SIGINT again: ended at once"
+    assert asked.statuses == [130]
+
+
+def test_a_process_has_its_signals_back_after_the_loop() -> None:
+    async def caught() -> None:
+        catch(asyncio.get_running_loop(), str)
+        assert callable(signal.getsignal(signal.SIGTERM))
+
+    with signals_kept():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        asyncio.run(caught())
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_the_same_signal_after_a_while_is_no_echo() -> None:
