@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from node.errors import operator_error
 from node.monitor.wording import clean, duration
-from node.statedir import MANIFEST, StateDir
+from node.statedir import HOST, MANIFEST, Holder, StateDir
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.files import DRAFT, replacing, user_home
 
@@ -75,7 +76,7 @@ class NodeDirectory:
     pid: int | None
     run: str  # label; the first digits of the run id where the checkpoint does not tell it
     round: int | None  # rounds committed, or in the newest checkpoint
-    role: str
+    role: str  # also "host 1", of an island: trainer ranks and no node of its own
     api: str  # HOST:PORT
     uptime_s: float | None
 
@@ -90,6 +91,8 @@ def look(directory: Path) -> NodeDirectory:
         manifest = kept_manifest(newest) if newest else None
         run = manifest.label if manifest else str(facts.get("run", ""))[:8]
         return NodeDirectory(str(directory), "stopped", None, run, facts.get("round"), "", "", None)
+    if host := _host(home):
+        return NodeDirectory(str(directory), "running", pid, "", None, host, "", None)
     from node.status import fetch
 
     found = home.find_api()
@@ -111,6 +114,15 @@ def look(directory: Path) -> NodeDirectory:
     except (KeyError, TypeError, ValueError):
         status = "other version"
     return NodeDirectory(str(directory), status, pid, "", None, "", address, None)
+
+
+def _host(home: StateDir) -> str:
+    """``host 1``, say, if what runs in a directory is a host beside its island's host 0.
+
+    Such a one has no API.
+    """
+    found = re.fullmatch(f"{HOST}([0-9]+)", home.root.name)
+    return f"host {found[1]}" if found and home.find_api() is None else ""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -206,14 +218,14 @@ def stop(
     """Have the node in ``directory`` leave, and wait until it has; the pid it had.
 
     As Ctrl-C does: once, it makes a checkpoint and says farewell; with ``now``, as after a second
-    one, it ends at once.
-    Raises OperatorError E106 where none runs, E107 where it does not end in time or cannot be asked
-    from here.
+    one, it ends at once. Where no node runs but one other host of an island, in a folder of its
+    own, that leaves. Raises OperatorError E106 where none runs, E107 where it does not end in time
+    or cannot be asked from here.
     """
     home = StateDir(directory)
     found = home.held_by()
     if found is None:
-        raise operator_error("E106", f"no node runs with the state directory {directory}")
+        home, found = _only_host(directory)
     if not found.here:
         raise operator_error(
             "E107",
@@ -222,7 +234,8 @@ def stop(
             fix="run `node stop` where it runs, or stop its container",
         )
     pid = found.pid
-    tell(f"process {pid}: asked to " + ("end at once" if now else "leave"))
+    who = f"{host} of an island, " if (host := _host(home)) else ""
+    tell(f"{who}process {pid}: asked to " + ("end at once" if now else "leave"))
     began = time.monotonic()
     _signal(pid, signal.SIGTERM)
     if now:
@@ -238,6 +251,28 @@ def stop(
             )
         time.sleep(_POLL_S)
     return pid
+
+
+def _only_host(directory: Path) -> tuple[StateDir, Holder]:
+    """The one host of an island that runs in a folder of ``directory``; E106 for none or several.
+
+    The disk may be shared with other machines: beside those of this one theirs do not count.
+    """
+    homes = [home for path in sorted(directory.glob(f"{HOST}*")) if _host(home := StateDir(path))]
+    running = [(home, found) for home in homes if (found := home.held_by()) is not None]
+    running = [each for each in running if each[1].here] or running
+    if len(running) == 1:
+        return running[0]
+    what = f"no node runs with the state directory {directory}"
+    if not running:
+        raise operator_error("E106", what)
+    folders = ", ".join(str(home.root) for home, _ in running)
+    raise operator_error(
+        "E106",
+        what,
+        why=f"hosts of an island do, none of which is host 0, in {folders}",
+        fix="stop host 0, with which they end, or name the folder of one with --dir",
+    )
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

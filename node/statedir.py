@@ -21,6 +21,7 @@
                      has of the state that it downloads (.fetched-…)
     data-cache/      files of training data that come from elsewhere
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
+    host-1, …        the same of this island's other hosts, as far as they have it
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from protocols.files import replacing
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a state directory
 MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
+HOST = "host-"  # and its number: the folder of a host that is not host 0
 RANKS = "ranks-"  # in logs/, how folders begin in which ranks meet while they run
 _HOME = "~"  # left in a path where the user has none
 _MAX_API_FILE = 4096

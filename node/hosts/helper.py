@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_form import READING
-from node import __version__
+from node import __version__, directories
 from node.config import NodeConfig
 from node.data.patience import Patience
 from node.errors import operator_error
@@ -56,7 +56,7 @@ from node.monitor.console import AT_ONCE_S, Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.outermost import first_known
-from node.statedir import StateDir
+from node.statedir import HOST, StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.addresses import hostport
 from protocols.connections.names import NEXT_ADDRESS_S
@@ -81,7 +81,7 @@ class Helper:
     def __init__(self, config: NodeConfig, meeting: Meeting) -> None:
         self.config, self.meeting = config, meeting
         # a folder of its own: hosts may share one disk, and the directory with it
-        self.home = StateDir(config.dir / f"host-{meeting.host}")
+        self.home = StateDir(config.dir / f"{HOST}{meeting.host}")
         self.tokens = ""  # where they are
         self.device, self.ranks = hardware(config, meeting.maximum)
         self._running: list[RankProcess] = []
@@ -96,6 +96,7 @@ class Helper:
     async def main(self) -> int:
         """Until the end; raises OperatorError E409, E410, or what host 0 says."""
         self.home.lock()
+        directories.note(self.home.root)
         with ExitStack() as stack:
             stack.callback(self.home.unlock)
             stack.enter_context(self.home.logging())

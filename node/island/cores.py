@@ -35,7 +35,8 @@ def contention(given: int, home: Path) -> str:
     """
     if given or openmp_threads():
         return ""
-    others = sum(StateDir(place).holder() is not None for place in noted() if place != home)
+    holders = [StateDir(place).held_by() for place in noted() if place != home]
+    others = sum(holder is not None and holder.here for holder in holders)
     load = _load()
     if others:
         why = f"{counted(others, 'other node')} of yours on this machine"

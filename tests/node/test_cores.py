@@ -64,6 +64,8 @@ def test_who_starts_beside_another_node_is_told(
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert not cores.contention(0, mine.root)
     monkeypatch.delenv("OMP_NUM_THREADS")
+    (other.root / "daemon.lock").write_text("7 another boot/pid:[1]\n")  # home is on a shared disk
+    assert not cores.contention(0, mine.root)
     other.unlock()
     assert not cores.contention(0, mine.root)
     mine.unlock()

@@ -297,3 +297,55 @@ def test_a_process_of_another_container_is_not_asked_by_its_number(
     assert time.monotonic() - began < 10
     assert look(tmp_path / "x").pid == pid  # a node runs there all the same
     home.unlock()
+
+
+def held(directory):
+    """By this process, which tells nothing of itself."""
+    home = StateDir(directory)
+    home.lock()
+    return home
+
+
+def test_hosts_of_an_island_in_one_directory_are_told_apart(tmp_path, monkeypatch):
+    one, two = (held(tmp_path / f"host-{number}") for number in (1, 2))
+    found = look(one.root)
+    assert (found.status, found.pid, found.role) == ("running", os.getpid(), "host 1")
+    asked = []
+
+    def ends(*given):
+        asked.append(given)
+        two.unlock()
+
+    monkeypatch.setattr(directories, "_signal", ends)
+    with pytest.raises(OperatorError, match="no node runs") as error:
+        stop(tmp_path, timeout_s=1, now=False)
+    assert error.value.code == "E106"
+    assert f"in {one.root}, {two.root}" in error.value.why
+    assert "--dir" in error.value.fix
+    assert not asked
+    one.unlock()
+    assert look(one.root).status == "stopped"
+    said = []
+    assert stop(tmp_path, timeout_s=1, now=False, tell=said.append) == os.getpid()
+    assert asked == [(os.getpid(), signal.SIGTERM)]
+    assert said == [f"host 2 of an island, process {os.getpid()}: asked to leave"]
+
+
+def test_of_the_hosts_that_share_a_disk_the_one_of_this_machine_is_stopped(tmp_path, monkeypatch):
+    here, there = (held(tmp_path / f"host-{number}") for number in (1, 2))
+    (there.root / "daemon.lock").write_text("7 another boot/pid:[1]\n")
+    monkeypatch.setattr(directories, "_signal", lambda *_: here.unlock())
+    assert stop(tmp_path, timeout_s=1, now=False) == os.getpid()
+    with pytest.raises(OperatorError, match="another container or machine") as error:
+        stop(tmp_path, timeout_s=1, now=False)
+    assert error.value.code == "E107"
+    there.unlock()
+
+
+def test_a_node_whose_directory_is_called_like_a_host_s_is_none(tmp_path, daemon):
+    process = daemon(tmp_path / "host-1")
+    assert look(tmp_path / "host-1").status == "no answer"
+    with pytest.raises(OperatorError) as error:
+        stop(tmp_path, timeout_s=1, now=False)
+    assert error.value.code == "E106"
+    assert process.poll() is None

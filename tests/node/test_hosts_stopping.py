@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from helper_kit import following, training
 from hub_kit import WAIT_S, hub, quicken, until
 from signals_kit import signals_kept
 
+from node import directories
 from node.hosts.remote import HOST_LOST
 
 
@@ -49,6 +51,20 @@ async def test_a_signal_that_comes_with_its_echo_stops_a_helper_and_no_more(
         signal.raise_signal(signal.SIGTERM)
         assert await running == 0
     assert not statuses
+
+
+async def test_node_stop_and_node_runs_know_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
+    async with hub() as (made, _), following(tmp_path, made.port) as running:
+        await until(lambda: made.hosts)
+        (found,) = directories.noted()
+        assert found == tmp_path / "host-1"
+        assert directories.look(found).role == "host 1"
+        ended = asyncio.to_thread(directories.stop, tmp_path, timeout_s=WAIT_S, now=False)
+        assert await ended == os.getpid()
+        assert await asyncio.wait_for(running, WAIT_S) == 0
 
 
 async def test_where_all_hosts_are_stopped_at_once_ranks_run_until_host_0_has_left(
