@@ -175,6 +175,11 @@ class Scenario(BaseModel):
         return self.at_will or self.most_steps > 0 or self.mode in ("streaming", "eager", *PAIRED)
 
     @property
+    def each_step(self) -> bool:
+        """Whether all exchange something after every inner step."""
+        return self.mode in GRADIENTS or self.mode == "sparta"
+
+    @property
     def pieces(self) -> int:
         """Fragments that the model is merged in."""
         return self.fragments or (STREAMED if self.mode == "streaming" else 1)

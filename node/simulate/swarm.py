@@ -44,7 +44,6 @@ from node.simulate.learner import layout_of
 from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
 from node.simulate.run import manifest_of
-from node.simulate.scenario import GRADIENTS
 from node.simulate.trainer import Simulated, Trainer
 from node.simulate.world import Node, World
 from node.trainer.channel import Applied
@@ -58,6 +57,7 @@ T = TypeVar("T")
 
 PATIENCE = 5.0  # times what it should take; after that a swarm is stuck and the run fails
 LEAST_S = 600.0  # the least patience, however little it should take
+ROUND_TRIPS = 5  # of an exchange: announcements, plan, slices, merged parts, votes
 LOOK_S = 60.0  # between two looks whether anything moves
 MANY = 1_000_000  # rounds, where the run is over by its inner steps
 KEPT = 64  # rounds, for those who missed some
@@ -92,8 +92,7 @@ class Members:
         one = world.scenario
         self.world, self.group = world, group
         whole = one.rounds * one.inner_steps
-        each_step = one.mode in GRADIENTS or one.mode == "sparta"
-        counted = whole if each_step else world.rounds
+        counted = whole if one.each_step else world.rounds
         self.manifest = manifest_of(one, MANY if one.by_steps else counted)
         self.layout = layout_of(one)
         self.founders = tuple(sorted([*world.members, *(one.me for one in world.servers)]))
@@ -286,10 +285,13 @@ class Members:
 
     def patience(self, rounds: int) -> float:
         """Virtual seconds that this many rounds may take."""
-        one, size = self.world.scenario, 4 * self.layout.size
-        slowest = min(node.bandwidth for node in [*self.world.nodes.values(), *self.world.servers])
-        each = one.inner_steps * one.step_s * max(1.0, one.straggler_factor) + size / slowest
-        return PATIENCE * rounds * each + LEAST_S
+        one, nodes = self.world.scenario, [*self.world.nodes.values(), *self.world.servers]
+        # a model shorter than a chunk has one owner, whose link carries it for each island twice
+        bytes_ = 2 * 4 * self.layout.size * len(nodes)
+        transfer = bytes_ / min(node.bandwidth for node in nodes) + ROUND_TRIPS * 2 * one.latency
+        exchanges = one.inner_steps if one.each_step else 1
+        steps = one.inner_steps * one.step_s * max(1.0, one.straggler_factor)
+        return PATIENCE * rounds * (steps + exchanges * transfer) + LEAST_S
 
     def _at_rest(self) -> bool:
         """Whether nobody has anything left to do."""
@@ -312,6 +314,16 @@ class Members:
     def islands(self) -> list[Member]:
         """Who is running and trains."""
         return [member for member in self.running.values() if member.trainer is not None]
+
+    @property
+    def progress(self) -> float:
+        """The rounds that have passed, of those that the scenario asks for.
+
+        Where inner steps make the end, or all merge but once, these tell; who is replaced takes
+        none for a while, so that rounds may be ahead of them.
+        """
+        made = self.furthest.replicas[0].place.round / self.manifest.rounds.total_rounds
+        return min(1.0, max(self.world.share, made)) * self.world.scenario.rounds
 
     @property
     def furthest(self) -> Member:
@@ -371,12 +383,19 @@ def _still(world: World, members: Members, why: str) -> OperatorError:
 
 
 async def _churn(world: World, members: Members) -> None:
+    """Replace islands as rounds pass, however long these take, each at a moment by chance."""
     one = world.scenario
-    every = 10.0 / (one.churn * one.islands) * one.inner_steps * one.step_s
+    every = 10.0 / (one.churn * one.islands)  # rounds
+    due = every / 2
     while not world.done:  # else churn leaves nobody that trained for a last merge
-        await asyncio.sleep(every)
-        await members.replace(world.nodes[world.random.choice(world.members)])
-        world.notes["replaced"] = world.notes.get("replaced", 0) + 1
+        await asyncio.sleep(one.step_s)
+        if members.progress < due:
+            continue
+        due += every
+        await asyncio.sleep(world.random.uniform(0, one.inner_steps * one.step_s))
+        if not world.done:
+            await members.replace(world.nodes[world.random.choice(world.members)])
+            world.notes["replaced"] = world.notes.get("replaced", 0) + 1
 
 
 def _note_speeds(present: Present) -> None:

@@ -31,6 +31,7 @@ from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.tasks import beside
 
 BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries tensors, not control
+TOLD = 0.05  # share of the inner steps: where more were not taken, the result says so
 ShareDone = Callable[[float], None]  # share of the run that is done, 0 to 1
 
 
@@ -265,6 +266,8 @@ async def live(world: World) -> Result:
     async with beside(world.watch()):
         await take_part(world)
     world.observe()
+    if world.share < 1 - TOLD:
+        world.notes["steps_not_taken"] = world.budget - world.total_steps
     world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
     control = [node.sent(control=True) for node in world.nodes.values()]
     world.notes["control_bytes"] = sum(control) / max(1, len(control))
@@ -291,7 +294,10 @@ def decide(scenario: Scenario) -> tuple[Scenario, dict[str, float]]:
     size = codec(finest).encoded_size(len(initial(scenario)))
     slowest = scenario.bandwidth / (scenario.narrow_factor if scenario.narrow else 1.0)
     transfer_s = _transfer_s(scenario, size / slowest)
-    found = knobs.inner_steps(transfer_s, scenario.step_s)
+    bounds = {"least": knobs.LEAST_STEPS, "most": knobs.MOST_STEPS}
+    if most := scenario.most_steps:  # which H grows up to from there
+        bounds = {"least": min(knobs.LEAST_STEPS, most), "most": most}
+    found = knobs.inner_steps(transfer_s, scenario.step_s, exposed=scenario.exposed, **bounds)
     notes = {"inner_steps": float(found.inner_steps), "exposed": found.exposed}
     notes |= {"transfer_s": found.transfer_s, "step_s": found.step_s}
     values = scenario.model_dump() | {"inner_steps": found.inner_steps}

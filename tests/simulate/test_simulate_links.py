@@ -85,3 +85,37 @@ def test_a_round_is_reckoned_with_the_steps_that_nodes_take(slower: float, steps
     asks = SMALL | {"islands": 3, "inner_steps": 40, "stragglers": 2, "straggler_factor": slower}
     nodes = World(Scenario.model_validate(asks)).nodes.values()
     assert sorted(node.chosen_steps for node in nodes) == [steps, steps, 40]
+
+
+@pytest.mark.slow
+def test_a_run_that_makes_progress_over_narrow_links_is_not_ended() -> None:
+    """Where something is exchanged after each step, a round has as many transfers as steps."""
+    asks = {"islands": 2, "rounds": 1, "inner_steps": 60, "codec": "fp32", "bandwidth": 1e4}
+    result = run("allreduce", hidden=96, batch=1, **asks)
+    assert result.notes["rounds"] == 60
+    assert result.points[-1].time > 700  # the limit was 600 and a few
+
+
+def test_as_many_islands_are_replaced_however_long_rounds_take() -> None:
+    asks = {"islands": 4, "rounds": 10, "inner_steps": 4, "codec": "fp32", "churn": 0.5}
+    fast, slow = (run("diloco", bandwidth=width, **asks) for width in (WIDE, NARROW))
+    assert slow.points[-1].time > 4 * fast.points[-1].time
+    assert fast.notes["replaced"] == slow.notes["replaced"] == 2
+
+
+def test_steps_that_islands_had_no_time_for_are_told() -> None:
+    asks = {"islands": 4, "rounds": 10, "inner_steps": 4, "codec": "fp32"}
+    slow = run("diloco", bandwidth=NARROW, churn=2.0, **asks)
+    left_out = slow.notes["steps_not_taken"]
+    assert left_out == 4 * 10 * 4 - round(4 * slow.points[-1].steps)
+    assert left_out > 0.05 * 4 * 10 * 4
+    assert "steps_not_taken" not in run("diloco", bandwidth=NARROW, **asks).notes
+
+
+@pytest.mark.parametrize("most", [4, 30, 2000])
+def test_h_that_is_left_open_stays_below_what_it_may_grow_to(most: int) -> None:
+    asks = SMALL | {"mode": "server", "inner_steps": 0, "most_steps": most, "bandwidth": 5000}
+    scenario, notes = decide(Scenario.model_validate(asks | {"exposed": 0.02}))
+    assert scenario.inner_steps == min(most, notes["inner_steps"])
+    wide, notes = decide(Scenario.model_validate(asks | {"exposed": 0.5}))
+    assert wide.inner_steps < scenario.inner_steps or scenario.inner_steps == most

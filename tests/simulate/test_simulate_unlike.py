@@ -111,7 +111,7 @@ def test_islands_that_are_replaced_do_not_stop_it(mode: str, changes: dict[str, 
 
 
 def test_who_is_replaced_in_a_run_that_merges_once_is_not_asked_whether_it_is_over() -> None:
-    result = run("btm", islands=4, rounds=8, churn=0.5)
+    result = run("btm", islands=4, rounds=8, churn=0.3)
     assert result.notes["replaced"] == 1
     assert result.loss < result.points[0].loss - 1.5
 
