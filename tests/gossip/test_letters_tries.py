@@ -147,6 +147,8 @@ def test_of_two_tries_the_newer_goes_on() -> None:
         await second
         assert len(b.arrived) == 1
 
+    with_boxes(test)
+
 
 def test_a_letter_that_hardly_moves_makes_way_where_there_is_no_room() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
