@@ -197,7 +197,7 @@ class Letters:
             raise Malformed(f"{incoming.length} bytes of a letter in {codec.name}")
         receipt = self._receipt(sender, header, at)
         self.mail.coming(sender)
-        receipt.at_work += 1
+        receipt.enter()
         self._pushes[sender] += 1
         whole = False  # by this transfer
         try:
@@ -215,7 +215,7 @@ class Letters:
                 self.mail.broken(sender)
             raise
         finally:
-            receipt.at_work -= 1
+            receipt.leave(self.wiring.now())
             self._pushes[sender] -= 1
             if not self._pushes[sender]:
                 del self._pushes[sender]
@@ -356,17 +356,28 @@ class Letters:
         if receipt is not None:
             return receipt
         now = self.wiring.now()
-        for peer, one in list(self._arriving.items()):
-            # it broke, and nobody has gone on with it, or it comes so slowly that others could not
-            if len(self._arriving) >= self.room and (not one.at_work or now > one.until):
-                one.cut()
-                del self._arriving[peer]
-        others = len(self._arriving) - (sender in self._arriving)
-        if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
-            raise RemoteRefused("full", "no room for another letter")
+        self._make_room(sender, now)
         receipt = Receipt(header, bytearray(self._length(header)), now + self.longest())
         self._arriving[sender] = receipt
         return receipt
+
+    def _make_room(self, sender: PeerId, now: float) -> None:
+        """For another letter of ``sender``; raises RemoteRefused ``full`` where there is none.
+
+        A letter that broke off is kept for as long as one may take, not until its own time is over:
+        by a narrow link it takes several tries.
+        """
+        arriving, longest = self._arriving, self.longest()
+        for peer in [p for p, one in arriving.items() if one.left + longest < now]:
+            arriving.pop(peer).cut()
+        room = self.room - (len(self.held) if self.keep_all else 0)
+        others = [peer for peer in arriving if peer != sender]
+        # it broke, and nobody has gone on with it, or it comes so slowly that others could not
+        yielding = [p for p in others if not arriving[p].at_work or now > arriving[p].until]
+        if len(others) - len(yielding) >= room:
+            raise RemoteRefused("full", "no room for another letter")
+        for peer in yielding[: max(0, len(others) - room + 1)]:
+            arriving.pop(peer).cut()
 
 
 def _note(names: dict[PeerId, bytes], sender: PeerId, name: bytes) -> None:

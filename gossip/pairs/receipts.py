@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Receipt:
     until: float  # from then on it makes way for another one
     filled: int = 0  # bytes from the first one on
     at_work: int = 0  # transfers that fill it now
+    left: float = math.inf  # when the last of these ended; inf: one is at work
     newest: object = None  # of these: only the newest may go on
     ended: bool = False  # it is not to come any more
     refused: RemoteRefused | None = None  # why it is not taken, though it is whole
@@ -48,6 +50,16 @@ class Receipt:
     def whole(self) -> bool:
         """Whether all of it is here, and nothing more may be written."""
         return self.filled == len(self.data)
+
+    def enter(self) -> None:
+        """A transfer begins to fill it."""
+        self.at_work, self.left = self.at_work + 1, math.inf
+
+    def leave(self, now: float) -> None:
+        """A transfer of it has ended."""
+        self.at_work -= 1
+        if not self.at_work:
+            self.left = now
 
     def cut(self) -> None:
         """Stop what fills it, or is about to: a sender that asks is told that it has not come."""

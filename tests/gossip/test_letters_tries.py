@@ -15,7 +15,10 @@ from gossip.pairs import letters
 from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK
 from protocols.errors import Malformed, RemoteRefused
+from protocols.identity import Identity, PeerId
 from protocols.messages import TransferHeader
+
+GONE, ALSO_GONE = (Identity.from_seed(bytes([n] * 32)).peer_id for n in (8, 9))
 
 
 def test_a_letter_that_is_here_does_not_come_again() -> None:
@@ -256,3 +259,85 @@ def test_of_so_many_peers_the_newest_letter_is_known(monkeypatch: pytest.MonkeyP
         assert len(b.arrived) == 3
 
     with_boxes(test)
+
+
+async def begun(to: Box, sender: PeerId, count: int = 0) -> TransferHeader:
+    """A letter of which half came before its sender broke off; ``count`` tells it from others."""
+    header = TransferHeader(RUN, 0, 4, 0, SIZE, "bf16", count.to_bytes(16, "big"), 0)
+    half = Stalled(bytes(to.letters.largest), to.letters.largest // 2)
+    coming = asyncio.create_task(to.letters.receive(sender, header, half))  # type: ignore[arg-type]
+    await half.stands.wait()
+    coming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await coming
+    return header
+
+
+def here(box: Box, sender: PeerId, header: TransferHeader) -> int:
+    """How many elements of a letter its sender need not send again."""
+    return TransferHeader.decode(box.letters.reached(sender, header)).done
+
+
+def test_what_broke_off_makes_way_for_a_share_where_others_wait_to_be_mixed_in() -> None:
+    """Senders that are gone never come back for it: shares were refused for as long as a run is."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        gone = {peer: await begun(b, peer) for peer in (GONE, ALSO_GONE)}
+        for value, sender in enumerate((a, c, a)):
+            await sender.send(B, float(value))
+        assert len(b.arrived) == 3
+        assert [here(b, peer, header) for peer, header in gone.items()] == [0, 0]
+        with pytest.raises(RemoteRefused, match="room"):
+            await c.send(B, 3.0)
+
+    with_boxes(test, room=3, keep_all=True)
+
+
+def test_what_broke_off_stays_where_there_would_be_no_room_without_it() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        header = await begun(b, A.peer_id)
+        for _ in range(2):  # shares that came back
+            b.letters.keep(4, b.body(1.0), 1.0)
+        with pytest.raises(RemoteRefused, match="room"):
+            await c.send(B, 3.0)
+        assert here(b, A.peer_id, header) > 0
+
+    with_boxes(test, room=2, keep_all=True)
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+def test_of_what_broke_off_nothing_is_kept_for_longer_than_a_letter_may_take(
+    keep_all: bool,
+) -> None:
+    """Its memory is a whole letter's; a sender that comes back for it later begins again."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        await begun(b, GONE)
+        await asyncio.sleep(9.0)
+        later = await begun(b, ALSO_GONE)
+        assert len(b.letters._arriving) == 2
+        await asyncio.sleep(2.0)
+        await c.send(B, 1.0)
+        assert list(b.letters._arriving) == [ALSO_GONE]
+        assert here(b, ALSO_GONE, later) > 0
+
+    with_boxes(test, longest=lambda: 10.0, keep_all=keep_all)
+
+
+def test_a_letter_goes_on_where_it_broke_off_however_many_tries_it_takes() -> None:
+    """A share by a narrow link comes in several, each of which takes the longest that it may."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        name = a.letters.name()
+        a.letters.wiring.transport.node.upload = 60_000.0  # it takes 23 s
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    await a.send(B, 1.0, name=name, again=True)
+            await asyncio.sleep(5.0)
+            await c.send(B, 2.0)
+        async with asyncio.timeout(10.0):
+            await a.send(B, 1.0, name=name, again=True)
+        assert [letter.stamp.sender for letter in b.arrived] == [C.peer_id, C.peer_id, A.peer_id]
+
+    with_boxes(test, longest=lambda: 10.0, keep_all=True)
