@@ -25,7 +25,7 @@ import torch
 from gossip.exchange.bodies import as_bytes, chunk_at
 from gossip.exchange.transfers import AT_ONCE, Transfers
 from gossip.pairs.account import NAME_BYTES, SERIES_BYTES, Account
-from gossip.pairs.meeting import Post, Stamp
+from gossip.pairs.meeting import Post, Stamp, replaced
 from gossip.pairs.receipts import LetterFeed, Receipt, ReceiptDrain
 from gossip.wiring import Wiring
 from protocols.asking import check_run
@@ -271,7 +271,7 @@ class Letters:
 
     def _put(self, letter: Letter) -> None:
         if not self.keep_all:
-            for old in [s for s in self._free() if s.makes_way(letter.stamp)]:
+            for old in replaced(self._free(), letter.stamp):
                 del self.held[old]
             for oldest in self._free()[: max(0, len(self.held) - self.room + 1)]:
                 del self.held[oldest]

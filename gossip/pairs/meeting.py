@@ -6,12 +6,14 @@ letters, the instructions, and what was done.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from protocols.identity import PeerId
 
 Key = tuple[int, int]  # round and exchange of a letter of this island's
+ANSWERS = 2  # of one peer that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,21 @@ class Stamp:
     answers: Key | None  # which of our letters; None: it opens an exchange
     number: int  # of all letters that came
 
-    def makes_way(self, newer: Stamp) -> bool:
-        """Whether ``newer`` replaces this one: both open an exchange, or both answer one.
 
-        An opening does not replace an answer, since the answer's sender has moved by it already.
-        """
-        return self.sender == newer.sender and (self.answers is None) == (newer.answers is None)
+def replaced(held: Iterable[Stamp], newer: Stamp) -> list[Stamp]:
+    """Of letters that are here, the oldest first, those that ``newer`` replaces.
+
+    An opening replaces an opening of its sender, and an answer one to the same letter, but nothing
+    else: an answer's sender has moved by it already. Of a peer's answers two can count, to a letter
+    that is open and to one that was taken for lost, so the third takes the place of the oldest.
+    """
+    alike = [
+        one
+        for one in held
+        if one.sender == newer.sender and (one.answers is None) == (newer.answers is None)
+    ]
+    same = [one for one in alike if one.answers == newer.answers]
+    return same or alike[: len(alike) - ANSWERS + 1]
 
 
 @dataclass(frozen=True, slots=True)

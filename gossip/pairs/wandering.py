@@ -53,6 +53,7 @@ from gossip.pairs.meeting import (
     Stamp,
     Take,
     Taken,
+    replaced,
 )
 from gossip.pairs.pairing import partner, successors
 from gossip.pairs.patience import PartnerPatience
@@ -159,7 +160,8 @@ class Wandering:
         self._coming.discard(stamp.sender)
         held = self._held.setdefault(stamp.sender, [])
         if not self.habits.one_way:
-            held[:] = [one for one in held if not one.makes_way(stamp)]  # all shares count
+            for one in replaced(held, stamp):  # all shares count
+                held.remove(one)
         held.append(stamp)
         if self._phase == "meeting" and stamp.sender == self._partner and stamp in self._fresh():
             self.patience.answered(stamp.sender, now - self._since)

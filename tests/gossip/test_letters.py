@@ -103,6 +103,19 @@ def test_the_newest_of_each_counts_and_room_is_bounded() -> None:
     with_boxes(test, room=1)
 
 
+def test_of_each_the_newest_opening_and_its_answers_to_two_letters_are_kept() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        for answers in ((1, 0), (2, 0), None, (3, 0), (2, 0), None):
+            await a.send(B, 1.0, answers=answers)
+        assert [(s.number, s.answers) for s in b.letters.held] == [
+            (3, (3, 0)),
+            (4, (2, 0)),
+            (5, None),
+        ]
+
+    with_boxes(test)
+
+
 def test_what_is_about_to_be_taken_makes_way_for_nothing() -> None:
     """It is answered before, so its sender has moved by it, or will."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossip.membership.members import Membership
-from gossip.pairs.meeting import Drop, Finish, Habits, Post, Stamp, Take
+from gossip.pairs.meeting import Drop, Finish, Habits, Key, Post, Stamp, Take
 from gossip.pairs.pairing import order, successors
 from gossip.pairs.wandering import MOST_MORE, Wandering
 from protocols.identity import Identity, PeerId
@@ -293,6 +293,31 @@ def test_an_opening_that_came_after_all_is_met_by_its_answer():
     core.on_letter(letter(PEERS[1], answers=(3, 0), number=1), 1.2)
     found = core.begin(5, 1, 2.0)
     assert not [one for one in found if isinstance(one, Take)]  # once
+
+
+@pytest.mark.parametrize("keys", [[(3, 0), (4, 0)], [(4, 0), (3, 0)], [(2, 0), (3, 0), (4, 0)]])
+def test_of_answers_to_two_letters_none_makes_way_for_the_other(keys: list[Key]):
+    """Their sender stood still, and has moved by both since; three are not asked for."""
+    core = member(2, eta=30.0)
+    core.begin(3, 1, 0.0)
+    core.on_failed(PEERS[1], 5.0)
+    core.on_finished()
+    announce(core.membership, PEERS[1], 3, 30.0, 1, 59.0)
+    core.begin(4, 1, 60.0)
+    core.on_posted(PEERS[1], 60.05)
+    core.tick(70.0)
+    core.on_finished()
+    assert core.needed == {(3, 0), (4, 0)}
+    for number, key in enumerate(keys):
+        core.on_letter(letter(PEERS[1], answers=key, number=number), 71.0)
+    assert [stamp.answers for stamp in core._held[PEERS[1]]] == keys[-2:]
+    again = [letter(PEERS[1], answers=key, number=9) for key in keys[-2:]]
+    for stamp in again:
+        core.on_letter(stamp, 72.0)
+    (take,) = core.begin(5, 1, 120.0)
+    assert isinstance(take, Take)
+    assert [(t.stamp, t.mine) for t in take.letters] == list(zip(again, keys[-2:], strict=True))
+    assert core.needed == set()
 
 
 def test_one_alone_goes_on():
