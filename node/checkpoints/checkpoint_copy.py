@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ class CheckpointCopy(CopyReader):
     def put(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Copy a checkpoint there, if it is not there yet, and then remove those made first.
 
-        But never the best one, as here. Copies that broke off before are removed too; if any is of
-        another run, this raises E407 first. ``moved`` is called when a file is there, or has grown,
-        if the file system tells, and before a copy is removed; what it raises ends this.
+        But never the best one, as here. Copies that broke off before are removed first, as it may
+        take their room; if any copy is of another run, this raises E407 before. ``moved`` is called
+        when a file is there, or has grown, if the file system tells, and before a copy is removed;
+        what it raises ends this.
         """
         with self._errors_of("write"):
             from fsspec.callbacks import Callback
@@ -67,6 +69,7 @@ class CheckpointCopy(CopyReader):
             names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
             names.remove(INDEX)
             chosen, there = name_of(round_of(checkpoint.name) or 0), {name for name, _ in found}
+            self._remove_broken_off(there, files, root, moved)
             while chosen in there:  # made earlier in the same round: it stays until this is whole
                 chosen = beside(chosen)
             target = f"{root}/{chosen}"
@@ -75,8 +78,12 @@ class CheckpointCopy(CopyReader):
             for name in [*names, INDEX]:
                 if name == INDEX and self._index_of(chosen, files, root):
                     raise self._mixed(chosen)
-                files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
-                files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
+                try:
+                    files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
+                    files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
+                except Exception:
+                    self._give_up(target, files, moved, index=name == INDEX)
+                    raise
                 moved()
             if mine is not None and (
                 self._index_of(chosen, files, root) != [mine]
@@ -118,6 +125,30 @@ class CheckpointCopy(CopyReader):
             fix="give each island a --checkpoint-copy of its own, and remove that one there: it "
             "may have files of both",
         )
+
+    def _remove_broken_off(
+        self, there: set[str], files: Any, root: str, moved: Callable[[], None]
+    ) -> None:
+        """Remove what no index came for; what is ``there`` stays.
+
+        What cannot be removed may be in nobody's way: whoever ends well tries again, and tells.
+        """
+        for name in self._named(files, root):
+            if name not in there:
+                moved()
+                with suppress(Exception):
+                    if not _has_index(files, f"{root}/{name}"):
+                        files.rm(f"{root}/{name}", recursive=True)
+
+    def _give_up(self, target: str, files: Any, moved: Callable[[], None], *, index: bool) -> None:
+        """Remove what has come of a copy that fails, also half of its ``index``; raises nothing.
+
+        But nothing where another has taken its turn, nor what is another's by now.
+        """
+        with suppress(Exception):
+            moved()
+            if index or not _has_index(files, target):
+                files.rm(target, recursive=True)
 
     def _remove_all_but(
         self,
@@ -196,3 +227,9 @@ class CheckpointCopy(CopyReader):
                         fix="give each island a --checkpoint-copy of its own",
                     )
         self._others = others
+
+
+def _has_index(files: Any, place: str) -> bool:
+    """Whether one is listed there: other than ``exists``, that tells of a link that is down."""
+    files.invalidate_cache()
+    return any(str(path).endswith(f"/{INDEX}") for path in files.ls(place, detail=False))
