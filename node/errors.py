@@ -100,8 +100,8 @@ _ROWS = (
         "E202",
         "protocol versions differ",
         "the two nodes have protocol versions that do not understand each other (the message has "
-        "both), or a run's manifest, or what a node says of itself, is of a form that this version "
-        "does not know",
+        "both), or a run's manifest, a checkpoint, or what a node says of itself, is of a form "
+        "that this version does not know",
         UPGRADE,
     ),
     Kind(

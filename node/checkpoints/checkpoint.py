@@ -25,18 +25,19 @@ from node.checkpoints.best import by_loss, seems_whole
 from node.checkpoints.index import (
     Facts,
     Index,
+    UnknownFormError,
     bytes_in,
     files_in,
     fingerprint,
     made,
     said_by,
     verify,
+    write_index,
 )
 from node.checkpoints.names import (
     ASIDE_PREFIX,
     DRAFT_PREFIX,
     FETCHED_PREFIX,
-    INDEX,
     OLD_PREFIX,
     beside,
     name_of,
@@ -47,6 +48,9 @@ from node.checkpoints.tensor_files import take_notes
 from protocols.errors import OperatorError, is_full, reason
 from protocols.files import sync
 
+ITS_VERSION = (
+    "use the version of Atoll that made it, or upgrade this machine (docs/operators/upgrade.md)"
+)
 DAMAGED = (errno.ENOENT, errno.EIO)  # what a file's disk says that is lost
 
 
@@ -80,6 +84,15 @@ class CheckpointError(OperatorError):
     def __init__(self, path: Path, why: str, fix: str) -> None:
         super().__init__("E404", f"checkpoint {path.name} cannot be used", why, fix)
         self.path = path
+
+
+class OtherVersionError(OperatorError):
+    """E202: a checkpoint has another version's form; none of this version's takes its place."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            "E202", f"checkpoint {name} is of another version of Atoll", why, ITS_VERSION
+        )
 
 
 @dataclass(frozen=True)
@@ -219,8 +232,7 @@ class CheckpointStore:
                 for file in files_in(draft)
             }
             created = max([time.time(), *(math.nextafter(made(p), math.inf) for p in self.paths())])
-            index = Index(**facts.model_dump(), format=1, created=created, files=files)
-            (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
+            index = write_index(draft, facts, created, files)
             for path in (*draft.rglob("*"), draft):
                 sync(path)
             target = self.directory / name_of(facts.round)
@@ -260,10 +272,14 @@ class CheckpointStore:
 
         Raises as :meth:`draft` does.
         """
-        path = self.directory / f"{FETCHED_PREFIX}{name}"
+        path = self.fetched(name)
         with _disk_errors(path):
             path.mkdir(exist_ok=True)
             yield path
+
+    def fetched(self, name: str) -> Path:
+        """Where :meth:`fetching` puts the copy of that name."""
+        return self.directory / f"{FETCHED_PREFIX}{name}"
 
     def take(self, fetched: Path, round_: int, but: Path | None = None) -> Path:
         """Make what was fetched, and is whole, the checkpoint of that round; a damaged one goes.
@@ -320,7 +336,7 @@ class CheckpointStore:
         """The newest checkpoint that verifies, or the ``best``. Reads every byte of it.
 
         Raises E404 where one cannot be read now: it may be whole, and an older one does not take
-        its place.
+        its place. E202 where that is so as it is another version's.
         """
         damaged: list[CheckpointError] = []
         paths = self.by_loss() if best else self.paths()
@@ -329,6 +345,8 @@ class CheckpointStore:
                 facts = verify(path)
                 self._damaged.discard(path)
                 return Search(Checkpoint(path, facts), tuple(damaged))
+            except UnknownFormError as error:
+                raise OtherVersionError(path.name, str(error)) from error
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError):  # a disk that fails may yet give it
                     self._damaged.add(path)

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from node.checkpoints.best import by_loss
-from node.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from node.checkpoints.checkpoint import Checkpoint, CheckpointStore, OtherVersionError
 from node.checkpoints.index import (
     MAX_INDEX_BYTES,
     Index,
     Part,
+    UnknownFormError,
     check_names,
     everything,
     files_in,
     fingerprint,
+    parse_index,
     said_by,
     verify,
 )
@@ -95,11 +97,12 @@ class CopyReader:
 
         Each of these is told of, as E404. None where there is none; where all are damaged, what is
         wrong with the newest is raised. One that cannot be read now may be whole: that raises E407,
-        no older one takes its place, and what has come of it is not fetched again the next time.
+        E202 where it is another version's; no older one takes its place, and what has come of it is
+        not fetched again the next time.
         """
         with self._errors_of("read"):
             files, root = self._open()
-            names = [name for name, _ in self._there(files, root)]
+            names = _newest_first(self._there(files, root))
             found = self._bring(files, root, names, store, tell, begun=begun)
             if found.checkpoint is not None:
                 return found.checkpoint.path
@@ -152,7 +155,7 @@ class CopyReader:
             if not (one or found) and CHECKPOINTS in self._listed(files, root):  # a state directory
                 root = f"{root}/{CHECKPOINTS}"
                 found = self._there(files, root)
-            names = by_loss(found) if best else [name for name, _ in found]
+            names = by_loss(found) if best else _newest_first(found)
             brought = self._bring(
                 files, root, names, store, tell, best=best, part=part, begun=begun
             )
@@ -194,9 +197,12 @@ class CopyReader:
                 store.forget_fetched()
                 return Brought(Checkpoint(target, index), tuple(damaged))
             except ValueError as error:
-                store.forget_fetched()
+                store.forget_fetched(but=[store.fetched(older) for older in names[later:]])
                 if not self._one(files, root, name):
                     raise RemovedError(name, self.url) from error
+                if isinstance(error, UnknownFormError):
+                    place = without_credentials(self.url)
+                    raise OtherVersionError(f"{name} at {place}", str(error)) from error
                 damaged.append((name, error))
                 then = f"{names[later]} is tried" if later < len(names) else "none is left"
                 fix = f"nothing to do: {then}" if later < len(names) else then
@@ -219,7 +225,7 @@ class CopyReader:
         """
         raw = self._raw_index(files, source)
         (draft / INDEX).write_bytes(raw)
-        index = Index.model_validate_json(raw)
+        index = parse_index(raw)
         check_names(index)
         wanted = {name: file for name, file in index.files.items() if part(name)}
         for path in files_in(draft):
@@ -303,7 +309,7 @@ class CopyReader:
         except _MissingError:
             return []
         try:
-            return [(name, Index.model_validate_json(raw))]
+            return [(name, parse_index(raw))]
         except ValueError:
             return [(name, None)]
 
@@ -348,6 +354,16 @@ class CopyReader:
             f"cannot {what} the copy of checkpoints at {self.url}",
             why=kind_and_reason(error),
         )
+
+
+def _newest_first(found: list[tuple[str, Index | None]]) -> list[str]:
+    """Names, in the order in which they are tried: what says nothing may be the newest.
+
+    It may, where its round is later than that of the newest of the others.
+    """
+    newest = next((round_of(name) or 0 for name, index in found if index is not None), -1)
+    first = [name for name, index in found if index is None and (round_of(name) or 0) > newest]
+    return [*first, *(name for name, _ in found if name not in first)]
 
 
 def _further(came: OnProgress, before: int, total: int, done: int) -> None:

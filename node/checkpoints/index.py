@@ -1,14 +1,21 @@
-"""What a checkpoint says of itself (``checkpoint.json``), and whether its files are that."""
+"""What a checkpoint says of itself (``checkpoint.json``), and whether its files are that.
+
+Every file has its hash in there, and what is said there has one, too: one flipped bit in it would
+name another run or round.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import File
@@ -16,6 +23,10 @@ from node.checkpoints.tensor_files import File
 MAX_INDEX_BYTES = 1024 * 1024
 Part = Callable[[str], bool]  # whether a file of that name belongs to it
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
+
+
+class UnknownFormError(ValueError):
+    """It is as it was written, and of a form that this version of Atoll does not know."""
 
 
 class Facts(BaseModel):
@@ -44,6 +55,27 @@ class Index(Facts):
     format: int = Field(1, ge=1, le=1)
     created: float = Field(allow_inf_nan=False)  # later than that of any checkpoint that was there
     files: dict[str, File]
+    digest: str = ""  # of all above, see digest_of; empty in those of before it was said
+
+
+def write_index(draft: Path, facts: Facts, created: float, files: Mapping[str, File]) -> Index:
+    """Write ``checkpoint.json``; raises OSError."""
+    index = Index(**facts.model_dump(), format=1, created=created, files=dict(files))
+    said = from_json(index.model_dump_json(exclude={"digest"}))
+    index = index.model_copy(update={"digest": digest_of(said)})
+    (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
+    return index
+
+
+def digest_of(said: Mapping[str, Any]) -> str:
+    """BLAKE3, in hex, of what stands in an index beside ``digest``, also what later versions add.
+
+    In a form that does not depend on order and spaces, as that of manifests.
+    """
+    text = json.dumps(
+        said, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return blake3(text.encode()).hexdigest()
 
 
 def everything(name: str) -> bool:
@@ -96,13 +128,33 @@ def said_by(path: Path) -> Index | None:
 
 def _read_index(path: Path) -> Index:
     """``checkpoint.json``; raises ValueError or OSError."""
-    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
+    return parse_index((path / INDEX).read_bytes() if (path / INDEX).is_file() else b"")
+
+
+def parse_index(raw: bytes) -> Index:
+    """What ``checkpoint.json`` says; raises ValueError, UnknownFormError of another version's."""
     if not raw or len(raw) > MAX_INDEX_BYTES:
         raise ValueError(f"{INDEX} is missing, empty or too long")
     try:
-        return Index.model_validate_json(raw)
+        index = Index.model_validate_json(raw)
     except ValidationError as error:
+        if _as_written(raw):
+            raise UnknownFormError(
+                f"{INDEX} is of a form that this version of Atoll does not know"
+            ) from error
         raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
+    if index.digest and not _as_written(raw):
+        raise ValueError(f"{INDEX} has another hash than when it was written")
+    return index
+
+
+def _as_written(raw: bytes) -> bool:
+    """Whether it says what it was written with; False: it does not tell."""
+    try:
+        said = from_json(raw)
+        return isinstance(said, dict) and said.pop("digest", None) == digest_of(said)
+    except ValueError:
+        return False
 
 
 def fingerprint(path: Path) -> File:

@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoints.checkpoint import CheckpointError, CheckpointStore
-from node.checkpoints.index import Index, verify
+from node.checkpoints.checkpoint import (
+    ITS_VERSION,
+    CheckpointError,
+    CheckpointStore,
+    OtherVersionError,
+)
+from node.checkpoints.index import Index, UnknownFormError, verify
 from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, leave_note, read_tensors, write_entries
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
@@ -35,10 +40,7 @@ TENSORS = "outer.safetensors"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
 SHARD = "evaluation.bin"
 LEAVE_OUT = "leave out --best, which takes the newest"
-ITS_VERSION = (
-    "use the version of Atoll that made it, or upgrade this machine (docs/operators/upgrade.md); "
-    "all checkpoints of a run have the same manifest"
-)
+ITS_MANIFEST = f"{ITS_VERSION}; all checkpoints of a run have the same manifest"
 NONE = "it is no checkpoint, and there is none in it"
 TRIES = 5  # to read a checkpoint where a node may remove it meanwhile
 BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest
@@ -136,6 +138,8 @@ def read_outer(checkpoint: Path, verified: Index | None = None) -> OuterFiles:
             raise ValueError(f"weights and rounds of {len(rounds)} fragments, not of {wanted}")
         if not all(0 < weight < math.inf for weight in weights) or min(rounds, default=0) < 0:
             raise ValueError(f"push-sum weights {weights} at rounds {rounds}")
+    except UnknownFormError as error:
+        raise OtherVersionError(checkpoint.name, str(error)) from error
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise CheckpointError(checkpoint, reason(error), "use an older checkpoint") from error
     return OuterFiles(base, vectors, signed, residual, weights, rounds)
@@ -150,9 +154,9 @@ def _signed(checkpoint: Path, data: bytes, run: bytes) -> SignedManifest:
         return SignedManifest.open(data, run)
     except OtherVersion as error:
         what = f"checkpoint {checkpoint.name} is of another version of Atoll"
-        raise operator_error("E202", what, why=str(error), fix=ITS_VERSION) from error
+        raise operator_error("E202", what, why=str(error), fix=ITS_MANIFEST) from error
     except RemoteProtocolError as error:
-        raise CheckpointError(checkpoint, str(error), ITS_VERSION) from error
+        raise CheckpointError(checkpoint, str(error), ITS_MANIFEST) from error
 
 
 def _vectors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from node.checkpoints import checkpoint, index
 from node.checkpoints.checkpoint import Checkpoint, CheckpointStore
-from node.checkpoints.index import Facts
+from node.checkpoints.index import Facts, digest_of
+from node.checkpoints.names import INDEX
 from node.checkpoints.tensor_files import Entry, File, write_entries
 
 VALUES = np.arange(5000, dtype=np.float32)
@@ -48,6 +50,14 @@ def flip(checkpoint: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
+
+
+def say(checkpoint: Path, **said: Any) -> None:
+    """Have it say this, too, as if it had been made so."""
+    index = json.loads((checkpoint / INDEX).read_text())
+    del index["digest"]
+    index |= said
+    (checkpoint / INDEX).write_text(json.dumps(index | {"digest": digest_of(index)}))
 
 
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:

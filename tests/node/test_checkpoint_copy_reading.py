@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_kit import LinkDown, flip, make, there
+from checkpoint_kit import LinkDown, flip, make, say, there
 from data_kit import serving
 from fsspec.implementations.local import LocalFileSystem
 
@@ -16,6 +16,7 @@ from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.checkpoint_copy import CheckpointCopy
 from node.checkpoints.index import Facts, verify
 from node.checkpoints.names import FETCHED_PREFIX, INDEX
+from node.checkpoints.tensor_files import File
 from protocols.errors import OperatorError
 
 
@@ -53,8 +54,7 @@ def test_damage_is_refused_and_leaves_nothing(store: CheckpointStore, tmp_path: 
     if damage == "flip":
         flip(place)
     elif damage == "outside":
-        text = (place / INDEX).read_text().replace("trainer.json", "../../evil")
-        (place / INDEX).write_text(text)
+        say(place, files={"../../evil": File(bytes=2, blake3="0" * 64).model_dump()})
     else:
         (place / INDEX).write_text("{}")
     other = CheckpointStore(tmp_path / "other")
