@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from node.checkpoints.index import Index
+    from node.checkpoints.index import Facts, Index
 
 T = TypeVar("T")
 
@@ -23,6 +23,13 @@ def by_loss(found: Iterable[tuple[T, Index | None]]) -> list[T]:
     known = [(index.validation, one) for one, index in said if index.run == run]
     losses = [(loss, one) for loss, one in known if loss is not None]
     return [one for _, one in sorted(losses, key=lambda each: each[0])]
+
+
+def as_good(facts: Facts, said: Index | None) -> bool:
+    """Whether what is made now has as low a validation loss as the best so far."""
+    if said is None or said.validation is None:
+        return True
+    return facts.validation is not None and facts.validation <= said.validation
 
 
 def seems_whole(checkpoint: Path, index: Index | None) -> bool:

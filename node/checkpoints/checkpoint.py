@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoints import spared
-from node.checkpoints.best import by_loss, seems_whole
+from node.checkpoints.best import as_good, by_loss, seems_whole
 from node.checkpoints.index import (
     Facts,
     Index,
@@ -138,7 +138,7 @@ class CheckpointStore:
             target = directory / old.name.removeprefix(OLD_PREFIX)
             if round_of(target.name) is not None and not target.exists():
                 old.rename(target)
-        self._take_back()
+        spared.take_back(self.directory, self.paths())
         for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -164,12 +164,18 @@ class CheckpointStore:
         """Nothing is taken of what is here: the newest is kept aside as a newer one is made."""
         self._before = next(iter(self.paths()), None)
 
-    def _take_back(self) -> None:
-        """Give what is kept aside its name again where no newer one has come of it."""
-        for kept in spared.spared(self.directory):
-            target = kept.with_name(kept.name.removeprefix(spared.PREFIX))
-            if not target.exists() and all(made(kept) > made(path) for path in self.paths()):
-                kept.rename(target)
+    def _spare(self, before: Path, facts: Facts) -> None:
+        """Keep it aside; as the best it stays where it is as well, and is kept as such.
+
+        Where there are no hard links that is all.
+        """
+        said = said_by(before)
+        better = said is not None and said.run == facts.run and not as_good(facts, said)
+        if not (better and before == self.best()):
+            spared.spare(before)
+        elif (links := self.aside(before)) != before:
+            spared.spare(before, links)
+            self.drop(links)
 
     def paths(self) -> list[Path]:
         """Checkpoint directories, the one that was made last first.
@@ -238,9 +244,9 @@ class CheckpointStore:
             target = self.directory / name_of(facts.round)
             old = self.directory / f"{OLD_PREFIX}{target.name}"
             if self._before is not None:  # first: whoever is killed now has it at the next start
-                spared.spare(self._before)
+                self._spare(self._before, facts)
             if target.exists():  # made earlier in the same round; a rename cannot replace it
-                if target == self.best() and not _as_good(facts, said_by(target)):
+                if target == self.best() and not as_good(facts, said_by(target)):
                     old = target.with_name(beside(target.name))
                     self._damaged.discard(old)
                 remove(old)
@@ -250,7 +256,7 @@ class CheckpointStore:
             except OSError:
                 if old.exists():
                     old.rename(target)
-                self._take_back()
+                spared.take_back(self.directory, self.paths())
                 raise
             sync(self.directory)
         self._damaged.discard(target)
@@ -330,7 +336,7 @@ class CheckpointStore:
     def held(self) -> int:
         """Bytes of the disk that are there for checkpoints already."""
         there = (*self.paths(), *spared.spared(self.directory))
-        return sum(map(bytes_in, there)) + sum(map(_taken, self._fetched()))
+        return bytes_in(*there) + sum(map(_taken, self._fetched()))
 
     def latest(self, *, best: bool = False) -> Search:
         """The newest checkpoint that verifies, or the ``best``. Reads every byte of it.
@@ -359,13 +365,6 @@ class CheckpointStore:
                     fix = f"remove {path}, so that a whole one is kept as the best; {then}"
                 damaged.append(CheckpointError(path, str(error), fix))
         return Search(None, tuple(damaged))
-
-
-def _as_good(facts: Facts, said: Index | None) -> bool:
-    """Whether what is made now has as low a validation loss as the best so far."""
-    if said is None or said.validation is None:
-        return True
-    return facts.validation is not None and facts.validation <= said.validation
 
 
 @contextmanager

@@ -169,6 +169,8 @@ def files_in(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
-def bytes_in(checkpoint: Path) -> int:
-    """The size of a checkpoint; raises OSError."""
-    return sum(file.stat().st_size for file in files_in(checkpoint))
+def bytes_in(*checkpoints: Path) -> int:
+    """The size of checkpoints, once of a file that several of them have; raises OSError."""
+    files = [file.stat() for checkpoint in checkpoints for file in files_in(checkpoint)]
+    shared = {(one.st_dev, one.st_ino): one.st_size for one in files if one.st_nlink > 1}
+    return sum(shared.values()) + sum(one.st_size for one in files if one.st_nlink <= 1)

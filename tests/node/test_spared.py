@@ -16,7 +16,7 @@ from checkpoint_kit import make
 
 from node.checkpoints import spared
 from node.checkpoints.checkpoint import CheckpointError, CheckpointStore, DiskFullError
-from node.checkpoints.index import said_by, verify
+from node.checkpoints.index import bytes_in, said_by, verify
 from node.checkpoints.names import DRAFT_PREFIX
 from node.participation import Participation
 
@@ -51,8 +51,9 @@ def test_it_is_kept_aside_whole_and_once(anew: CheckpointStore, first: int) -> N
 
 @pytest.mark.parametrize("first", [260, 272])
 @pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("loss", [None, 1.5])  # the latter: it is the best as well
 def test_it_is_kept_at_whatever_instant_the_node_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, after: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, after: bool, loss: float | None
 ) -> None:
     """Before or after each change of a name."""
 
@@ -60,12 +61,12 @@ def test_it_is_kept_at_whatever_instant_the_node_is_killed(
         """In its first checkpoint since it began anew; False: it made no so many changes."""
         earlier = CheckpointStore(directory)
         for round_ in (254, 260):
-            make(earlier, round_, peer="earlier")
+            make(earlier, round_, peer="earlier", loss=loss)
         store, rename, left = started(directory), Path.rename, number
 
         def kill(path: Path, target: Path) -> Path:
             nonlocal left
-            left -= 1
+            left -= path.exists()  # else nothing changes
             if not left and not after:
                 raise KeyboardInterrupt
             renamed = rename(path, target)
@@ -75,7 +76,7 @@ def test_it_is_kept_at_whatever_instant_the_node_is_killed(
 
         with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
             patched.setattr(Path, "rename", kill)
-            make(store, first)
+            make(store, first, loss=2.0)
             return False
         return True
 
@@ -86,15 +87,85 @@ def test_it_is_kept_at_whatever_instant_the_node_is_killed(
         assert said is not None
         kept = again if said.peer else directory / AT
         assert verify(kept).peer == "earlier"
-        make(started(directory), 278)
+        make(started(directory), 278, loss=2.0)
         assert verify(directory / AT).peer == "earlier"
+        best = CheckpointStore(directory).best()
+        assert best is not None
+        assert verify(best).validation == (loss or 2.0)
         number += 1
     assert number > 2
 
 
-def test_one_that_cannot_take_its_place_gives_it_back(
-    anew: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def best_anew(tmp_path: Path) -> CheckpointStore:
+    """What is here of before is the best of the run as well."""
+    earlier = CheckpointStore(tmp_path)
+    for round_, loss in ((254, 2.0), (260, 1.5)):
+        make(earlier, round_, loss=loss)
+    return started(tmp_path)
+
+
+@pytest.mark.parametrize("first", [260, 272])
+def test_as_the_best_it_stays_for_longer_than_a_day(best_anew: CheckpointStore, first: int) -> None:
+    """The state that a run which gets worse is to go back to was gone with it."""
+    make(best_anew, first, loss=3.0)
+    for round_ in (278, 284):
+        found = best_anew.latest(best=True).checkpoint, best_anew.latest().checkpoint
+        assert [one.facts.validation for one in found if one is not None] == [1.5, 3.0]
+        assert AT in os.listdir(best_anew.directory)
+        make(best_anew, round_, loss=3.0)
+    old = time.time() - spared.KEPT_S - 1
+    os.utime(best_anew.directory / AT, (old, old))
+    make(best_anew, 290, loss=3.0)
+    assert AT not in os.listdir(best_anew.directory)
+    found = best_anew.latest(best=True).checkpoint, best_anew.latest().checkpoint
+    assert [one.facts.validation for one in found if one is not None] == [1.5, 3.0]
+    make(best_anew, 296, loss=1.4)
+    assert os.listdir(best_anew.directory) == ["ckpt-00000296"], "then it goes as any other"
+
+
+@pytest.mark.parametrize(("loss", "run"), [(1.4, "r"), (3.0, "other")])
+def test_it_is_kept_once_where_it_is_not_the_best_any_more(
+    best_anew: CheckpointStore, loss: float, run: str
 ) -> None:
+    make(best_anew, 272, loss=loss, run=run)
+    assert sorted(os.listdir(best_anew.directory)) == [AT, "ckpt-00000272"]
+    assert verify(best_anew.directory / AT).validation == 1.5
+
+
+def test_a_better_one_within_the_day_leaves_it(best_anew: CheckpointStore) -> None:
+    make(best_anew, 272, loss=3.0)
+    make(best_anew, 278, loss=1.4)
+    assert sorted(os.listdir(best_anew.directory)) == [AT, "ckpt-00000278"]
+    assert verify(best_anew.directory / AT).validation == 1.5
+
+
+def test_both_of_its_names_take_the_room_of_one(best_anew: CheckpointStore) -> None:
+    made = make(best_anew, 272, loss=3.0)
+    assert {AT, "ckpt-00000260"} < set(os.listdir(best_anew.directory))
+    there = bytes_in(made.path) + bytes_in(best_anew.directory / AT)
+    assert best_anew.held() == there
+
+
+def test_where_there_are_no_hard_links_it_stays_as_the_best(
+    best_anew: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for round_ in (272, 278):
+        make(best_anew, round_, loss=3.0)
+    assert sorted(os.listdir(best_anew.directory)) == ["ckpt-00000260", "ckpt-00000278"]
+
+
+@pytest.mark.parametrize("loss", [None, 1.5])
+def test_one_that_cannot_take_its_place_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float | None
+) -> None:
+    make(CheckpointStore(tmp_path), 260, loss=loss)
+    anew = started(tmp_path)
+
     def refuse(path: Path, target: Path, rename: Any = Path.rename) -> Path:
         if path.name.startswith(DRAFT_PREFIX):
             raise OSError(errno.EIO, "Input/output error")
@@ -104,9 +175,10 @@ def test_one_that_cannot_take_its_place_gives_it_back(
         patched.setattr(Path, "rename", refuse)
         with pytest.raises(CheckpointError):
             make(anew, 272)
-    assert [path.name for path in anew.paths()] == ["ckpt-00000260"]
+    assert os.listdir(tmp_path) == ["ckpt-00000260"]
     make(anew, 278)
-    assert sorted(os.listdir(anew.directory)) == [AT, "ckpt-00000278"]
+    best = ["ckpt-00000260"] if loss else []
+    assert sorted(os.listdir(anew.directory)) == [AT, *best, "ckpt-00000278"]
 
 
 def test_who_resumes_keeps_no_more_than_before(tmp_path: Path) -> None:
