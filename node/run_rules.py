@@ -13,7 +13,7 @@ from gossip.plans.rules import FRIENDS, STRANGERS, Rules
 from gossip.plans.validity import MAX_TOKENS
 from node.modes import ONLY_MERGE_S, clients_of, once
 from node.replicas.eager_state import EagerReplica
-from node.replicas.gradient_state import GradientReplica
+from node.replicas.gradient_state import GradientReplica, decaying
 from node.replicas.lowrank_state import LowRankReplica, plan_of
 from node.replicas.mixing import mix_of
 from node.replicas.own_state import OwnReplica
@@ -39,10 +39,15 @@ REPLICAS: dict[str, type[OuterReplica]] = {
 
 def kind_of(manifest: Manifest, layout: Outline) -> Callable[..., OuterReplica]:
     """What keeps the outer state of a run."""
+    kind = REPLICAS.get(manifest.mode, OuterReplica)
+    if kind is not GradientReplica:
+        return kind
+    assert isinstance(layout, Layout)  # scripts take steps of their own
+    edges = decaying(layout.entries)
     if named(manifest.outer.optimizer).factors:
-        assert isinstance(layout, Layout)  # scripts take steps of their own
-        return partial(LowRankReplica, plan=plan_of(layout.entries, manifest.outer.rank))
-    return REPLICAS.get(manifest.mode, OuterReplica)
+        plan = plan_of(layout.entries, manifest.outer.rank)
+        return partial(LowRankReplica, plan=plan, edges=edges)
+    return partial(GradientReplica, edges=edges)
 
 
 def replicas_of(

@@ -10,17 +10,44 @@ Learning rate, betas, epsilon and decay are those of the table ``inner``; a roun
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from diloco import optimizers
 from node.replicas.replica import OuterReplica
 from node.schedule import learning_rate
+from node.trainer.layout import Entry
+from node.trainer.optim import is_matrix
+
+
+def decaying(entries: Iterable[Entry]) -> list[int]:
+    """Where weight decay begins, ends, begins again, and so on, in the vector of these parameters.
+
+    It is for those that the inner optimizers have it for, which follows from names and shapes.
+    """
+    edges: list[int] = []
+    for entry in entries:
+        if not is_matrix(entry.name, len(entry.shape)):
+            continue
+        if edges and edges[-1] == entry.offset:
+            edges.pop()
+        else:
+            edges.append(entry.offset)
+        edges.append(entry.offset + entry.size)
+    return edges
 
 
 class GradientReplica(OuterReplica):
-    """As :class:`~node.replicas.replica.OuterReplica`; matrices, which decay, come first."""
+    """As :class:`~node.replicas.replica.OuterReplica`; there is one fragment, the whole model."""
+
+    def __init__(self, *state: Any, edges: Sequence[int] | None = None) -> None:
+        """``edges``: see :func:`decaying`; without names all of two dims and more decays."""
+        super().__init__(*state)
+        self._edges = (0, self.dense) if edges is None else tuple(edges)
 
     def _progress(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         out.copy_(self.sent[start:stop])
@@ -33,9 +60,13 @@ class GradientReplica(OuterReplica):
         """There is no work that could count later."""
 
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
-        if here.start >= self.dense:
-            rates = replace(rates, decay=0.0)
-        super()._merge(here, mean, rates)
+        at, still = here.start, replace(rates, decay=0.0)
+        while at < here.stop:
+            passed = bisect_right(self._edges, at)
+            stop = min([here.stop, *self._edges[passed : passed + 1]])
+            piece = mean[at - here.start : stop - here.start]
+            super()._merge(slice(at, stop), piece, rates if passed % 2 else still)
+            at = stop
 
     def _rates_of(self, round_: int) -> optimizers.Rates:
         inner = self.manifest.inner

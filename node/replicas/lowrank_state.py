@@ -39,8 +39,8 @@ class LowRankReplica(GradientReplica):
     A part that nobody could complete is certified as empty: there the common gradient is zero.
     """
 
-    def __init__(self, *state: Any, plan: lowrank.Plan) -> None:
-        super().__init__(*state)
+    def __init__(self, *state: Any, plan: lowrank.Plan, edges: Sequence[int] | None = None) -> None:
+        super().__init__(*state, edges=edges)
         self.plan = plan
         self.codec = RangeCodec(self.codec.name, plan.kept)
         self.vectors[BASES] = lowrank.first_bases(plan, self.manifest.seed)
