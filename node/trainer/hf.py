@@ -23,6 +23,7 @@ from bootstrap.manifest import MAX_CONFIG_BYTES, Model
 from bootstrap.validation import explain
 from node.data.tokenizer import need
 from node.errors import operator_error
+from node.trainer.json_floats import read, tagged
 from node.trainer.model import Decoder, document_numbers, documents_apart
 from protocols.errors import OperatorError, kind_and_reason
 
@@ -235,7 +236,7 @@ def described(config: Model) -> dict[str, Any]:
     """The config.json of what was trained: whoever loads that looks ahead no more than we did."""
     parsed = _parse(config.config)
     made = {key: True for key in CAUSAL if getattr(parsed, key, None) is True}
-    plain: dict[str, Any] = json.loads(config.config)
+    plain: dict[str, Any] = tagged(json.loads(config.config))
     return plain | made
 
 
@@ -245,7 +246,10 @@ def model_of(config: dict[str, Any], **others: Any) -> Model:
     Raises OperatorError E606 where it cannot be built.
     """
     kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+    try:
+        text = json.dumps(tagged(kept), sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:
+        raise unfit(kind_and_reason(error)) from error
     if len(text.encode()) > MAX_CONFIG_BYTES:
         raise unfit(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
     parsed = _parse(text)
@@ -271,7 +275,7 @@ def _parse(text: str) -> Any:
     """The library's configuration object; E606, E605."""
     transformers = need("transformers", "hf", "build a model of transformers")
     try:
-        plain = json.loads(text)
+        plain = read(text)
         if not isinstance(plain, dict):
             raise ValueError("it is no JSON object")
         for key, value in _entries(plain):

@@ -31,3 +31,17 @@ DEEPSEEK = EXPERTS | {
     "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1,
 }  # fmt: skip
+MAMBA2 = {
+    "model_type": "mamba2", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2,
+    "state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8,
+}  # fmt: skip
+FALCON_H1 = QWEN | {
+    "model_type": "falcon_h1", "head_dim": 8, "mamba_d_ssm": 64, "mamba_n_heads": 8,
+    "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8,
+}  # fmt: skip
+NEMOTRON_H = QWEN | {
+    "model_type": "nemotron_h", "head_dim": 8, "layers_block_type": ["mamba", "attention"],
+    "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 8,
+    "chunk_size": 8, "tie_word_embeddings": False,
+}  # fmt: skip
+ENDLESS = (MAMBA2, FALCON_H1, NEMOTRON_H)  # the library bounds their time steps by infinity
