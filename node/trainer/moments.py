@@ -69,7 +69,7 @@ class MomentLayout:
         seconds: dict[str, MomentRange] = {}
         at = layout.size
         for entry in layout.entries:
-            if not by_muon(inner, entry.name, len(entry.shape)):
+            if not by_muon(inner, entry.name, entry.shape):
                 seconds[entry.name] = MomentRange(SECOND, entry, at)
                 at += entry.size
         firsts = [MomentRange(FIRST, e, e.offset, seconds.get(e.name)) for e in layout.entries]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,14 @@ def is_matrix(name: str, dims: int) -> bool:
     return dims >= 2 and not name.endswith("bias") and own_name not in OF_STATES
 
 
-def by_muon(inner: Inner, name: str, dims: int) -> bool:
-    """Whether a parameter is trained by Muon, which keeps no second moment; else by AdamW."""
-    return inner.optimizer == "muon" and is_matrix(name, dims) and layer_of(name) is not None
+def by_muon(inner: Inner, name: str, shape: Sequence[int]) -> bool:
+    """Whether a parameter is trained by Muon, which keeps no second moment; else by AdamW.
+
+    A filter for each channel, [D, 1, k], and a vector that was given more dims, [1, 1, D], are rows
+    by themselves: Muon's steps for each would be of one length, whatever its gradient.
+    """
+    matrix = is_matrix(name, len(shape)) and min(shape[-2:]) > 1
+    return inner.optimizer == "muon" and matrix and layer_of(name) is not None
 
 
 def make_optimizer(
@@ -69,7 +74,7 @@ def make_optimizer(
         if not parameter.requires_grad:
             continue
         matrix = is_matrix(name, parameter.ndim)
-        muon = by_muon(inner, name, parameter.ndim) and name not in tables
+        muon = by_muon(inner, name, parameter.shape) and name not in tables
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         decay = inner.weight_decay if matrix else 0.0
         group = {"params": [], "weight_decay": decay, "muon": muon}

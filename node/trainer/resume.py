@@ -179,11 +179,14 @@ def load(
     if earlier and not folder.exists():
         folder = directory / MOMENTS
     state, types = _look_into(folder, weights)
-    now = kinds(optimizer, weights)
+    now, there = kinds(optimizer, weights), _by_parameter(types)
+    # where a version did not say: what Muon trained, which has a first moment alone
+    alone = (name for name, kept in there.items() if kept.keys() == {"exp_avg"})
+    was = state.kinds or {name: "Muon muon" for name in alone if now.get(name) == "Muon"}
     fitting = {
         name: {moment: getattr(torch, dtype) for moment, dtype in kept.items()}
-        for name, kept in _by_parameter(types).items()
-        if state.optimizer_steps and state.kinds.get(name, now.get(name)) == now.get(name)
+        for name, kept in there.items()
+        if state.optimizer_steps and was.get(name, now.get(name)) == now.get(name)
     }
     places = _Places(weights, optimizer.state, fitting, moments_only=earlier)
     places.make(state, counted_beside(optimizer))
@@ -196,7 +199,7 @@ def load(
         raise _unreadable(directory, problem)
     if one_disk:
         places.fill_twins()
-    return state, "; ".join(filter(None, (changed(state.kinds, now), state.unkept)))
+    return state, "; ".join(filter(None, (changed(was, now), state.unkept)))
 
 
 def _look_into(folder: Path, weights: Weights) -> tuple[TrainerState, dict[str, str]]:

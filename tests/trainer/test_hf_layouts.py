@@ -156,7 +156,7 @@ def test_how_fast_states_decay_is_no_matrix(plain, optimizer):
     assert any(named[name].ndim >= 2 for name in states)
     for name in states:
         assert found[id(named[name])] == (0.0, False)
-        assert by_muon(inner, name, named[name].ndim) is False
+        assert by_muon(inner, name, named[name].shape) is False
     maps = [one for name, one in named.items() if name.endswith("out_proj.weight")]
     assert maps
     assert all(found[id(one)] == (0.3, optimizer == "muon") for one in maps)
