@@ -1,7 +1,8 @@
 """The wall clock as it was when the process started, gone on with since: nobody can set it.
 
 Announcements expire, so a node whose clock is set by an hour while it runs would hear nobody,
-and be heard by nobody. How far the clock was off at the start the greetings have told
+and be heard by nobody; and a node that hangs would be healthy until a clock that was set back is
+where it was. How far the clock was off at the start the greetings have told
 (:mod:`bootstrap.handshake`). Time in which the machine sleeps counts, where the system tells it.
 """
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from bootstrap.manifest import Manifest
-from node import directories, open_files
+from node import clock, directories, open_files
 from node.checkpoints.under_way import forget_drafts
 from node.closing import newest_round
 from node.config import NodeConfig
@@ -62,7 +61,7 @@ class Daemon:
         self.home = StateDir(config.dir)
         self.stop_reason: asyncio.Future[str]
         self.run_id = b""
-        self.started = time.time()
+        self.started = clock.wall()
         self.dashboard_key = ""
 
     async def main(self) -> int:
@@ -74,7 +73,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.callback(self.home.unlock)
             stack.enter_context(self.home.logging())
-            events = EventLog(self.home.events)
+            events = EventLog(self.home.events, clock=clock.wall)
             stack.callback(events.close)
             self.dashboard_key = self._dashboard_key()
             console = Console(

@@ -102,7 +102,7 @@ class Node:
         ProbeServer(transport)
         self.is_member: Callable[[PeerId], bool] = lambda peer: False
         transport.admit(self._admits)
-        self.state = NodeState(self._view(), log=events)
+        self.state = NodeState(self._view(), log=events, clock=clock.wall)
         self.state.providers.strangers = self._strangers
         self.state.providers.met = lambda: transport.relays.met
         self.state.providers.accepted = lambda: transport.stats.connections

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_form import READING
-from node import __version__, directories
+from node import __version__, clock, directories
 from node.config import NodeConfig
 from node.data.patience import Patience
 from node.errors import operator_error
@@ -100,7 +100,7 @@ class Helper:
         with ExitStack() as stack:
             stack.callback(self.home.unlock)
             stack.enter_context(self.home.logging())
-            events = EventLog(self.home.events)
+            events = EventLog(self.home.events, clock=clock.wall)
             stack.callback(events.close)
             self._console = Console(sys.stdout, as_json=self.config.json_log)
             events.subscribe(self._console)

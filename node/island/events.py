@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from node import clock
 from node.errors import operator_error
 from node.island.rank_ends import TrainerDied
 from node.island.silence import Silent
@@ -51,7 +50,7 @@ def _awaited(awaited: Awaited) -> DataAwaited | DataCame:
     """That ranks wait for data, or have them."""
     if not awaited.ranks:
         return DataCame(step=awaited.step, seconds=awaited.seconds)
-    since = time.time() - awaited.seconds
+    since = clock.wall() - awaited.seconds
     return DataAwaited(step=awaited.step, since=since, ranks=awaited.ranks)
 
 

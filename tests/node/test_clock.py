@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from dht_kit import keep_hiveminds_clock
+from hub_kit import place
 from identity_kit import identity
 
 from bootstrap.handshake import Clocks, Gate
@@ -18,8 +19,14 @@ from node.clock import SteadyClock, wall
 from node.config import NodeConfig, resolve
 from node.daemon import Daemon
 from node.entry.entrance import Entrance
+from node.hosts.helper import Helper
+from node.island.events import told_of
 from node.monitor.event_log import EventLog
+from node.monitor.events import DataAwaited, Notice, Record, RoundDone, Step
+from node.monitor.observer import Observer
+from node.monitor.state import STALL_S
 from node.runtime import Node
+from node.trainer.channel import Awaited
 from protocols.address_book import AddressBook
 from protocols.http.transport import HttpTransport
 from protocols.memory.transport import Link, MemoryNetwork
@@ -67,13 +74,90 @@ async def test_greetings_measure_it_and_not_the_machines(monkeypatch: pytest.Mon
     assert abs(me.clocks.offset) < 1.0
 
 
-def node_in(home: Path, number: int = 1) -> Node:
+def node_in(home: Path, number: int = 1, events: EventLog | None = None) -> Node:
     """A node before it does anything; its directory is not locked."""
     daemon = Daemon(NodeConfig(dir=home, listen="127.0.0.1:0", api="127.0.0.1:0"), None)
     daemon.home.make()
     key, unused = identity(number), cast(Any, None)
     tasks = cast(Any, SimpleNamespace(spawn=Coroutine.close))
-    return Node(daemon, EventLog(), key, False, HttpTransport(key), tasks, unused, unused)
+    log, port = events or EventLog(), HttpTransport(key)
+    return Node(daemon, log, key, False, port, tasks, unused, unused)
+
+
+class PutBack:
+    """What the machine's clock says, and how many seconds have gone by since it was put back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.start, self.gone = time.time(), 0.0
+        monkeypatch.setattr("time.time", lambda: self.start + self.gone - 3600.0)
+        monkeypatch.setattr("node.clock.wall", self.steady)
+
+    def steady(self) -> float:
+        return self.start + self.gone
+
+
+async def test_a_node_that_hangs_is_not_healthy_though_the_clock_was_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = PutBack(monkeypatch)
+    node = node_in(tmp_path / "node", events=EventLog(clock=now.steady))
+    node.state.status = "active"
+    for number in range(2):
+        now.gone += 10.0
+        node.events.emit(Step(step=number, round=number, loss=2.0, seconds=1.0))
+        node.events.emit(RoundDone(round=number))
+    assert node.state.unhealthy() == []
+    now.gone += STALL_S + 1.0
+    assert node.state.unhealthy() == ["no inner step for 121 s"]
+    assert [alarm.kind for alarm in node.state.alarms_now()] == ["stall"]
+    assert node.state.brief()["node"]["uptime_s"] == pytest.approx(now.gone)
+
+
+async def test_the_events_of_a_daemon_have_the_time_that_nobody_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = PutBack(monkeypatch), list[Record]()
+
+    class Said:
+        def __init__(self, daemon: Daemon, events: EventLog, *others: object) -> None:
+            self.events = events
+
+        async def live(self, stack: AsyncExitStack) -> None:
+            seen.append(self.events.emit(Notice(text="there")))
+
+    monkeypatch.setattr("node.daemon.Node", Said)
+    await Daemon(NodeConfig(dir=tmp_path, listen="127.0.0.1:0"), None).main()
+    assert [record.time for record in seen] == [now.start]
+
+
+async def test_so_have_those_of_an_islands_other_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = PutBack(monkeypatch), list[Record]()
+
+    async def serve(helper: Helper) -> None:
+        seen.append(helper.events.emit(Notice(text="there")))
+
+    monkeypatch.setattr(Helper, "_serve", serve)
+    config = resolve({"dir": str(tmp_path), "device": "cpu"}, {})
+    await Helper(config, place(1, host=1)).main()
+    assert [record.time for record in seen] == [now.start]
+
+
+async def test_so_has_what_an_observer_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = PutBack(monkeypatch)
+    observer = Observer([])
+    now.gone = 10.0
+    assert observer.log.emit(Notice(text="there")).time == now.start + 10.0
+    state = observer.state.brief()
+    assert state["time"] == now.start + 10.0
+    assert state["node"]["uptime_s"] == 10.0
+
+
+def test_so_has_the_wait_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = PutBack(monkeypatch)
+    told = told_of(Awaited(step=3, seconds=2.0, ranks=(1,)))
+    assert told == DataAwaited(step=3, since=now.start - 2.0, ranks=(1,))
 
 
 async def test_the_directory_does_not_notice_that_somebody_sets_the_clock(
