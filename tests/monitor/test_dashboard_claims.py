@@ -85,3 +85,33 @@ async def test_a_chart_that_fails_does_not_stop_the_others(page: Page) -> None:
         swarm.step()
         await page.until(f"{text('#time .legend')}.includes('Round 10')")
         assert [error for error in page.errors if "TypeError" in error]
+
+
+async def test_in_pairs_tokens_are_those_that_each_claims(page: Page) -> None:
+    """Nobody certifies any there: this node knows only its own, and each counts its own rounds."""
+    swarm = Imagined(3, 0)
+    views = swarm.peers
+    swarm.state.providers.peers = lambda: [
+        replace(view, agrees=None, round=150 - index, total_tokens=1000 * (index + 1))
+        for index, view in enumerate(views())
+    ]
+    islands = {peer: {"loss": 3.0} for peer in swarm.ids} | {swarm.ids[0]: {"tokens": 700.0}}
+    rows = "[...document.querySelectorAll('.peers tbody tr')]"
+    waits = "#waits .body p"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        swarm.log.emit(RoundDone(round=149, members=2, live=3, agreeing=None, islands=islands))
+        await page.until(f"{text(waits)}.includes('in pairs')")
+        assert await page.evaluate(text("#peers [data-key=merged_tokens]")) == "Claimed tokens"
+        rounds = await page.evaluate(f"{rows}.map(r => [r.cells[2].textContent, r.cells[4].title])")
+        assert rounds == [["148", ""], ["149", ""], ["150", ""]]
+        told = await page.evaluate(f"{rows}.map(r => r.cells[4].textContent)")
+        assert told == ["3,000", "2,000", "1,000"], "and sorted by them"
+        shares = "[...document.querySelectorAll('.peers .share')].every(s => s.hidden)"
+        assert await page.evaluate(shares)
+        assert "merged tokens" not in await page.evaluate(text("#peers .regions"))
+        tile = "[...document.querySelectorAll('#stats dt')].find(e => e.textContent === {!r})"
+        together = f"{tile.format('Claimed tokens')}.nextSibling.textContent"
+        assert await page.evaluate(together) == "6,000"
+    assert [error for error in page.errors if "ERR_" not in error] == []

@@ -40,12 +40,13 @@ class Stats {
   set(key, name, value, note = "", tone = "") {
     let tile = this.tiles.get(key);
     if (!tile) {
-      tile = { value: el("dd", { class: "value" }), note: el("dd", { class: "note" }), box: null };
-      tile.box = el("div", {}, el("dt", {}, name), tile.value, tile.note);
+      tile = { name: el("dt"), value: el("dd", { class: "value" }), note: el("dd", { class: "note" }), box: null };
+      tile.box = el("div", {}, tile.name, tile.value, tile.note);
       this.tiles.set(key, tile);
       this.host.append(tile.box);
     }
     tile.box.dataset.tone = tone;
+    say(tile.name, name);
     say(tile.value, value);
     say(tile.note, note);
     return tile;
@@ -105,7 +106,8 @@ export class Panels {
     const first = columns.validation_loss.find(known);
     this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && first !== validation ? `from ${fixed(first, 3)} · training ${fixed(last("loss"), 3)}` : `training ${fixed(last("loss") ?? state.training.step?.loss, 3)}`);
     const speed = live.reduce((sum, p) => sum + p.tokens_per_second, 0);
-    this.stats.set("tokens", "Tokens merged", count(state.merged_tokens), `${count(speed)} tokens/s together`);
+    const claimed = () => state.peers.reduce((sum, p) => sum + p.total_tokens, 0); // in pairs nobody certifies any
+    this.stats.set("tokens", store.ownStates ? "Claimed tokens" : "Tokens merged", count(store.ownStates ? claimed() : state.merged_tokens), `${count(speed)} tokens/s together`);
     const same = live.filter((p) => p.agrees === true).length;
     const differ = live.filter((p) => p.agrees === false).length;
     this.stats.set("peers", "Islands", `${live.length}`, `${live.filter((p) => p.status === "active").length} active, ${live.filter((p) => p.status === "joining").length} joining`);

@@ -5,6 +5,7 @@ import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seco
 const STATES = { active: "●", joining: "◐", leaving: "◌", left: "◌", suspect: "▲", dead: "✕", alive: "●" };
 const CLOCK_S = 1; // seconds apart from this node's clock that are worth a look
 const SHOWN = 64; // rows, the rest is counted
+const [MERGED, CLAIMED] = ["Merged tokens", "Claimed tokens"]; // as certified, or where nobody certifies any
 const TROUBLE = ["suspect", "dead", "leaving", "joining"];
 const LARGEST_FIRST = ["round", "merged_tokens", "tokens_per_second", "distance", "upload"];
 const COLUMNS = [
@@ -12,7 +13,7 @@ const COLUMNS = [
   ["status", "State", (p) => p.status, ""],
   ["round", "Round", (p) => p.round, "num"],
   ["agrees", "State agrees", (p) => String(p.agrees), ""],
-  ["merged_tokens", "Merged tokens", (p) => p.merged_tokens, "num"],
+  ["merged_tokens", MERGED, (p) => p.merged_tokens, "num"],
   ["tokens_per_second", "Tokens/s", (p) => p.tokens_per_second, "num"],
   ["loss", "Loss", (p) => p.loss ?? Infinity, "num"],
   ["distance", "Distance", (p) => p.distance ?? -1, "num"],
@@ -58,8 +59,11 @@ export class Peers {
     const others = peers.length - islands.length;
     say(this.count, `${live.length} live of ${islands.length}${others ? `, ${others} seeds and observers` : ""}${mix ? ` · versions ${mix}` : ""}`);
     this.byRegion(islands);
+    const claimed = store.ownStates;
+    const tokens = this.heads.find((head) => head.dataset.key === "merged_tokens");
+    say(tokens.firstChild, claimed ? CLAIMED : MERGED);
     for (const head of this.heads) head.setAttribute("aria-sort", head.dataset.key !== this.by ? "none" : this.down ? "descending" : "ascending");
-    const value = COLUMNS.find(([key]) => key === this.by)[2];
+    const value = claimed && this.by === "merged_tokens" ? (p) => p.total_tokens : COLUMNS.find(([key]) => key === this.by)[2];
     const first = peers.length > SHOWN ? unusual : () => 0;
     const sorted = [...peers].sort((a, b) => {
       const [x, y] = [value(a), value(b)];
@@ -88,7 +92,7 @@ export class Peers {
       one.merged += peer.merged_tokens;
     }
     this.regions.hidden = found.size < 2;
-    const all = this.store.state.merged_tokens;
+    const all = this.store.ownStates ? 0 : this.store.state.merged_tokens;
     const words = [...found].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, one]) => [name || "no region", `${one.live} live${one.live < one.all ? ` of ${one.all}` : ""} · ${count(one.speed)} tokens/s${all ? ` · ${percent(one.merged / all)} of merged tokens` : ""}`]);
     const shape = JSON.stringify(words);
     if (shape === this.regioned) return;
@@ -113,13 +117,15 @@ export class Peers {
     say(cells[0].children[1], mine ? "this node" : peer.role === "island" ? short(peer.peer) : peer.role);
     const silent = !mine && peer.silent_s > 5 ? ` · silent ${duration(peer.silent_s)}` : "";
     say(cells[1], `${STATES[peer.status] ?? "?"} ${peer.status}${silent}`);
-    say(cells[2], `${peer.round.toLocaleString("en")}${lag > 0 ? ` (−${lag})` : ""}`);
+    const claimed = this.store.ownStates; // and each island counts its own rounds
+    say(cells[2], `${peer.round.toLocaleString("en")}${lag > 0 && !claimed ? ` (−${lag})` : ""}`);
     const gone = !["active", "joining"].includes(peer.status);
     cells[3].classList.toggle("bad", peer.agrees === false);
-    say(cells[3], gone || this.store.ownStates ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
+    say(cells[3], gone || claimed ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
+    cells[4].children[0].hidden = claimed;
     cells[4].children[0].firstChild.style.width = `${(100 * peer.merged_tokens) / most}%`;
-    say(cells[4].children[1], count(peer.merged_tokens));
-    const together = this.store.state.merged_tokens;
+    say(cells[4].children[1], count(claimed ? peer.total_tokens : peer.merged_tokens));
+    const together = claimed ? 0 : this.store.state.merged_tokens;
     cells[4].title = together ? `${percent(peer.merged_tokens / together, 1)} of what was merged; says it has trained ${count(peer.total_tokens)}` : "";
     say(cells[5], peer.tokens_per_second ? count(peer.tokens_per_second) : DASH);
     say(cells[6], fixed(peer.loss));

@@ -100,11 +100,13 @@ export class Rounds {
     const merged = ([, item]) => (item.tokens ?? 0) > 0;
     const last = islands.filter(merged).at(-1);
     const shown = islands.length > 12 ? [...islands.slice(0, 4), null, ...islands.slice(-7)] : islands;
-    const words = !last || islands.length < 2
-      ? "Nobody waited: one island was ready alone, or this node came after the round."
-      : last[1].ready_s < 0.05
-        ? "All were ready within 50 ms."
-        : `All waited for ${this.store.names.of(last[0])}, ${seconds(last[1].ready_s)} after the first.`;
+    const words = this.store.ownStates
+      ? "Nobody waits for all: islands meet in pairs, each in rounds of its own. The log says whom this one met."
+      : !last || islands.length < 2
+        ? "Nobody waited: one island was ready alone, or this node came after the round."
+        : last[1].ready_s < 0.05
+          ? "All were ready within 50 ms."
+          : `All waited for ${this.store.names.of(last[0])}, ${seconds(last[1].ready_s)} after the first.`;
     const rows = shown.map((entry) => {
       if (!entry) return el("li", { class: "more" }, `… ${islands.length - 11} more`);
       const [peer, item] = entry;
