@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from node.monitor.memory import available, meminfo
+from node.monitor.memory import CGROUPS, PROC, least_room
 from node.monitor.views import GpuView, MachineView
 
 KEPT_S = 5.0  # figures are read anew no more often than this
-_PROC = Path("/proc")
 
 
 class Machine:
@@ -24,9 +23,11 @@ class Machine:
         gpus: Callable[[], tuple[GpuView, ...]] = tuple,
         *,
         clock: Callable[[], float] = time.monotonic,
-        proc: Path = _PROC,
+        proc: Path = PROC,
+        cgroups: Path = CGROUPS,
     ) -> None:
-        self._directory, self._gpus, self._clock, self._proc = directory, gpus, clock, proc
+        self._directory, self._gpus, self._clock = directory, gpus, clock
+        self._proc, self._cgroups = proc, cgroups
         self._view = MachineView()
         self._read_at = float("-inf")
 
@@ -37,7 +38,7 @@ class Machine:
         return self._view
 
     def _read(self) -> MachineView:
-        memory = meminfo(self._proc)
+        room = least_room(self._proc, self._cgroups)
         try:
             disk = shutil.disk_usage(self._directory)
         except OSError:
@@ -45,8 +46,8 @@ class Machine:
         return MachineView(
             cores=os.cpu_count() or 0,
             load=os.getloadavg()[0],
-            memory_total=memory.get("MemTotal"),
-            memory_available=available(self._proc),
+            memory_total=room.total if room else None,
+            memory_available=room.left if room else None,
             memory_used=self._resident(),
             disk_total=disk.total if disk else None,
             disk_free=disk.free if disk else None,

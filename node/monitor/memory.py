@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 RECLAIMED = ("inactive_file", "active_file")  # of a group's use: the kernel drops it when needed
+
+
+class Room(NamedTuple):
+    """Memory of the machine or of a control group, in bytes."""
+
+    left: int
+    total: int
 
 
 def meminfo(proc: Path = PROC) -> dict[str, int]:
@@ -22,16 +30,24 @@ def meminfo(proc: Path = PROC) -> dict[str, int]:
 
 
 def available(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Bytes left, the least that machine or control groups (version 2) leave; None: not known.
+    """Bytes left, as :func:`least_room` says; None: not known."""
+    room = least_room(proc, cgroups)
+    return None if room is None else room.left
+
+
+def least_room(proc: Path = PROC, cgroups: Path = CGROUPS) -> Room | None:
+    """Of the machine or that control group (version 2) which leaves least; None: not known.
 
     A container's limit is its group's: the machine around it may have much more.
     """
-    left = list(_left_of_groups(proc, cgroups))
-    machine = meminfo(proc).get("MemAvailable")
-    return min([*left, *([machine] if machine is not None else [])], default=None)
+    rooms = list(_of_groups(proc, cgroups))
+    machine = meminfo(proc)
+    if "MemAvailable" in machine and "MemTotal" in machine:
+        rooms.append(Room(machine["MemAvailable"], machine["MemTotal"]))
+    return min(rooms, default=None)
 
 
-def _left_of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
+def _of_groups(proc: Path, cgroups: Path) -> Iterator[Room]:
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -44,6 +60,6 @@ def _left_of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
             used = int((group / "memory.current").read_text())
             told = (line.split() for line in (group / "memory.stat").read_text().splitlines())
             used -= sum(int(value) for field, value in told if field in RECLAIMED)
-            yield max(0, limit - used)
+            yield Room(max(0, limit - used), limit)
         if group == cgroups:
             return

@@ -144,7 +144,7 @@ class MachineView:
 
     cores: int = 0
     load: float | None = None  # processes that wanted to run, mean of a minute
-    memory_total: int | None = None
+    memory_total: int | None = None  # of the machine or its control group, whichever leaves less
     memory_available: int | None = None
     memory_used: int | None = None  # resident, of the daemon and its trainer ranks
     disk_total: int | None = None  # of the file system of the state directory

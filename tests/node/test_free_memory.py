@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from node.monitor.machine import Machine
 from node.monitor.memory import available
 
 KIB = 1024
@@ -44,6 +45,16 @@ def test_no_limit_and_one_beyond_the_machine_leave_what_the_machine_has(system: 
 
 def test_a_group_that_is_over_its_limit_has_nothing_left(system: Path) -> None:
     assert limited(system, "", str(1000 * KIB), 1500) == 0
+
+
+def test_what_is_left_is_compared_with_the_total_of_whichever_leaves_least(system: Path) -> None:
+    """A container with a limit on a machine that has much: not nearly all of it is in use."""
+    told = Machine(system, proc=system / "proc", cgroups=system / "cgroup")()
+    assert (told.memory_available, told.memory_total) == (5000 * KIB, 9000 * KIB)
+    for limit, total in ((2000, 2000), (90_000, 9000)):
+        limited(system, "", str(limit * KIB), 500)
+        told = Machine(system, proc=system / "proc", cgroups=system / "cgroup")()
+        assert told.memory_total == total * KIB
 
 
 def test_a_system_that_tells_nothing_is_not_known(tmp_path: Path) -> None:
