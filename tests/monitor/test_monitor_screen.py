@@ -32,6 +32,18 @@ def test_a_chart_has_its_size_and_its_ends():
     assert len(drawing.chart([1.0, None, 2.0], 8, 2)) == 2
 
 
+def test_the_loss_is_of_one_kind_where_not_every_round_is_evaluated():
+    """Else its line is a comb: training and validation loss are far apart."""
+    columns = {"loss": [2.0] * 8, "validation_loss": [None, 4.0, None, None, 3.0, None, None, None]}
+    told = str(drawing.loss(columns, 20, 2))
+    carried = [None, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0]
+    assert told == str(drawing.curve("validation loss", carried, 20, 2))
+    assert told.startswith("validation loss  3   3 to 4\n")
+    unknown = str(drawing.loss(columns | {"validation_loss": [None] * 8}, 20, 2))
+    assert unknown.startswith("training loss  2   2 to 2\n")
+    assert str(drawing.loss({"loss": [], "validation_loss": []}, 20, 2)).endswith("nothing yet")
+
+
 def test_what_peers_wrote_cannot_move_the_cursor():
     evil = "\x1b[2J\x07evil"
     replay = Replay()
@@ -67,7 +79,7 @@ async def test_the_screen_shows_all_panels(log, size):
         assert "tiny-docs-8c41  round 12/50" in text_of(app, "header")
         assert "3 agree bit for bit  0.083 -> 0.021 apart" in text_of(app, "header")
         assert "rounds: 1 failed" in text_of(app, "header")
-        assert "loss" in text_of(app, "loss")
+        assert text_of(app, "loss").startswith("validation loss  2.25   2.25 to 5")
         assert "consensus" in text_of(app, "consensus")
         assert "without 1" in text_of(app, "rounds")
         assert "this node" in text_of(app, "node")

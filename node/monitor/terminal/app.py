@@ -147,13 +147,7 @@ class Monitor(App[int]):
         alarms = drawing.alarms(state)
         self.query_one("#alarms", Static).display = bool(alarms)
         self._put("alarms", alarms)
-        loss = [
-            training if validation is None else validation
-            for training, validation in zip(
-                columns["loss"], columns["validation_loss"], strict=True
-            )
-        ]
-        self._put("loss", drawing.curve("loss", loss, self._room("loss"), CHART_ROWS))
+        self._put("loss", drawing.loss(columns, self._room("loss"), CHART_ROWS))
         apart = drawing.curve(
             "consensus, before merges",
             columns["consensus"],

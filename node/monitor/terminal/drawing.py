@@ -128,6 +128,17 @@ def curve(title: str, values: Sequence[float | None], width: int, height: int) -
     return text
 
 
+def loss(columns: Mapping[str, Sequence[float | None]], width: int, height: int) -> Text:
+    """The validation loss, which not every round has, or the training loss until it is known."""
+    values, newest = list[float | None](), None
+    for value in columns["validation_loss"]:
+        newest = newest if value is None else value
+        values.append(newest)
+    if newest is None:
+        return curve("training loss", columns["loss"], width, height)
+    return curve("validation loss", values, width, height)
+
+
 def rounds(rows: Sequence[Mapping[str, Any]], width: int, names: Mapping[str, str]) -> Text:
     """The newest rounds as bars by phase, the latest first, with who was dropped.
 
