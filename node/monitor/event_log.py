@@ -18,13 +18,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from node.monitor.events import Event, Record
+from node.monitor.events import Event, Record, RoundDone
 
 MAX_LOG_BYTES = 16 * 1024 * 1024  # of one file; then it becomes events.jsonl.1
 KEPT_LOGS = 2  # older files beside the current one
 KEPT_IN_MEMORY = 2048
+KEPT_ROUNDS = 256  # of these, with each island's figures: there may be hundreds of islands
 LOOK_LINES = 16  # between two looks whether the file is still there
 
 Subscriber = Callable[[Record], None]
@@ -45,6 +47,7 @@ class EventLog:
         self.instance = secrets.token_hex(8)  # tells API readers that numbering began anew
         self.dropped = 0  # lines that could not be written
         self.recent: deque[Record] = deque(maxlen=KEPT_IN_MEMORY)
+        self._rounds: deque[int] = deque()  # those in ``recent`` with islands' figures
         self._max_bytes = max_bytes
         self._kept = kept
         self._clock = clock
@@ -68,11 +71,24 @@ class EventLog:
         self._seq += 1
         record = Record(self._seq, self._clock(), event)
         self.recent.append(record)
+        if isinstance(event, RoundDone) and event.islands:
+            self._rounds.append(record.seq)
+            if len(self._rounds) > KEPT_ROUNDS:
+                self._shorten(self._rounds.popleft())
         if self.path is not None:
             self._write(record.line().encode() + b"\n")
         for subscriber in self._subscribers:
             subscriber(record)
         return record
+
+    def _shorten(self, seq: int) -> None:
+        """Keep the round of an older record without what each island did."""
+        place = seq - self.recent[0].seq
+        if place < 0:  # it is gone
+            return
+        record = self.recent[place]
+        assert isinstance(record.event, RoundDone)
+        self.recent[place] = replace(record, event=replace(record.event, islands={}))
 
     def since(self, seq: int, limit: int = 500) -> list[Record]:
         """The oldest ``limit`` records still in memory with a higher number than ``seq``."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.monitor.alarms import RISEN_TIMES
+from node.monitor.event_log import KEPT_ROUNDS
 from node.monitor.events import (
     DataAwaited,
     DataCame,
@@ -20,7 +21,6 @@ from node.monitor.events import (
 from node.monitor.plain import table
 from protocols.bounds import MAX_FRAGMENTS
 
-KEPT_ROUNDS = 256
 TOLD_ISLANDS = 16  # newest rounds that are told with each island's figures: there may be hundreds
 KEPT_STEPS = 1024
 

@@ -9,6 +9,7 @@ from api_kit import KEY, Kit
 
 from node.monitor.api import MAX_EVENTS, make_app
 from node.monitor.dashboard import encoded
+from node.monitor.event_log import KEPT_ROUNDS
 from node.monitor.events import (
     CheckpointSaved,
     DataAwaited,
@@ -25,7 +26,7 @@ from node.monitor.events import (
 )
 from node.monitor.history import History
 from node.monitor.metrics import OTHER
-from node.monitor.so_far import KEPT_ROUNDS, TOLD_ISLANDS
+from node.monitor.so_far import TOLD_ISLANDS
 from node.monitor.state import STALL_S
 from node.monitor.views import PeerView, Traffic
 from node.status import MAX_STATE_BYTES

@@ -11,7 +11,7 @@ import pytest
 
 from node.monitor import events
 from node.monitor.console import Console, render
-from node.monitor.event_log import KEPT_IN_MEMORY, LOOK_LINES, EventLog
+from node.monitor.event_log import KEPT_IN_MEMORY, KEPT_ROUNDS, LOOK_LINES, EventLog
 from node.monitor.events import (
     Behind,
     CheckpointSaved,
@@ -197,6 +197,33 @@ def test_memory_is_bounded():
         log.emit(_step(number))
     assert len(log.recent) == KEPT_IN_MEMORY
     assert len(log.since(0)) == 500
+
+
+def test_of_older_rounds_the_figures_of_each_island_are_not_kept(tmp_path):
+    """Of hundreds of islands those of 2,048 rounds would take hundreds of megabytes."""
+    log, seen = EventLog(tmp_path / "events.jsonl"), []
+    log.subscribe(seen.append)
+    rounds = KEPT_ROUNDS + 10
+    for number in range(rounds):
+        log.emit(_step(number))
+        log.emit(RoundDone(round=number, dropped={"b": "late"}, islands={"a": {"loss": 2.0}}))
+    log.close()
+    told = [record for record in log.recent if isinstance(record.event, RoundDone)]
+    assert [len(record.event.islands) for record in told] == [0] * 10 + [1] * KEPT_ROUNDS
+    assert [record.event.round for record in told] == list(range(rounds))
+    assert all(record.event.dropped for record in told)
+    assert [record.seq for record in log.recent] == list(range(1, 2 * rounds + 1))
+    assert all(record.event.islands for record in seen[1::2])
+    assert all(line["islands"] for line in _lines(tmp_path / "events.jsonl")[1::2])
+
+
+def test_rounds_that_steps_have_pushed_out_are_not_looked_for():
+    log = EventLog()
+    for number in range(KEPT_ROUNDS + 1):
+        log.emit(RoundDone(round=number, islands={"a": {"loss": 2.0}}))
+        for step in range(KEPT_IN_MEMORY // KEPT_ROUNDS + 1):
+            log.emit(_step(step))
+    assert len(log.recent) == KEPT_IN_MEMORY
 
 
 # --- the terminal -----------------------------------------------------------------------------
