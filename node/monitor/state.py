@@ -89,7 +89,7 @@ class NodeState:
         self.node = node
         self.run = run
         self.status: Status = "starting"
-        self.round = 0  # rounds committed
+        self.round = 0  # rounds that all fragments have come through; who knows sets it
         self.parameters = 0  # of the model, once it is known
         self.providers = Providers()
         self.log = log
@@ -115,7 +115,6 @@ class NodeState:
             case Step():
                 self._moved = record.time
             case RoundDone() as done:
-                self.round = max(self.round, done.round)
                 if "tokens" in done.islands.get(self.node.peer, {}):
                     self._dropped = 0
             case JoinProgress() as progress:

@@ -38,7 +38,7 @@ class Kit:
         )
 
     def live(self):
-        self.state.status = "active"
+        self.state.status, self.state.round = "active", 4
         self.log.emit(
             Step(step=40, round=3, loss=2.5, grad_norm=0.9, tokens=2048, tokens_per_second=14021.0)
         )

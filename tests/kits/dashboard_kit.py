@@ -126,6 +126,7 @@ class Imagined:
                 "apart": round(abs(noise(0.07, 0.008)), 5),
                 "scale": 0.42 if index == 3 else 1.0,
             }
+        self.state.round = self.round
         self.log.emit(
             RoundDone(
                 round=self.round,

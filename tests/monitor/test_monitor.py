@@ -10,13 +10,13 @@ from node import outermost
 from node.config import resolve
 from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice, Record, Step
+from node.monitor.events import Notice, Record, RoundDone, Step
 from node.monitor.history import History
 from node.monitor.observer import Observer
 from node.monitor.reading import read_record
 from node.monitor.state import NodeState
 from node.monitor.terminal.command import choose
-from node.monitor.terminal.source import AttachedSource, ReplaySource, read_log
+from node.monitor.terminal.source import AttachedSource, Replay, ReplaySource, read_log
 from node.monitor.views import NodeView
 from protocols.errors import OperatorError
 
@@ -122,6 +122,28 @@ async def test_a_replay_ends_where_the_log_does(log):
     assert last["problem"] == "the log ends here"
 
 
+def test_a_replay_tells_the_rounds_that_all_fragments_have_come_through():
+    def told(*rounds):
+        replay = Replay()
+        for number, (fragment, round_) in enumerate(rounds, start=1):
+            event = RoundDone(round=round_, fragment=fragment, fragments=2, total_rounds=9)
+            replay.take(Record(number, 1.0, event))
+        return replay.picture()["state"]["rounds"]["committed"]
+
+    assert told((0, 0)) == 0
+    assert told((0, 0), (1, 0), (0, 1), (0, 2), (0, 3)) == 1
+    assert told((0, 5)) == 5, "the log begins in the middle: of the other one nothing is known"
+
+
+def test_a_node_tells_the_rounds_that_its_reports_have_counted():
+    """Where one fragment lags, the round that another has come to is further than that."""
+    log = EventLog()
+    state = NodeState(NodeView(peer=ME), log=log)
+    state.round = 1
+    log.emit(RoundDone(round=4, fragment=0, fragments=2))
+    assert state.snapshot()["rounds"]["committed"] == 1
+
+
 async def test_a_replay_may_be_slower(log):
     seen = await pictures(ReplaySource(log, 3.0, interval_s=0.0))
     assert [len(one["history"]["columns"]["round"]) for one in seen] == [3, 7, 11, 12]
@@ -154,6 +176,7 @@ async def api(log):
     events.subscribe(history)
     for record in read_log(log):
         events.emit(record.event)
+    state.round = 11
     key = "k" * 16
     server = ApiServer(make_app(state, events, history, key=key), "127.0.0.1:0")
     await server.start()

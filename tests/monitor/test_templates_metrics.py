@@ -134,6 +134,7 @@ def test_a_stall_is_told_of_by_what_the_steps_of_a_round_take(step_s, after_h):
     assert not fires(after_h - 0.1)
     assert fires(after_h + 0.1)
     kit.log.emit(RoundDone(round=50))
+    kit.state.round = 50
     assert not fires(after_h + 0.1), "the run is over"
 
 

@@ -155,8 +155,8 @@ class Replay:
         self.log.emit(record.event)
         if isinstance(event := record.event, RoundDone):
             stood = [one.round for _, one in self.state.rounds.fragments.values()]
-            if len(stood) == event.fragments:
-                self.state.round = min(stood) + 1  # rounds that all fragments have come through
+            # that all have come through; of one that has had none here yet, those before these
+            self.state.round = min(stood) + (len(stood) == event.fragments)
 
     def _on_started(self, started: Started) -> None:
         """A process says who it is, and in which run."""
