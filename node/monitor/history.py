@@ -11,6 +11,8 @@ The file::
     {"run": "8c41…", "schema": 1, "totals": {"12D3KooW…": 81920}}     once, and after a thinning
     [[round, time, …], …]                     for each round, see :mod:`node.monitor.history_rows`
 
+The totals are without the tokens that rows have, which are taken back where a restarted node goes
+through their rounds again.
 It is read in a thread where there is a loop to hold up (:meth:`History.load`). A thinning, once in
 4,096 rounds or more, writes it anew and takes the loop up to a second.
 """
@@ -368,13 +370,18 @@ class History:
         self._begun, self._numbers = True, numbers
 
     def _lines(self, numbers: Numbers) -> Iterator[str]:
-        yield json.dumps({"run": self.run, "schema": SCHEMA, "totals": self.totals})
+        undone, totals = dict(self._counted), dict(self.totals)
+        for number in self._rows[: self._size, ROUND].tolist():
+            for peer, count in undone.get(number, {}).items():
+                totals[peer] -= count
+        yield json.dumps({"run": self.run, "schema": SCHEMA, "totals": totals})
         columns = [rounding.column(one) for one in self._losses[: self._size].T]
         curves = columns[: len(self.islands)]
         for index, row in enumerate(self._rows[: self._size].tolist()):
             known = ((peer, curve[index]) for peer, curve in zip(self.islands, curves, strict=True))
             losses = {peer: loss for peer, loss in known if loss is not None}
-            yield numbers.line([rounding.written(value) for value in row], losses, {})
+            values = [rounding.written(value) for value in row]
+            yield numbers.line(values, losses, undone.get(row[ROUND], {}))
 
     def _lose(self, error: OSError) -> None:
         """A full disk must not end training."""

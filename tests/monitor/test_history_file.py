@@ -62,6 +62,33 @@ def test_rows_are_read_as_they_were_written(rows: list[dict[str, int]]) -> None:
         }
 
 
+@pytest.mark.parametrize("written_anew", ["", "by a thinning", "by what was before", "as cut"])
+def test_rounds_that_a_restarted_node_goes_through_again_count_once(
+    tmp_path: Path, written_anew: str
+) -> None:
+    path, begun = tmp_path / "history.jsonl", 100
+    islands = {"a": island(2.0, 5), "b": island(2.0, 7)}
+    kit = Kit(path)
+    kit.rounds(*range(begun, 164), islands=islands)
+    if written_anew == "by a thinning":
+        kit.rounds(164, islands=islands)
+        assert len(kit.history) < 64
+    elif written_anew == "by what was before":
+        kit.history._max_rows = 256
+        assert kit.history.prepend([{"round": 9.0, "time": 1.0}], {"a": 1000, "c": 3})
+    elif written_anew:
+        os.truncate(path, 300)
+        kit.rounds(164, islands=islands)
+    again = Kit(path, max_rows=kit.history._max_rows)
+    assert same(again.history, kit.history)
+    for one in (kit, again):
+        one.rounds(*range(155, 170), islands=islands)
+    assert again.history.totals == kit.history.totals
+    if written_anew != "by what was before":
+        assert kit.history.totals == {"a": 5 * 70, "b": 7 * 70}
+    assert Kit(path, max_rows=kit.history._max_rows).history.totals == kit.history.totals
+
+
 def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     rest = [0.0] * (len(COLUMNS) - 2)
