@@ -109,15 +109,23 @@ def test_closed_streams_are_no_defect_and_go_to_no_file(tmp_path):
     assert ended.returncode == 2
 
 
-def test_signs_that_the_locale_does_not_have_are_no_defect():
+@pytest.mark.parametrize(
+    ("encoding", "of_locale"),
+    [
+        ("latin-1", {"PYTHONIOENCODING": "latin-1"}),
+        ("ascii", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+)
+def test_signs_that_the_locale_does_not_have_are_no_defect(encoding, of_locale):
     code = "import node.__main__ as m; m.open_streams(); print('caf\\u00e9 \\u2026 \\U0001f680')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         check=True,
         capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        env={**os.environ, **of_locale},
     )
-    assert done.stdout.decode("latin-1") == "caf\N{LATIN SMALL LETTER E WITH ACUTE} ? ?\n"
+    shown = "caf\N{LATIN SMALL LETTER E WITH ACUTE} ? ?\n".encode(encoding, "replace")
+    assert done.stdout == shown
 
 
 @pytest.mark.parametrize(
