@@ -111,7 +111,8 @@ class SwarmCollector(Collector):
         lost = "In a row whose loss or gradient is no number, to the newest one"
         yield _gauge("swarm_lost_inner_steps", lost, training.lost_steps)
         yield _gauge("swarm_learning_rate", "Of the inner optimizer", step.lr)
-        yield _gauge("swarm_tokens_per_second", "Of this node", step.tokens_per_second)
+        speed = "Of this node while computing: in inner steps, without what it waits between them"
+        yield _gauge("swarm_tokens_per_second", speed, step.tokens_per_second)
         steps_s = self._state.steps_s()
         yield _gauge("swarm_round_steps_seconds", "A round's inner steps, here", steps_s)
         for name, text, value in (

@@ -189,6 +189,7 @@ async def test_metrics(client, kit):
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     text = await answer.text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "# HELP swarm_tokens_per_second Of this node while computing" in text
     assert lines
     assert all(line.startswith("swarm_") for line in lines)
     for expected in (

@@ -56,6 +56,13 @@ async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
         assert await page.evaluate("document.querySelectorAll('canvas.matrix').length") == 1
         for panel in PANELS:
             assert len(await page.evaluate(text(f"#{panel} .body"))) > 20, panel
+        tile = "[...document.querySelectorAll('#stats .note')].map(e => e.textContent)"
+        speeds = [note for note in await page.evaluate(tile) if "tokens/s" in note]
+        assert [note.split("tokens/s ")[1] for note in speeds] == [
+            "together, while computing",
+            "here, while computing",
+        ]
+        assert "Tokens a second while computing" in await page.evaluate(text("#steps"))
         weights = await page.evaluate(text("#waits .weights"))
         assert re.fullmatch(r"isle-03: 42\s?% of its share", weights), weights
         drawn = await page.evaluate("document.querySelectorAll('.uplot canvas').length")

@@ -311,7 +311,7 @@ export function makeCharts() {
   charts.push(
     stepChart(hosts[0], "Learning rate", "lr", small, "--blue"),
     stepChart(hosts[1], "Gradient norm", "grad_norm", small, "--vermillion"),
-    stepChart(hosts[2], "Tokens a second", "tokens_per_second", count, "--green"),
+    stepChart(hosts[2], "Tokens a second while computing", "tokens_per_second", count, "--green"),
   );
   return {
     draw: (store) => {

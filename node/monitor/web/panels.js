@@ -107,7 +107,7 @@ export class Panels {
     this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && first !== validation ? `from ${fixed(first, 3)} · training ${fixed(last("loss"), 3)}` : `training ${fixed(last("loss") ?? state.training.step?.loss, 3)}`);
     const speed = live.reduce((sum, p) => sum + p.tokens_per_second, 0);
     const claimed = () => state.peers.reduce((sum, p) => sum + p.total_tokens, 0); // in pairs nobody certifies any
-    this.stats.set("tokens", store.ownStates ? "Claimed tokens" : "Tokens merged", count(store.ownStates ? claimed() : state.merged_tokens), `${count(speed)} tokens/s together`);
+    this.stats.set("tokens", store.ownStates ? "Claimed tokens" : "Tokens merged", count(store.ownStates ? claimed() : state.merged_tokens), `${count(speed)} tokens/s together, while computing`);
     const same = live.filter((p) => p.agrees === true).length;
     const differ = live.filter((p) => p.agrees === false).length;
     this.stats.set("peers", "Islands", `${live.length}`, `${live.filter((p) => p.status === "active").length} active, ${live.filter((p) => p.status === "joining").length} joining`);
@@ -116,7 +116,7 @@ export class Panels {
     const c = state.consensus;
     this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
     const step = state.training.step;
-    this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
+    this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here, while computing` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
   }
 
   alarms(state) {
@@ -232,7 +232,7 @@ export class Panels {
       ["Out of memory", training.out_of_memory ? `▲ ${training.out_of_memory} times since the start` : "never since the start"],
       ["Learning rate", step ? `${small(step.lr)} inner${known(store.outerRate) ? `, ${small(store.outerRate)} outer` : ""}` : DASH],
       ["Gradient norm", step ? small(step.grad_norm) : DASH],
-      ["Compute used", step && parameters ? `${flops(6 * parameters * step.tokens_per_second)} (6 × parameters × tokens/s)` : DASH],
+      ["Compute used", step && parameters ? `${flops(6 * parameters * step.tokens_per_second)} (6 × parameters × tokens/s, while computing)` : DASH],
       ["MFU", known(step?.mfu) ? percent(step.mfu, 1) : "not known: this device's peak is not measured"],
       ["Checkpoint", state.checkpoint ? `round ${state.checkpoint.round}, ${duration(state.time - state.checkpoint.time)} old, ${bytes(state.checkpoint.bytes)}` : "none written since the start"],
       ["Reachable", node.reachability || `at ${node.public_addr || node.listen || DASH}`],

@@ -7,6 +7,7 @@ const CLOCK_S = 1; // seconds apart from this node's clock that are worth a look
 const SHOWN = 64; // rows, the rest is counted
 const [MERGED, CLAIMED] = ["Merged tokens", "Claimed tokens"]; // as certified, or where nobody certifies any
 const TROUBLE = ["suspect", "dead", "leaving", "joining"];
+const NOTES = { tokens_per_second: "while computing: what an island waits is not in it" };
 const LARGEST_FIRST = ["round", "merged_tokens", "tokens_per_second", "distance", "upload"];
 const COLUMNS = [
   ["name", "Island", (p) => (p.name || p.peer).toLowerCase(), ""],
@@ -33,7 +34,7 @@ export class Peers {
     this.count = document.querySelector("#peers-count");
     this.body = el("tbody");
     this.heads = COLUMNS.map(([key, name, , kind]) =>
-      el("th", { scope: "col", class: kind, "data-key": key }, el("button", { type: "button", class: "plain", onclick: () => this.sort(key) }, name)),
+      el("th", { scope: "col", class: kind, "data-key": key, title: NOTES[key] }, el("button", { type: "button", class: "plain", onclick: () => this.sort(key) }, name)),
     );
     const caption = el("caption", { class: "sr" }, "Islands this node knows; the headings sort");
     const region = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Table of islands" }, el("table", { class: "peers" }, caption, el("thead", {}, el("tr", {}, ...this.heads)), this.body));
