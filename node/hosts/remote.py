@@ -23,11 +23,18 @@ class Host:
     prepared: bool = False
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # it was told to stop
     running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank
+    halted: int | None = None  # the life whose ranks it was told last to kill
 
     @property
     def shown(self) -> str:
         """As people are told of it."""
         return f"host {self.number} ({self.name})"
+
+    def halt(self, life: int) -> None:
+        """Have all ranks of a life killed: said once, since a host keeps only so many words."""
+        if self.halted != life:
+            self.halted = life
+            self.connection.send(Halt(life))
 
 
 class RemoteRank:
@@ -45,9 +52,9 @@ class RemoteRank:
         return await asyncio.shield(self._status)
 
     def signal(self, number: signal.Signals) -> None:
-        """Any signal kills: the other host is asked to, and a silent one is found lost."""
+        """Any signal kills, and all ranks of its host; a host that is silent is found lost."""
         if not self._status.done():
-            self.host.connection.send(Halt(self.life))
+            self.host.halt(self.life)
 
     def tail(self) -> str:
         """The end of its log."""

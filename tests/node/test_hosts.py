@@ -61,6 +61,25 @@ async def test_a_host_comes_prepares_and_runs_ranks() -> None:
         assert "host 1 (other) of this island is ready: 2 ranks" in said
 
 
+async def test_a_host_of_many_ranks_is_told_once_to_kill_them() -> None:
+    """It keeps a bounded number of words (tests/node/test_hosts_words.py), and may run 1024."""
+    async with hub() as (made, _):
+        made.offer(JOB)
+        other = await ready(made, ranks=1024)
+        async with alive(other):
+            [host] = await made.muster(again=False)
+            for life in (1, 2):
+                ranks = made.launch(host, life, "{}", range(2, 1026), "x:1")
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    for rank in ranks:
+                        rank.signal(number)
+            made.launch(host, 3, "{}", range(2, 1026), "x:1")
+            for life in (1, 2):
+                assert (await other.receive(Launch)).life == life
+                assert (await other.receive(Halt)).life == life
+            assert (await other.receive(Launch)).life == 3
+
+
 @pytest.mark.parametrize(
     ("ends", "met"),
     [
