@@ -234,6 +234,10 @@ class Helper:
                     )
                 except Exception as error:  # noqa: BLE001 - raised below: a group would wrap it
                     failed = error
+                    if isinstance(error, HostLostError) and not connection.lost:
+                        # where host 0 only stands still it hears this first, and blames no rank
+                        last = Farewell("", f"it has given host 0 up: {error}")
+                        connection.send(last)
                 finally:
                     self._kill()
             if failed is not None:

@@ -288,7 +288,7 @@ class Hub:
     def _admit(self, host: Host) -> None:
         before = self.hosts.get(host.number)
         if before is not None:  # it has connected once more: its earlier connection is lost
-            self._lose(before, "it has connected anew")
+            self._lose(before, before.farewell or "it has connected anew")
             before.connection.close()
         self.hosts[host.number] = host
         self._refused.pop(host.number, None)
@@ -343,6 +343,7 @@ class Hub:
                 case Leaving():
                     host.leaving.set()
                 case Farewell() as last:
+                    host.farewell = last.what  # it may connect anew before this is at an end
                     if last.code and not self._may_be_back(host, last):
                         self._refused[host.number] = operator_error(
                             "E410",

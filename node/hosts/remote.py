@@ -24,6 +24,7 @@ class Host:
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # it was told to stop
     running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank
     halted: int | None = None  # the life whose ranks it was told last to kill
+    farewell: str = ""  # why it has left
 
     @property
     def shown(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
 from trainer_kit import tiny_settings
 
+import node.hosts.hub
 from node.errors import operator_error
 from node.hosts.crew import Crew
 from node.hosts.hub import MAX_LOSSES, Hub
@@ -33,6 +35,7 @@ from node.island.island import Island, _Life
 from node.island.rank_ends import TrainerDied
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
+from protocols.tasks import every
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +187,32 @@ async def test_a_host_that_connects_anew_takes_its_old_place() -> None:
                 assert await rank.wait() == HOST_LOST
                 [again] = await made.muster(again=True)
                 assert again is not host
+
+
+async def test_why_a_host_has_left_is_told_though_it_is_back_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when this host has stood still, and finds both in the same moment."""
+
+    async def late(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
+        try:
+            await every(coroutines)
+        finally:
+            await until(lambda: made.hosts.get(1) is not host)
+
+    monkeypatch.setattr(node.hosts.hub, "every", late)
+    async with hub() as (made, _):
+        made.offer(JOB)
+        first = await ready(made)
+        async with alive(first):
+            [host] = await made.muster(again=False)
+            [rank] = made.launch(host, 1, "{}", range(1, 2), "x:1")
+            first.connection.send(Farewell("", "it has given host 0 up"))
+            await until(lambda: host.farewell)
+            second = await Other.dial(made)
+            assert isinstance(await second.greet(), Welcome)
+            assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
+            assert rank.tail() == "it has given host 0 up"
 
 
 async def test_missing_hosts_are_waited_for_and_then_named() -> None:

@@ -199,6 +199,15 @@ async def test_on_host_0s_machine_ranks_are_met_where_those_of_other_hosts_come(
     )
 
 
+async def test_a_host_0_that_stood_still_hears_that_it_was_given_up_and_blames_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with training(tmp_path, monkeypatch) as (made, _, rank, _):
+        made.hosts[1].connection.send = lambda word: None  # type: ignore[method-assign]
+        assert await asyncio.wait_for(rank.wait(), WAIT_S) == HOST_LOST
+        assert rank.tail() == "it has given host 0 up: no sign of life for 0 s"
+
+
 async def test_other_tokens_than_host_0s_are_refused_on_both_sides(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("\n\n".join(f"paragraph {n} of many others " * 20 for n in range(300)))
@@ -238,15 +247,3 @@ async def test_whatever_ends_a_helper_is_told_to_host_0(
         with pytest.raises(OperatorError, match=text) as caught:
             await asyncio.wait_for(waiting, WAIT_S)
         assert caught.value.code == "E410"
-
-
-def test_a_fingerprint_tells_tokens_apart(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    data = bytes(range(256)) * 4000
-    one.write_bytes(data)
-    two.write_bytes(data)
-    assert fingerprint(str(one), 256) == fingerprint(str(two), 256)
-    two.write_bytes(data[:-1])
-    assert fingerprint(str(one), 256) != fingerprint(str(two), 256)
-    two.write_bytes(bytes(len(data)))
-    assert fingerprint(str(one), 256) != fingerprint(str(two), 256)
