@@ -194,10 +194,11 @@ _ROWS = (
         "E406",
         "a trainer rank is stuck",
         "the others waited in a collective call for longer than it may take, while a rank that did "
-        "not die was not in it, or nothing has come for an hour, or 20 times the longest silence "
-        "so far (six times that up to its first step, or more), from the only one: its device "
-        "hangs, its disk does, or it was stopped; or training data do not come, and nothing of "
-        "them has moved for an hour; all ranks are started again from the last merge",
+        "not die was not in it; or the whole node, suspended or frozen, stood still for most of "
+        "such a call, and no rank is to blame; or nothing has come for an hour, or 20 times the "
+        "longest silence so far (six times that up to its first step, or more), from the only one: "
+        "its device hangs, its disk does, or it was stopped; or training data do not come, and "
+        "nothing of them has moved for an hour; all ranks are started again from the last merge",
         "see the log of the rank that is named; on a GPU, dmesg shows whether the device failed",
     ),
     Kind(

@@ -1,4 +1,4 @@
-"""Where host 0 listens for its island's other hosts."""
+"""Where host 0 listens for its island's other hosts, and their ranks."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ async def listen(
         raise _refused(host, port, error) from error
     say(f"listens for this island's hosts on all addresses, not on {host} alone: {why}")
     return server
+
+
+def listening_for_ranks(address: str) -> socket.socket:
+    """A socket that listens at any free port of an address of this host."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
 
 
 def _refused(host: str, port: int, error: OSError) -> OperatorError:

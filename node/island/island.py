@@ -27,7 +27,9 @@ from typing import Any
 
 from node.errors import operator_error
 from node.hosts.crew import Crew
+from node.hosts.listening import listening_for_ranks
 from node.hosts.remote import Host, RemoteRank
+from node.island.absence import Absence
 from node.island.rank_ends import TrainerDied, obituary, settle, silent
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.island.silence import Silence, Silent
@@ -53,7 +55,7 @@ from protocols.wire import decode_any
 
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
-LOOK_S = 5.0  # between looks at whether rank 0 hangs
+LOOK_S = 5.0  # between looks at whether rank 0 hangs, or this process has stood still
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
 UNSTARTED_PAUSE_S = 5.0  # before the report that ranks cannot be started
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
@@ -103,6 +105,7 @@ class Island:
         self._gathering = False  # the ranks are not all started yet, or could not be
         self._failed: Failed | None = None
         self._silence = self._watch()
+        self._absence = Absence(LOOK_S)
 
     async def __aenter__(self) -> Island:
         await self.start()
@@ -132,7 +135,7 @@ class Island:
             raise RuntimeError("the island is running")
         self._stopping, self._failed, self._ranks = False, None, []
         self.starts += 1
-        self._ready, self._silence = False, self._watch()
+        self._ready, self._silence, self._absence = False, self._watch(), Absence(LOOK_S)
         while not self._events.empty():  # an earlier life's snapshots are void
             self._events.get_nowait()
         self.vectors.clear()
@@ -225,7 +228,7 @@ class Island:
                 rank_0 = {"--channel": theirs.fileno(), "--vectors": self.vectors.descriptor}
                 if crew is not None and hosts:
                     address = crew.reached_at(hosts)
-                    listening = stack.enter_context(_listening(address))
+                    listening = stack.enter_context(listening_for_ranks(address))
                     store = hostport(address, listening.getsockname()[1])
                     rank_0["--store-socket"] = listening.fileno()
                 environment = rank_environment(settings.threads, address)
@@ -345,9 +348,9 @@ class Island:
         if hangs:
             died = silent(self._ranks[0], self._silence.seconds)
         else:
-            died = obituary(
-                self._ranks, ended, self._failed, life.oom_kills, self.settings.collective_s
-            )
+            limit_s = self.settings.collective_s
+            stood_s = self._absence.within(limit_s, asyncio.get_running_loop().time())
+            died = obituary(self._ranks, ended, self._failed, life.oom_kills, limit_s, stood_s)
             if died.code == "E408" and self.crew is not None:
                 died = replace(died, spared=self.crew.enough)
         self._events.put_nowait(died)
@@ -355,6 +358,7 @@ class Island:
     async def _hangs(self) -> None:
         """Ends once rank 0 is taken to hang; tells of it long before."""
         while not self._silence.waited(LOOK_S):
+            self._absence.look(asyncio.get_running_loop().time())
             if (word := self._silence.word()) is not None:
                 self._events.put_nowait(word)
             await asyncio.sleep(LOOK_S)
@@ -392,9 +396,3 @@ class Island:
     def _signal_all(self, number: signal.Signals) -> None:
         for rank in self._ranks:
             rank.signal(number)
-
-
-def _listening(address: str) -> socket.socket:
-    """A socket that listens at any free port of an address of this host."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family)

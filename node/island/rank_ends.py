@@ -17,6 +17,7 @@ from pathlib import Path
 from node.errors import TABLE, operator_error
 from node.hosts.remote import HOST_LOST, RemoteRank
 from node.island.rank_process import RankProcess, oom_kills
+from node.monitor.wording import duration
 from node.trainer.channel import Failed
 from node.trainer.settings import (
     EXIT_CRASHED,
@@ -46,7 +47,7 @@ class TrainerDied:
     log: Path  # that rank's output,
     log_tail: str  # and its end
     error: OperatorError | None = None  # where no rank was the cause
-    spared: bool = False  # a host was lost that the island can do without
+    spared: bool = False  # a host was lost that the island can do without, or the node stood still
 
 
 async def settle(exits: Sequence[asyncio.Task[int]]) -> list[tuple[int, int]]:
@@ -71,10 +72,12 @@ def obituary(
     failed: Failed | None,
     kills: int,
     collective_s: float,
+    stood_s: float = 0.0,
 ) -> TrainerDied:
     """What became of ranks that :func:`settle` has found ``ended``.
 
     ``failed`` is rank 0's last word, ``kills`` what :func:`oom_kills` said when they were started.
+    Of the ``collective_s`` that a call may take this whole node stood still for ``stood_s``.
     """
     number, status = ended[0] if ended else (0, 0)
     rank = ranks[number]
@@ -84,6 +87,9 @@ def obituary(
     out_of_memory = status == EXIT_OUT_OF_MEMORY or (local_kill and oom_kills() > kills)
     if status == HOST_LOST and isinstance(rank, RemoteRank):
         error = operator_error("E408", f"{rank.host.shown} of this island is lost", why=rank.tail())
+        code, text = error.code, error.what
+    elif status == EXIT_STUCK and stood_s:
+        error = _stood_still(stood_s, collective_s)
         code, text = error.code, error.what
     elif status == EXIT_STUCK:
         code, text = "E406", _silence(ranks, ended, collective_s)
@@ -105,6 +111,7 @@ def obituary(
         log=rank.log,
         log_tail=rank.tail(),
         error=error,
+        spared=status == EXIT_STUCK and stood_s > 0,
     )
 
 
@@ -136,6 +143,17 @@ def _silence(ranks: Sequence[Rank], ended: list[tuple[int, int]], collective_s: 
     if not silent:
         return f"{limit}, and no rank is left that was not in it"
     return f"{limit}: rank {', '.join(silent)} runs, and takes no part in it"
+
+
+def _stood_still(seconds: float, collective_s: float) -> OperatorError:
+    return operator_error(
+        "E406",
+        f"a collective call did not end within {collective_s:g} s, as this node stood still for "
+        f"{duration(seconds)}",
+        why="it was suspended, frozen or stopped, and its ranks with it: no rank is to blame",
+        fix="nothing has to be done: all ranks start again from the last merge; to interrupt a "
+        "node for long without a loss, node stop, and node start --resume",
+    )
 
 
 def _blame(status: int) -> int:

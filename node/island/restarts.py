@@ -38,7 +38,8 @@ class Restarts:
         # but where no step was tried it was the model that did not fit (--compile tries one first)
         stepped = begun or settings.compile
         less = bool(changes) and stepped and settings.halved < settings.at_once
-        # nor is the loss of a host that others go on without: node.hosts.hub counts those
+        # nor is the loss of a host that others go on without: node.hosts.hub counts those; nor what
+        # befell the whole node
         self._count += not (less or died.spared)
         survived = self._count <= MAX_RESTARTS and died.code in SURVIVED
         return changes if survived else None

@@ -38,13 +38,13 @@ from node.script.optimizers import Watch, as_one
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import HEARING_S, Joined, ended
-from node.script.unhurried import Unhurried
 from node.statedir import StateDir, unusable
 from node.trainer.channel import Ended
 from node.trainer.layout import Layout
 from node.trainer.leader import Idle, Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
+from node.trainer.unhurried import Unhurried
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 from protocols.wire import decode_any

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.trainer.channel import Channel, ChannelClosedError, Failed
+from node.trainer.channel import ChannelClosedError, Failed
 from node.trainer.settings import (
     EXIT_CRASHED,
     EXIT_ORPHANED,
@@ -28,6 +28,7 @@ from node.trainer.settings import (
     TrainerSettings,
 )
 from node.trainer.shared import SharedVectors
+from node.trainer.unhurried import Unhurried
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -61,11 +62,13 @@ def main(argv: list[str] | None = None) -> int:
     settings = TrainerSettings.model_validate_json(arguments.settings.read_bytes())
     channel = None
     if arguments.channel is not None:
-        channel = Channel(socket.socket(fileno=arguments.channel))
+        channel = Unhurried(socket.socket(fileno=arguments.channel))
     try:
         device = pick_device(settings.device, arguments.place)
         ranks = meet(settings, arguments.rank, device, arguments.store, arguments.store_socket)
         train(settings, ranks, channel, arguments.vectors)
+        if channel is not None:
+            channel.finish()
         return EXIT_STOPPED
     except ChannelClosedError as error:
         sys.stderr.write(f"{error}\n")
@@ -78,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         elif channel is not None:
             try:
                 channel.send(Failed(code, text[:2000]))
+                channel.finish()
             except ChannelClosedError:
                 return EXIT_ORPHANED
         return status
@@ -108,7 +112,7 @@ def set_up_arithmetic(threads: int) -> None:
 
 
 def train(
-    settings: TrainerSettings, ranks: Ranks, channel: Channel | None, vectors: int | None
+    settings: TrainerSettings, ranks: Ranks, channel: Unhurried | None, vectors: int | None
 ) -> None:
     """Build this rank's part of the model and follow the daemon until it says stop.
 

@@ -15,7 +15,6 @@ from script_kit import TARGET, Played, silent
 from node.script.attached import Script
 from node.script.session import Joined
 from node.script.standstill import BEAT_S, GAP_S, SILENT_S, STILL_S
-from node.script.unhurried import MOST_UNSENT, Unhurried
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -26,6 +25,7 @@ from node.trainer.channel import (
 )
 from node.trainer.framing import READ_BYTES, Unframer
 from node.trainer.shared import SharedVectors
+from node.trainer.unhurried import MOST_UNSENT, Unhurried
 from protocols.errors import OperatorError
 from protocols.tasks import beside
 from protocols.wire import decode_any

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from trainer_kit import apply, begin
 
 from node.trainer.channel import (
     COMMANDS,
+    REPORTS,
     Channel,
     ChannelClosedError,
     Leaving,
@@ -18,8 +20,10 @@ from node.trainer.channel import (
     Snapshot,
     StepDone,
     Stop,
+    Stopped,
 )
-from node.trainer.framing import MAX_FRAME, Unframer, frame
+from node.trainer.framing import MAX_FRAME, READ_BYTES, Unframer, frame
+from node.trainer.unhurried import Unhurried
 from protocols.errors import LocalProtocolError, Malformed
 from protocols.wire import decode_any
 
@@ -89,6 +93,27 @@ def test_the_end_of_the_daemon_is_noticed(ends: tuple[socket.socket, Channel]) -
         channel.receive(WAIT_S)
     with pytest.raises(ChannelClosedError):
         channel.send(Snapshot(0, 1, 64, True))
+
+
+def test_a_last_word_waits_for_a_daemon_that_does_not_read() -> None:
+    """What was stopped reads on once it goes on, and the process would be gone by then."""
+    daemon, trainer = socket.socketpair()
+    with daemon, trainer:
+        channel, unframer, read = Unhurried(trainer), Unframer(), []
+        while len(channel._unsent) < READ_BYTES:
+            channel.send(Snapshot(0, 3, 24, True))
+        channel.send(Stopped())
+        last = threading.Thread(target=channel.finish)
+        last.start()
+        daemon.settimeout(WAIT_S)
+        while Stopped() not in read:
+            read += [decode_any(raw, *REPORTS) for raw in unframer.feed(daemon.recv(READ_BYTES))]
+        last.join(WAIT_S)
+        assert not last.is_alive()
+        daemon.close()
+        channel._unsent += b"more"
+        with pytest.raises(ChannelClosedError):
+            channel.finish()
 
 
 def test_the_end_is_seen_though_a_forked_worker_has_the_socket_too(

@@ -1,7 +1,8 @@
-"""A script's end of the channel to its node: no report waits until the node reads it.
+"""The trainer's end of the channel to its daemon: no report waits until the daemon reads it.
 
-One that hangs reads nothing, and a socket is full after some hundred reports. The script would
-stand in the middle of a step then, where nobody tells it so and Ctrl-C is held back.
+One that hangs, or that Ctrl-Z has stopped, reads nothing, and a socket is full after some hundred
+reports. Rank 0 would stand in the middle of a step then, until the others give their collective
+call up; as would a script, where nobody tells it so and Ctrl-C is held back.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ class Unhurried(Channel):
         """See :meth:`Channel.receive`."""
         self._flush()
         return super().receive(timeout)
+
+    def finish(self) -> None:
+        """Send what is unsent, however long that takes: nothing follows that could bring it along.
+
+        Raises :class:`ChannelClosedError`.
+        """
+        try:
+            self._socket.sendall(self._unsent)
+        except OSError as error:
+            raise ChannelClosedError(f"the daemon is gone ({error})") from error
+        self._unsent.clear()
 
     def _flush(self) -> None:
         try:
