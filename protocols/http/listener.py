@@ -204,8 +204,8 @@ class Listener:
         handed_on = False
         try:
             async with asyncio.timeout(self._limits.handshake):
-                token = await introduced(sock)
-            handed_on = await self._expected(sock, token, connection.expected)
+                said = await introduced(sock)
+            handed_on = await self._expected(sock, said, connection.expected)
             if not handed_on:
                 raise Malformed("nobody waits for this call")
         finally:

@@ -295,10 +295,10 @@ class HttpTransport:
         self._server.adopt(sock, caller)
 
     async def _expected(
-        self, sock: socket.socket, token: bytes, bounded: Callable[[], None]
+        self, sock: socket.socket, said: bytes, bounded: Callable[[], None]
     ) -> bool:
-        """A connection came with the token of a call; returns whether somebody waited for it."""
-        return self.relays.arrived(sock, token) or await self.relay.join(sock, token, bounded)
+        """A connection said for which call it is; returns whether somebody waited for it."""
+        return self.relays.arrived(sock, said) or await self.relay.join(sock, said, bounded)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
         if self._client is None:

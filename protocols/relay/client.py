@@ -53,6 +53,7 @@ from protocols.relay.wire import (
     heard,
     introduce,
     say,
+    spoken,
 )
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Relays:
         self._names = names
         self._limits = limits
         self._serve = serve
-        self._expected: dict[bytes, asyncio.Future[socket.socket]] = {}
+        self._expected: dict[bytes, asyncio.Future[socket.socket]] = {}  # by what is said
         self._through: dict[PeerId, float] = {}  # who did not dial back: until when it counts
         self._apart: dict[PeerId, float] = {}  # whom we did not meet past the relay: the same
 
@@ -150,7 +151,8 @@ class Relays:
         """Have the hidden node dial us; raises TimeoutError where it does not."""
         token = secrets.token_bytes(TOKEN_BYTES)
         coming: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        self._expected[token] = coming
+        said = spoken(token)
+        self._expected[said] = coming
         try:
             if relay == self._peer_id:
                 self._server.tell(peer, RelayCall(self._peer_id, token, ()))
@@ -165,7 +167,7 @@ class Relays:
                 coming.result().close()
             raise
         finally:
-            del self._expected[token]
+            del self._expected[said]
         return coming.result()
 
     async def _carried(self, relay: PeerId, peer: PeerId, where: str) -> socket.socket:
@@ -215,9 +217,9 @@ class Relays:
     async def _ask(self, relay: PeerId, asked: RelayDial) -> bytes:
         return await self._call(relay, DIAL, asked.encode(), timeout=ANSWER_S, max_reply=64)
 
-    def arrived(self, sock: socket.socket, token: bytes) -> bool:
-        """A hidden node has dialled for the call of ``token``; returns whether we wait for it."""
-        coming = self._expected.get(token)
+    def arrived(self, sock: socket.socket, said: bytes) -> bool:
+        """A hidden node dialled and ``said`` for which call; returns whether we wait for it."""
+        coming = self._expected.get(said)
         if coming is None or coming.done():
             return False
         coming.set_result(sock)

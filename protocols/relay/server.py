@@ -42,6 +42,7 @@ from protocols.relay.wire import (
     RelayWait,
     heard,
     say,
+    spoken,
 )
 from protocols.stats import TransportStats
 
@@ -77,7 +78,7 @@ class _Circuit:
 
     peers: tuple[PeerId, PeerId]
     names: frozenset[str]  # of both peers, and of the places that they come from
-    tokens: tuple[bytes, bytes]
+    said: tuple[bytes, bytes]  # by the two ends, of their tokens
     until: float  # both must have come by then
     moved: float  # when the last byte came
     ends: list[tuple[socket.socket, RelayEnd]] = field(default_factory=list)
@@ -107,7 +108,7 @@ class RelayServer:
         self._bucket = Bucket(None)
         self._hidden: dict[PeerId, _Hidden] = {}
         self._circuits: set[_Circuit] = set()
-        self._by_token: dict[bytes, _Circuit] = {}
+        self._by_said: dict[bytes, _Circuit] = {}
 
     def offer(self, rate: float) -> None:
         """Carry calls at ``rate`` bytes a second, all together; 0: only tell who calls."""
@@ -177,6 +178,7 @@ class RelayServer:
         """Answer ``relay-dial``: have ``target`` dial the caller, or both dial here."""
         asked: RelayDial = RelayDial.decode(body)
         if asked.token:
+            spoken(asked.token)  # raises where it is none
             self.tell(asked.target, RelayCall(peer, asked.token, asked.addresses))
             return b""
         self._forget_late()
@@ -193,9 +195,9 @@ class RelayServer:
         for found in in_the_way:
             self._cut(found)
         now, names = self._now(), frozenset({*both, *map(self.place_of, both)} - {""})
-        circuit = _Circuit(both, names, (ours, theirs), now + JOIN_S, now)
+        circuit = _Circuit(both, names, (spoken(ours), spoken(theirs)), now + JOIN_S, now)
         self._circuits.add(circuit)
-        self._by_token |= dict.fromkeys(circuit.tokens, circuit)
+        self._by_said |= dict.fromkeys(circuit.said, circuit)
         return ours
 
     def _in_the_way(self, one: PeerId, both: tuple[PeerId, PeerId]) -> _Circuit | None:
@@ -236,15 +238,15 @@ class RelayServer:
 
     # --- the connections ----------------------------------------------------------------------
 
-    async def join(self, sock: socket.socket, token: bytes, bounded: Callable[[], None]) -> bool:
-        """Carry a connection that came with ``token``, to its end; False: none is expected.
+    async def join(self, sock: socket.socket, said: bytes, bounded: Callable[[], None]) -> bool:
+        """Carry a connection that ``said`` its call, to its end; False: none is expected.
 
         Where nothing is carried, the end is when both have been told of each other. ``bounded`` is
         told that one is expected, and bounded from here on. The socket is closed at the end. Raises
         OSError, TimeoutError, and Malformed where it does not say what it is for.
         """
         self._forget_late()
-        circuit = self._by_token.pop(token, None)
+        circuit = self._by_said.pop(said, None)
         if circuit is None:
             return False
         bounded()
@@ -297,8 +299,8 @@ class RelayServer:
     def _drop(self, circuit: _Circuit) -> None:
         circuit.over.set()
         self._circuits.discard(circuit)
-        for token in circuit.tokens:
-            self._by_token.pop(token, None)
+        for said in circuit.said:
+            self._by_said.pop(said, None)
 
     def _forget_late(self) -> None:
         now = self._now()

@@ -11,10 +11,14 @@ it. A caller asks the relay for it with ``relay-dial``, in one of two ways:
   (:mod:`protocols.relay.punching`). Where they do not, the relay passes on what they send each
   other, which is TLS from end to end.
 
-Whoever dials for such a call sends a preamble with the token first, :data:`PREAMBLE`, told from
-TLS, HTTP and lanes by its first byte. From then on the connection is as any other, except that
-the end that dialled may be the one that serves. A token is good for one connection and some
-seconds; an eavesdropper can spoil the call with it, but cannot pass for either end.
+Whoever dials for such a call sends a preamble first, :data:`PREAMBLE`, told from TLS, HTTP and
+lanes by its first byte, and then what :func:`spoken` makes of the token. From then on the
+connection is as any other, except that the end that dialled may be the one that serves. A token is
+good for one connection and some seconds; an eavesdropper can spoil the call with what is said of
+it, but cannot pass for either end.
+
+The token itself is never said: others make it up, and the address as well, which may be that of any
+service of the network of whoever dials. It is not to be told what they like.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ import asyncio
 import socket
 from typing import Annotated, TypeVar
 
+from blake3 import blake3
+
 from protocols.errors import Malformed
 from protocols.messages import Address, Peer
 from protocols.wire import Max, Message, Struct
@@ -30,6 +36,7 @@ from protocols.wire import Max, Message, Struct
 MARK = b"\xa8"  # begins no HTTP request (a letter), TLS record or lane
 PREAMBLE = MARK + b"atollR1"
 TOKEN_BYTES = 16
+_SPOKEN = b"atoll call\x00"
 MAX_CALLS = 64  # told at once
 MAX_CALLS_OF_ONE = 32  # of them, of one caller: twice what it keeps open to a peer for one use
 MAX_BACK = 3  # addresses of a caller that are tried
@@ -95,13 +102,24 @@ class RelayMeeting(Message, kind=53):
 Word = TypeVar("Word", RelayEnd, RelayMeeting)
 
 
+def spoken(token: bytes) -> bytes:
+    """What is said in the clear in place of ``token``; raises Malformed for one of another length.
+
+    Nobody can choose a hash, but a few bytes of it can be sought. So none of them is a character of
+    ASCII: whatever takes lines is told no command.
+    """
+    if len(token) != TOKEN_BYTES:
+        raise Malformed(f"a token of another length than {TOKEN_BYTES}")
+    return bytes(0x80 | byte for byte in blake3(_SPOKEN + token).digest(TOKEN_BYTES))
+
+
 async def introduce(sock: socket.socket, token: bytes) -> None:
-    """Say on a new connection which call it is for; raises OSError."""
-    await asyncio.get_running_loop().sock_sendall(sock, PREAMBLE + token)
+    """Say on a new connection which call it is for; raises OSError, and as :func:`spoken`."""
+    await asyncio.get_running_loop().sock_sendall(sock, PREAMBLE + spoken(token))
 
 
 async def introduced(sock: socket.socket) -> bytes:
-    """The token of a connection; raises OSError, or Malformed where it begins otherwise."""
+    """What is said of a token; raises OSError, or Malformed where a connection begins otherwise."""
     said = await _exactly(sock, len(PREAMBLE) + TOKEN_BYTES, PREAMBLE)
     return said[len(PREAMBLE) :]
 
