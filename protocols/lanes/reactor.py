@@ -26,8 +26,8 @@ from typing import NamedTuple, Protocol
 from protocols.bucket import Bucket
 from protocols.lanes.arrivals import IncomingSpeed
 from protocols.lanes.pacing import Pacer
-from protocols.lanes.round_robin import RoundRobin
 from protocols.lanes.standing_queue import standing
+from protocols.round_robin import RoundRobin
 
 logger = logging.getLogger(__name__)
 

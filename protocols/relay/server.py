@@ -5,11 +5,11 @@ Both dial it, and each is told where it sees the other, so that they can meet pa
 
 Everything is bounded: the nodes that wait here, the calls that one of them has not fetched (in all
 and of one caller), the connections carried at once (in all and of one peer), their speed all
-together, and how long one may be silent. Where no more may be carried, an idle connection makes
-way, one of the peer or the address that has most. The relay itself never dials, so no request can
-make it dial a stranger. Whom a relay serves is decided where all calls are admitted
-(:meth:`protocols.http.transport.HttpTransport.admit`), and by ``may_wait``: only peers that were
-greeted may be called through it.
+together (:mod:`protocols.relay.turns`), and how long one may be silent. Where no more may be
+carried, an idle connection makes way, one of the peer or the address that has most. The relay
+itself never dials, so no request can make it dial a stranger. Whom a relay serves is decided where
+all calls are admitted (:meth:`protocols.http.transport.HttpTransport.admit`), and by ``may_wait``:
+only peers that were greeted may be called through it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocols.bucket import Bucket
 from protocols.connections.sockets import prepare_lane
@@ -30,6 +31,7 @@ from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.relay.punching import meeting_places
 from protocols.relay.splice import splice
+from protocols.relay.turns import Turns
 from protocols.relay.wire import (
     MAX_CALLS,
     MAX_CALLS_OF_ONE,
@@ -106,6 +108,7 @@ class RelayServer:
         self._now = now
         self._limit = 0.0  # of the bucket
         self._bucket = Bucket(None)
+        self._turns = Turns(self._bucket)
         self._hidden: dict[PeerId, _Hidden] = {}
         self._circuits: set[_Circuit] = set()
         self._by_said: dict[bytes, _Circuit] = {}
@@ -115,6 +118,7 @@ class RelayServer:
         self.rate = rate
         self._limit = min(rate, self._most())
         self._bucket = Bucket(self._limit or None)
+        self._turns = Turns(self._bucket)
 
     # --- those who wait -----------------------------------------------------------------------
 
@@ -285,7 +289,8 @@ class RelayServer:
             self._moved(count)
 
         (one, _), (other, _) = circuit.ends
-        await splice(one, other, self._bucket, idle=IDLE_S, moved=moved)
+        take = partial(self._turns.take, "/".join(sorted(circuit.peers)))
+        await splice(one, other, take, idle=IDLE_S, moved=moved)
 
     def _moved(self, count: int) -> None:
         self._stats.in_by_name["relay"] += count

@@ -1,22 +1,21 @@
-"""Passing bytes between two connections, unread, at no more than a given speed."""
+"""Passing bytes between two connections, unread, as fast as is granted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
-
-from protocols.bucket import Bucket
+from collections.abc import Awaitable, Callable
 
 _PIECE = 64 * 1024
-_SHORTEST_WAIT = 0.001
+
+Take = Callable[[int], Awaitable[int]]  # waits until so many bytes or fewer may go: how many
 
 
 async def splice(
     one: socket.socket,
     other: socket.socket,
-    bucket: Bucket,
+    take: Take,
     *,
     idle: float,
     moved: Callable[[int], None],
@@ -36,7 +35,7 @@ async def splice(
                     limit.reschedule(loop.time() + idle)
 
             pumps = [
-                group.create_task(_pump(source, target, bucket, note))
+                group.create_task(_pump(source, target, take, note))
                 for source, target in ((one, other), (other, one))
             ]
             for pump in pumps:
@@ -51,7 +50,7 @@ def _stop(done: asyncio.Task[bool], pumps: list[asyncio.Task[bool]]) -> None:
 
 
 async def _pump(
-    source: socket.socket, target: socket.socket, bucket: Bucket, note: Callable[[int], None]
+    source: socket.socket, target: socket.socket, take: Take, note: Callable[[int], None]
 ) -> bool:
     """Pass on one direction to its end; returns whether it ended well."""
     loop = asyncio.get_running_loop()
@@ -60,10 +59,7 @@ async def _pump(
         while count := await loop.sock_recv_into(source, room):
             at = 0
             while at < count:
-                granted = bucket.take(count - at)
-                if not granted:
-                    await asyncio.sleep(max(bucket.wait(), _SHORTEST_WAIT))
-                    continue
+                granted = await take(count - at)
                 await loop.sock_sendall(target, room[at : at + granted])
                 at += granted
                 note(granted)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.relay.server import BRIEF_S, MAX_CIRCUITS_OF_ONE
 from protocols.relay.splice import splice
+from protocols.relay.turns import Turns
 from protocols.relay.wire import (
     PREAMBLE,
     RelayDial,
@@ -365,7 +367,8 @@ async def test_a_silent_circuit_ends() -> None:
             one.setblocking(False)
     moved: list[int] = []
     async with asyncio.timeout(5):
-        await splice(ends[0][1], ends[1][0], Bucket(None), idle=0.05, moved=moved.append)
+        take = partial(Turns(Bucket(None)).take, "pair")
+        await splice(ends[0][1], ends[1][0], take, idle=0.05, moved=moved.append)
     assert moved == []
     for pair in ends:
         for one in pair:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 
 from protocols.bucket import Bucket
 from protocols.relay.splice import splice
+from protocols.relay.turns import Turns
 
 
 async def test_a_byte_that_comes_as_the_time_is_up_ends_nothing_badly() -> None:
@@ -26,6 +28,7 @@ async def test_a_byte_that_comes_as_the_time_is_up_ends_nothing_badly() -> None:
 
         loop.call_later(0.002, busy)
         async with asyncio.timeout(5):
-            await splice(near, far, Bucket(None), idle=idle, moved=lambda count: None)
+            take = partial(Turns(Bucket(None)).take, "pair")
+            await splice(near, far, take, idle=idle, moved=lambda count: None)
         for end in (one, near, far, other):
             end.close()

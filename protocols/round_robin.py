@@ -1,6 +1,7 @@
 """Whose turn it is under a limit: the peers in turn, and the lanes of a peer in turn. Sans-IO.
 
-In one common line a peer that opens many lanes would get nearly everything.
+In one common line a peer that opens many lanes would get nearly everything. On a relay it is the
+pairs of peers, and the connections of a pair.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class RoundRobin(Generic[Item]):
-    """Items that wait, by peer."""
+    """Items that wait, by peer, or by pair of peers."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Item]] = {}  # by peer, the next one first
