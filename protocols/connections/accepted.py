@@ -7,8 +7,10 @@ than there are places, an idle connection makes way, of the key or the address t
 them: keys cost nothing, addresses do. That may be the new one. A connection that serves a request
 never makes way for another.
 
-It is cut only where the bodies of calls in memory take too much together: then the newest from the
-address that sent most. No call waits for room, or a peer that draws out its body would block it.
+It is cut only where the bodies of calls in memory, and answers that are not taken yet, are too much
+together: then one of the address that has most, of bodies the newest, of answers the one of which
+nothing was taken for longest, whichever are more there. No call waits for room, or a peer that
+draws out its body would block it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Connection:
         self.cut: Callable[[], object] = lambda: None  # ends it where it has to make way
         self.peer: PeerId | None = None
         self.requests = 0  # under way
-        self.held = 0  # bytes of their bodies
+        self.held = 0  # bytes of their bodies, or of an answer
+        self.answers = False  # it is an answer
         self._among = among
 
     def proven(self, peer: PeerId) -> None:
@@ -60,6 +63,15 @@ class Connection:
         """``count`` bytes of a body have come, and are kept until its request is served."""
         self._among.holds(self, count)
 
+    def answer(self, count: int) -> None:
+        """``count`` bytes are kept until the other end has taken them."""
+        self.answers = True
+        self._among.holds(self, count)
+
+    def taken(self) -> None:
+        """The other end has taken something of the answer."""
+        self._among.taken(self)
+
     def ended(self) -> None:
         """It is closed."""
         self._among.ended(self)
@@ -78,7 +90,7 @@ class Connections:
         self._of_source: Counter[str] = Counter()
         self._of_peer: Counter[PeerId] = Counter()
         self._strangers: dict[Connection, None] = {}  # the oldest first
-        self._holding: dict[Connection, None] = {}  # bytes of bodies, the oldest first
+        self._holding: dict[Connection, None] = {}  # since it came or some was taken: longest first
         self._held = 0  # by all of them
         self._idle: dict[Connection, None] = {}  # of the others, without a request; longest first
 
@@ -119,20 +131,36 @@ class Connections:
             self._idle[connection] = None
 
     def holds(self, connection: Connection, count: int) -> None:
-        """See :meth:`Connection.holds`."""
-        if connection not in self._open:
+        """See :meth:`Connection.holds` and :meth:`Connection.answer`."""
+        if connection not in self._open or not count:
             return
         connection.held += count
         self._holding[connection] = None
         self._held += count
         while self._held > self._limits.bodies:
-            by_source: Counter[str] = Counter()
-            for one in self._holding:
-                by_source[one.source] += one.held
-            self._cut(max(reversed(self._holding), key=lambda one: by_source[one.source]))
+            self._cut(self._of_most_held())
+
+    def taken(self, connection: Connection) -> None:
+        """See :meth:`Connection.taken`."""
+        if connection in self._holding:
+            del self._holding[connection]
+            self._holding[connection] = None
+
+    def _of_most_held(self) -> Connection:
+        """The one to be cut where too much is held."""
+        by_source: Counter[str] = Counter()
+        for one in self._holding:
+            by_source[one.source] += one.held
+        source = max(reversed(self._holding), key=lambda one: by_source[one.source]).source
+        held = [one for one in self._holding if one.source == source]
+        answers = [one for one in held if one.answers]
+        if 2 * sum(one.held for one in answers) >= by_source[source]:
+            return answers[0]
+        return next(one for one in reversed(held) if not one.answers)
 
     def _release(self, connection: Connection) -> None:
         """The bodies that it holds are not needed any more."""
+        connection.answers = False
         if connection.held:
             self._held -= connection.held
             connection.held = 0

@@ -239,6 +239,7 @@ class Listener:
         if (peer := proven_peer(transport)) is not None:
             connection.proven(peer)
         prefer_small_queue(transport)
+        transport.set_write_buffer_limits(1)  # else TLS takes half a megabyte that is not sent
         try:
             await asyncio.shield(protocol.lost)
         finally:

@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 
 from protocols.connections.accepted import Connection
 from protocols.errors import (
@@ -40,6 +42,7 @@ from protocols.limits import Limits
 from protocols.stats import TransportStats
 from protocols.tasks import Background
 
+_PIECE = 16 * 1024  # of an answer: a record of TLS
 _STATUS = {"unknown": 404, "too_large": 413, "protocol": 400, "stalled": 408, "internal": 500}
 
 
@@ -202,7 +205,7 @@ class HttpServer:
         seconds = max(self._limits.stall, len(body) / self._limits.min_rate)
         give_up = partial(self._give_up, request.transport)
         connection = connection_of(request)
-        return _Response(seconds, give_up, connection, status=status, body=body, headers=headers)
+        return _Response(body, seconds, give_up, connection, status=status, headers=headers)
 
     def _give_up(self, transport: asyncio.Transport | None) -> None:
         self._stats.stalled_bodies += 1
@@ -210,13 +213,39 @@ class HttpServer:
             transport.abort()
 
 
+class _Pieces(Payload):
+    """The body of an answer. aiohttp would hand it to TLS at once, which takes a copy of all."""
+
+    def __init__(self, body: bytes, taken: Callable[[], None]) -> None:
+        super().__init__(body)
+        self._size = len(body)
+        self._taken = taken
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        body = memoryview(self._value)
+        for begin in range(0, len(body), _PIECE):
+            await writer.write(body[begin : begin + _PIECE])
+            await writer.drain()
+            self._taken()
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        text: str = self._value.decode(encoding, errors)
+        return text
+
+
 class _Response(web.Response):
     """An answer that the caller has to take within ``seconds``: aiohttp would wait for ever."""
 
     def __init__(
-        self, seconds: float, give_up: Callable[[], None], connection: Connection, **parts: Any
+        self,
+        body: bytes,
+        seconds: float,
+        give_up: Callable[[], None],
+        connection: Connection,
+        **parts: Any,
     ) -> None:
-        super().__init__(**parts)
+        super().__init__(body=_Pieces(body, connection.taken), **parts)
+        self._length = len(body)
         self._seconds = seconds
         self._give_up = give_up
         self._connection = connection
@@ -224,6 +253,7 @@ class _Response(web.Response):
     async def write_eof(self, data: bytes = b"") -> None:
         try:
             with self._connection.serving():
+                self._connection.answer(self._length)
                 async with asyncio.timeout(self._seconds):
                     await super().write_eof(data)
         except TimeoutError as error:

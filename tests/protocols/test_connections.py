@@ -212,6 +212,44 @@ def test_whose_address_has_brought_most_does_not_push_the_bodies_of_others_out()
         assert table.cut == [evil[1]]
 
 
+def test_answers_that_nobody_takes_count_as_bodies_do() -> None:
+    """The one of which nothing was taken for longest is given up, of the address that has most."""
+    table = Table(16, bodies=100)
+    here, *evil = table.fill(("a", "one"), *(("evil", f"key{n}") for n in range(4)))
+    with ExitStack() as stack:
+        for one in (here, *evil):
+            stack.enter_context(one.serving())
+        here.answer(30)
+        for one in evil[:3]:
+            one.answer(20)
+        evil[0].taken()
+        evil[3].answer(20)
+        assert table.cut == [evil[1]]
+        here.holds(20)
+        assert table.cut == [evil[1], evil[2]]
+        evil[1].taken()  # its task has not ended yet
+    assert table.all._held == 0
+    assert not table.all._holding
+    with here.serving():
+        here.answer(0)
+    assert not table.all._holding
+
+
+def test_of_an_address_it_is_what_there_is_most_of_that_makes_way() -> None:
+    """Who draws out bodies pushes no answers to others of its address out, nor the reverse."""
+    for answers, cut in ((1, 3), (3, 0)):
+        table = Table(16, bodies=100)
+        held = table.fill(*(("lan", f"key{n}") for n in range(4)))
+        with ExitStack() as stack:
+            for number, one in enumerate(held):
+                stack.enter_context(one.serving())
+                (one.answer if number < answers else one.holds)(30)
+        assert table.cut == [held[cut]]
+        with held[2].serving():  # a request of a connection that had an answer before
+            held[2].holds(101)
+        assert table.cut == [held[cut], held[2]]
+
+
 def test_nothing_is_kept_of_what_has_ended() -> None:
     table = Table(2, per_ip=1)
     first, second = table.fill(("a", ""), ("b", "two"))

@@ -23,7 +23,7 @@ async def test_who_does_not_take_his_answer_is_cut(late: bool) -> None:
 
         a.on_call("tell", tell)
         async with raw(a) as (reader, writer), asyncio.timeout(30):
-            writer.write(2 * post("/call/tell"))  # TLS takes the first one whole
+            writer.write(2 * post("/call/tell"))
             if late:
                 await wait_for(lambda: a.stats.stalled_bodies == 1)
                 await wait_for(lambda: not a._server._listener.links)
