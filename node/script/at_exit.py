@@ -14,15 +14,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from node.errors import operator_error
-from node.script.session import Joined
+from node.script.session import Joined, Parts
 
 LOOK_S = 1.0  # until it is looked anew who trains
 # on rank 0 with their state directories; some of them are over
 islands: WeakKeyDictionary[Joined, Path | None] = WeakKeyDictionary()
 _joining: list[threading.Thread] = []  # those that are within a join
+_dropped: list[tuple[int, Parts]] = []  # of islands that nobody has any more; of which process
+
+
+def hold(parts: Parts, directory: Path | None) -> Joined:
+    """An island of these parts, which can leave in order also where the script lets go of it.
+
+    As by the end of the function that has joined. ``directory``: see :data:`islands`.
+    """
+    joined = Joined(*parts)
+    islands[joined] = directory
+    # called wherever in the script that is: no place to leave a swarm at
+    dropped = finalize(joined, _dropped.append, (os.getpid(), parts))
+    dropped.atexit = False
+    parts[0].on_end = dropped.detach  # nothing of one that is over is kept
+    return joined
+
+
+def leave_dropped() -> None:
+    """Have the islands leave in order that nobody has any more."""
+    while _dropped:
+        pid, parts = _dropped.pop()
+        if pid == os.getpid():
+            _leave(Joined(*parts))
+
+
+def _leave(joined: Joined) -> None:
+    joined.__exit__(SystemExit, SystemExit(), None)
 
 
 @contextmanager
@@ -63,7 +90,8 @@ def _leave_at_exit(pid: int) -> None:
             thread.join(LOOK_S)
         for joined in list(islands):
             if not joined.over:
-                joined.__exit__(SystemExit, SystemExit(), None)
+                _leave(joined)
+        leave_dropped()
 
     # before Python refuses new threads, which writing a checkpoint needs: `atexit` is too late
     register = getattr(threading, "_register_atexit", atexit.register)

@@ -31,7 +31,7 @@ from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.island.rank_process import child_environment
 from node.outermost import first_known
-from node.script.at_exit import islands, waited_for_at_exit
+from node.script.at_exit import hold, islands, leave_dropped, waited_for_at_exit
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.script.frozen import fingerprint_of
 from node.script.optimizers import Watch, as_one
@@ -90,6 +90,7 @@ def join(
     given = {key: value for key, value in settings.items() if value is not None}
     if peers:
         given["peers"] = (peers,) if isinstance(peers, str) else tuple(peers)
+    leave_dropped()  # as where a notebook's cell is run again
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in sharded:  # after a forward pass alone its parameters are gathered ones
         module.reshard()
@@ -127,8 +128,7 @@ def join(
             daemon, channel = _start_node(given, config, run, layout, there, vectors, quiet)
             progress.leader = Leader(Unhurried(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     checkpoints = StateDir(config.dir).checkpoints if config is not None else None
-    joined = Joined(progress, daemon, checkpoints)
-    islands[joined] = config.dir if config is not None else None
+    joined = hold((progress, daemon, checkpoints), config.dir if config is not None else None)
     try:
         progress.watch = Watch(optimizer, parameters.values())
         joined.begin()

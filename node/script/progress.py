@@ -59,6 +59,8 @@ class ScriptProgress(Progress):
         self.model: nn.Module | None = None  # the model whose parameters have joined
         self.sharded: Sequence[FSDPModule] = ()
         self.watch: Watch | None = None
+        self.over = False  # the run is complete, this node was stopped, or it has left
+        self.on_end: Callable[[], object] | None = None
         self._looked = False
         self._told = ""  # what of the optimizer's state no checkpoint holds
         self._uncounted = 0  # steps without tokens in a row, but for those that went astray
@@ -134,6 +136,9 @@ class ScriptProgress(Progress):
 
     def end(self) -> None:
         """The island is over: what the script trains from now on is its own affair."""
+        self.over = True
+        if self.on_end is not None:
+            self.on_end()
         if self.watch is not None:
             self.watch.end()
 

@@ -31,6 +31,7 @@ from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
 Decide = Callable[[Leader], Action]
+Parts = tuple[ScriptProgress, subprocess.Popen[bytes] | None, Path | None]
 
 GONE = Ended(
     "E405",
@@ -61,7 +62,6 @@ class Joined:
     ) -> None:
         """``daemon``: the node's process, on rank 0 only; ``checkpoints``: where it saves."""
         self._progress, self._daemon, self._checkpoints = progress, daemon, checkpoints
-        self._over = False  # the run is complete, this node was stopped, or it has left
         self._leaving = False
         self.thread: threading.Thread | None = None  # that has taken the last step
         self._pulse = Pulse()  # the node's
@@ -104,12 +104,12 @@ class Joined:
     @property
     def over(self) -> bool:
         """Whether the run is complete, or this node has left it."""
-        return self._over
+        return self._progress.over
 
     def trains(self, parameters: Iterable[Tensor]) -> bool:
         """Whether it merges one of these tensors, and is not over."""
         mine = {id(part) for parts in self._progress.weights.parts.values() for part in parts}
-        return not self._over and any(id(parameter) in mine for parameter in parameters)
+        return not self.over and any(id(parameter) in mine for parameter in parameters)
 
     # --- taking part -----------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Joined:
         of several ranks that ends the island, with E405 in the others. Ctrl-C, too, waits until it
         is.
         """
-        if self._over:
+        if self.over:
             return False
         self._outside_evaluation("step")
         self.thread = threading.current_thread()
@@ -162,7 +162,7 @@ class Joined:
             )
         self._follow(until=TakeStep)
         self._since = time.monotonic()
-        return not self._over
+        return not self.over
 
     def begin(self) -> None:
         """Wait until this island is let in; the parameters are the swarm's then."""
@@ -181,7 +181,7 @@ class Joined:
         leader = self._progress.leader
         # the daemon may be about to write: then its command comes first. Not in the script's own
         # evaluation: the round being taken in holds the vectors until that is through
-        locks = not self._over and self._progress.whole
+        locks = not self.over and self._progress.whole
         try:
             if locks:
                 self._follow(until=TakeStep, decide=_until_readable)
@@ -199,10 +199,10 @@ class Joined:
         Raises :class:`~protocols.errors.OperatorError` if the node has failed meanwhile, or hangs:
         E405 where for two minutes and more nothing comes from it, and no checkpoint gets further.
         """
-        if not self._over:
+        if not self.over:
             self._outside_evaluation("leave")
         try:
-            if not self._over:
+            if not self.over:
                 self._leaving = True
                 self._unlock()
                 self._progress.report(Leaving())
@@ -211,7 +211,6 @@ class Joined:
             self._part()
             raise
         finally:
-            self._over = True
             self._progress.end()
             self._reap(LEAVE_S, saves=True)
 
@@ -231,7 +230,7 @@ class Joined:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and not self._over and self._progress.ranks.size > 1:
+        if error is not None and not self.over and self._progress.ranks.size > 1:
             self._part()  # the other ranks may be anywhere, and are not waited for
             return
         with suppress(OperatorError) if error is not None else nullcontext():
@@ -274,7 +273,6 @@ class Joined:
 
     def _part(self) -> None:
         """Close the channel: the daemon sees its end, and leaves the swarm in order."""
-        self._over = True
         self._progress.end()
         self._unlock()
         if self._progress.leader is not None:
@@ -313,7 +311,7 @@ class Joined:
                     self._part()  # the daemon waits for that before it says farewell
                     return
             if isinstance(action, Ended):
-                self._over = True
+                self._progress.end()
                 raise OperatorError(action.code, action.what, action.why, action.fix)
             if isinstance(action, until):
                 return

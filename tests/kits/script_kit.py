@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,11 +16,13 @@ from trainer_kit import Script, apply, begin, merge
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import Joined
-from node.trainer.channel import Command, Report, Snapshot, Terms
+from node.trainer.channel import Command, Leaving, Report, Snapshot, Stop, Stopped, Terms
+from node.trainer.framing import Unframer, frame
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
+from protocols.wire import decode_any
 
 TARGET = 3
 
@@ -100,6 +105,37 @@ def committing(played: Played, report: Report) -> list[Command]:
     assert played.vectors.try_claim()
     merge(played.vectors)
     return [apply(report.round + 1, target_steps=TARGET)]
+
+
+class Parting:
+    """The node of an island that a script has joined with: it lets go who leaves."""
+
+    def __init__(self) -> None:
+        self.ours, self._end = socket.socketpair()  # the script's end first
+        self.heard: list[Report] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        unframer = Unframer()
+        while data := self._end.recv(1 << 16):
+            for body in unframer.feed(data):
+                with suppress(ValueError):  # what it does not listen to
+                    self.heard.append(decode_any(body, Leaving, Stopped))
+                    if isinstance(self.heard[-1], Leaving):
+                        self._end.sendall(frame(Stop()))
+
+    def ended(self, seconds: float = 30.0) -> bool:
+        """Whether the script has closed the channel, or does so yet."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        with suppress(OSError):  # the script has, or this end
+            self.ours.shutdown(socket.SHUT_RDWR)
+        self.ours.close()
+        self.ended()
+        self._end.close()
 
 
 class Interrupted:

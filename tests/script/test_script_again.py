@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from script_kit import Parting
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
@@ -25,19 +26,18 @@ Join = Callable[[nn.Module, Path], Joined]
 
 @pytest.fixture
 def join_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
-    """Joins with a node that lets everybody in at once, and only listens."""
-    ends: list[socket.socket] = []
+    """Joins with a node that lets everybody in at once, and go."""
+    nodes: list[Parting] = []
 
     def start(*_: object) -> tuple[None, socket.socket]:
-        ours, theirs = socket.socketpair()
-        ends.extend((ours, theirs))
-        return None, ours
+        nodes.append(Parting())
+        return None, nodes[-1].ours
 
     monkeypatch.setattr("node.script.joining._start_node", start)
     monkeypatch.setattr(Joined, "begin", lambda *_: None)
     yield lambda model, place: join(model, torch.optim.SGD(model.parameters()), dir=place)
-    for end in ends:
-        end.close()
+    for node in nodes:
+        node.close()
 
 
 def test_two_islands_do_not_move_the_same_parameters(join_played: Join, tmp_path: Path) -> None:
