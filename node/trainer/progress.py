@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco.pseudo_gradient import is_finite, rebase
+from node.trainer.afresh import begin_afresh
 from node.trainer.channel import (
     Applied,
     Apply,
@@ -144,8 +145,8 @@ class Progress(Cycle):
         if warm and (far := distance(self.weights, base)) > NEAR:
             warm, cold = False, f"θ was {far:.2g} of the model's norm away from the swarm's"
         if not (warm or unused):  # some would miss what they have made before their first step
-            self.optimizer.state.clear()
-        self.unused = Unused(self.optimizer) if unused and command.forgets else None
+            begin_afresh(self.optimizer)
+        self.unused = Unused(self.optimizer) if command.forgets else None
         rounds = (command.round, *command.others)
         self.slot, self.slots = command.slot, command.slots
         self.numbers = Numbers(command.batches) if command.batches else None
@@ -286,10 +287,8 @@ class Progress(Cycle):
         # only fragment 0's merge begins a round for all of θ; at will, only one with own work in it
         begins = command.fragment == 0 and (command.contributed or not self.at_will)
         if self.forgets and (begins or command.reset):
-            if self.unused is not None:
-                self.unused.restore(self.optimizer)
-            else:
-                self.optimizer.state.clear()
+            assert self.unused is not None
+            self.unused.restore(self.optimizer)
         if self.gradients:  # a gradient that was taken elsewhere is worth nothing here
             self.optimizer.zero_grad()
             self.in_hand = False

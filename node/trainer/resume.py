@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
+from node.trainer.afresh import begin_afresh
 from node.trainer.optimizer_state import (
     beside_moments,
     changed,
@@ -195,7 +196,7 @@ def load(
     else:
         problem = places.read_whole(folder)
     if problem:
-        places.states.clear()  # some of it may have been read
+        begin_afresh(optimizer)  # some of it may have been read
         raise _unreadable(directory, problem)
     if one_disk:
         places.fill_twins()

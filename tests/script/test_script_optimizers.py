@@ -94,13 +94,23 @@ def test_what_an_optimizer_makes_before_its_first_step_stays(
     assert played.train(2 * TARGET)
 
 
+@pytest.mark.parametrize("forgets", [False, True])
 def test_what_it_has_learnt_elsewhere_is_dropped_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     monkeypatch.setattr(torch.optim, "AdamW", Early)
-    played = Played(silent, away=1.0, trained=1)
-    assert len(played.script.of(Cold)) == 1
-    assert not played.optimizer.state
+    away = 0.0 if forgets else 1.0
+    played = Played(committing, away=away, trained=1, forgets=forgets)
+    assert len(played.script.of(Cold)) == (not forgets)
+    for parameter, state in played.optimizer.state.items():
+        assert torch.equal(state["sum"], torch.zeros_like(parameter))
+        assert torch.equal(state["root"], torch.ones_like(parameter))
+        assert state["seen"] == float(state["step"]) == 0
+    assert len(played.optimizer.state) == 2
+    assert played.train(2 * TARGET)
+    assert played.joined.round == 2
+    for state in played.optimizer.state.values():
+        assert state["seen"] == float(state["step"]) == (0 if forgets else 2 * TARGET)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""An optimizer begins afresh, whatever it keeps and wherever it makes that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from node.script.optimizers import Several
+from node.trainer.afresh import begin_afresh
+
+KINDS: dict[str, Any] = {
+    name: getattr(torch.optim, name)
+    for name in (
+        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam"),
+        *("RMSprop", "Rprop", "SGD"),
+    )
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[Tensor]:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def groups(model: Any) -> list[dict[str, Any]]:
+    """With an option for one of them that is not the default."""
+    named = list(model[0].named_parameters())
+    return [{"params": named, "lr": 0.03}, {"params": list(model[1].named_parameters())}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_steps_as_a_new_one_does(kind: str) -> None:
+    """Adagrad makes its state in the constructor, and again where that is gone."""
+    used, new = model(), model()
+    options = {"momentum": 0.9} if kind == "SGD" else {}
+    if kind == "Adagrad":
+        options = {"initial_accumulator_value": 0.25}
+    optimizer = KINDS[kind](groups(used), lr=0.1, **options)
+    train(used, optimizer, 3)
+    used.load_state_dict(new.state_dict())
+    begin_afresh(optimizer)
+    fresh = KINDS[kind](groups(new), lr=0.1, **options)
+    for mine, other in zip(train(used, optimizer, 3), train(new, fresh, 3), strict=True):
+        assert torch.equal(mine, other)
+
+
+class Elsewhere(torch.optim.Optimizer):
+    """It has what it keeps in a list, too, and its state for others to look at."""
+
+    def __init__(self, parameters: Any, start: float, *, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr, "start": start})
+        self.sums = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.sums.append(torch.full_like(p, group["start"]))
+                self.state[p] = {"sum": self.sums[-1], "codes": [1], "root": torch.ones(())}
+
+
+def test_what_it_has_in_two_places_stays_in_both() -> None:
+    made = model()
+    optimizer = Elsewhere(made.parameters(), 0.5)
+    with torch.no_grad():
+        for state in optimizer.state.values():
+            state["sum"].add_(1.0)
+            state["root"], state["more"] = torch.zeros(2), torch.ones(2)
+    begin_afresh(Several([optimizer, torch.optim.SGD(made.parameters())]))
+    assert len(optimizer.state) == len(optimizer.sums) == 4
+    for state, held in zip(optimizer.state.values(), optimizer.sums, strict=True):
+        assert state["sum"] is held
+        assert (held == 0.5).all()
+        assert state.keys() == {"sum", "codes", "root"}
+        assert torch.equal(state["root"], torch.ones(()))
+
+
+class Demanding(torch.optim.Optimizer):
+    """Nobody can make another one without knowing what it asks for."""
+
+    def __init__(self, parameters: Any, secret: str) -> None:
+        assert secret
+        super().__init__(parameters, {})
+
+
+def test_where_its_constructor_cannot_be_asked_all_is_dropped() -> None:
+    made = model()
+    optimizer = Demanding(made.parameters(), "s")
+    for p in made.parameters():
+        optimizer.state[p]["sum"] = torch.ones_like(p)
+    optimizer.state["all"] = 1  # type: ignore[index]
+    begin_afresh(optimizer)
+    assert not optimizer.state
