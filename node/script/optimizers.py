@@ -143,7 +143,8 @@ class Watch:
                 f"{_listed(self._inner)}",
                 why="the moments are those of the inner one, and would be in no checkpoint",
                 fix="give node.join the inner one instead (SAM's base_optimizer), and step the "
-                "outer one as before; instead of ZeroRedundancyOptimizer use fully_shard",
+                "outer one as before; where that has slow weights (Lookahead), both in a list, the "
+                "inner one first; instead of ZeroRedundancyOptimizer use fully_shard",
             )
 
     def end(self) -> None:

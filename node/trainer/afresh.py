@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from node.trainer.copies import POINTS
 from node.trainer.optimizer_state import bare
 from node.trainer.weights import local
 
@@ -28,6 +29,9 @@ def begin_afresh(optimizer: torch.optim.Optimizer) -> None:
             for parameter in group["params"]:
                 kept = had.get(parameter)
                 if kept is None:
+                    continue
+                if isinstance(kept, Mapping) and kept.keys() <= POINTS:  # no moments: see copies
+                    one.state[parameter] = kept
                     continue
                 made = _made(bare(one), group, parameter)
                 if not made:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from diloco.pseudo_gradient import is_finite, rebase
+from diloco.pseudo_gradient import is_finite
 from node.trainer.afresh import begin_afresh
 from node.trainer.channel import (
     Applied,
@@ -32,6 +32,7 @@ from node.trainer.channel import (
     Stopped,
     Terms,
 )
+from node.trainer.copies import Copies
 from node.trainer.cycle import BAD_STEPS, Cycle
 from node.trainer.files import Files
 from node.trainer.fragment_progress import FragmentProgress
@@ -80,7 +81,7 @@ class Progress(Cycle):
         super().__init__([layout.names(fragment) for fragment in range(len(layout.cuts))], overlap)
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader = ranks, leader
-        self.remainders = Remainders(parameters)
+        self.remainders = Remainders(parameters, Copies(optimizer))
         # False: what was decided is being carried out, or an exception has broken it off: θ may be
         # half written, and the daemon may wait for an answer that never comes
         self.whole = True
@@ -153,7 +154,7 @@ class Progress(Cycle):
         self.at_will, self.forgets = command.at_will, command.forgets
         self.gradients, self.in_hand = command.gradients, False
         for name in self.weights.names:
-            self._take(name, base.get(name))
+            self._take(name, base.get(name), shifts=warm)
         self.step, self.tokens = command.step, command.tokens
         self.position = command.step
         self.round_step, self.bad_steps = command.round_step, 0
@@ -162,7 +163,8 @@ class Progress(Cycle):
         if command.resume:
             states, cold = self._resume(Path(command.resume), rounds)
         elif command.moments and not (self.forgets or self.gradients):
-            cold = self._take_moments(Path(command.moments), command.moments_steps)
+            with self.remainders.through():
+                cold = self._take_moments(Path(command.moments), command.moments_steps)
         self._set_pace(command)
         for progress, state in zip(self.fragments, states, strict=True):
             progress.begin(state)
@@ -176,7 +178,12 @@ class Progress(Cycle):
     def _resume(self, path: Path, rounds: tuple[int, ...]) -> tuple[tuple[FragmentState, ...], str]:
         """Take what a checkpoint of these rounds has: its fragments, and why moments are lost."""
         # no remainders are in it: those of ``base`` are the same wherever nothing was rebased
+        self.remainders.take_over()
         kept, cold = load(path, self.weights, self.optimizer, one_disk=self.files.one_disk)
+        if cold or not kept.optimizer_steps:
+            self.remainders.settle()
+        else:
+            self.remainders.believe()
         states = kept.fragments
         if (made := tuple(state.round for state in states)) != rounds:
             raise OperatorError(
@@ -264,10 +271,8 @@ class Progress(Cycle):
             for parameter in self.weights.parts.get(name, ()):
                 assert was is not None
                 assert new is not None
-                part, mine = local(parameter), local(self.remainders.exact(parameter))
-                old = torch.where(was.isnan(), mine, was) if command.voids else was
-                rebase(mine, new, old)
-                self.remainders.keep(parameter, mine)
+                self.remainders.rebase(parameter, new, was, voids=command.voids)
+                part = local(parameter)
                 if command.evaluate:  # put in now, or it has to come from rank 0 once more
                     aside.setdefault(name, []).append(part.clone())
                     part.copy_(new)
@@ -287,8 +292,9 @@ class Progress(Cycle):
         # only fragment 0's merge begins a round for all of θ; at will, only one with own work in it
         begins = command.fragment == 0 and (command.contributed or not self.at_will)
         if self.forgets and (begins or command.reset):
-            assert self.unused is not None
-            self.unused.restore(self.optimizer)
+            with self.remainders.through():
+                assert self.unused is not None
+                self.unused.restore(self.optimizer)
         if self.gradients:  # a gradient that was taken elsewhere is worth nothing here
             self.optimizer.zero_grad()
             self.in_hand = False
@@ -310,14 +316,15 @@ class Progress(Cycle):
             by = self.weights.scatter(name, sent.get(name))
             for parameter in self.weights.parts.get(name, ()):
                 assert by is not None
-                mine = local(self.remainders.exact(parameter))
-                self.remainders.keep(parameter, mine.add_(by))
+                self.remainders.shift(parameter, by)
         self.report(Shifted(command.fragment))
 
-    def _take(self, name: str, whole: Tensor | None) -> None:
-        """θ ← ``whole``; no remainder is of use where gradients are sent, and not θ."""
-        take = self.weights.set if self.gradients else self.remainders.set
-        take(name, whole)
+    def _take(self, name: str, whole: Tensor | None, *, shifts: bool = False) -> None:
+        """θ ← ``whole``; nothing beside it is of use where gradients are sent, and not θ."""
+        if self.gradients:
+            self.weights.set(name, whole)
+        else:
+            self.remainders.set(name, whole, shifts=shifts)
 
     def _evaluate_base(
         self, base: dict[str, Tensor], done: FragmentProgress, aside: dict[str, list[Tensor]]
@@ -349,6 +356,7 @@ class Progress(Cycle):
 
     def checkpoint(self, command: Save) -> None:
         """Begin to write θ, moments and where the island stands."""
+        self.remainders.complete()
         state = TrainerState(
             fragments=tuple(progress.state() for progress in self.fragments),
             round_step=self.round_step,

@@ -10,6 +10,7 @@ import torch
 from places import ROOT
 
 from node.script.session import Joined
+from node.trainer.copies import OF_SCHEDULE_FREE, SCHEDULE_FREE
 
 PAGE = (ROOT / "docs" / "own.md").read_text(encoding="utf-8")
 INSIDE = {"begin", "abandon"}  # what node.join itself calls
@@ -20,6 +21,11 @@ def test_the_page_names_all_that_an_island_has() -> None:
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     named = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     assert named == {name for name in vars(Joined) if not name.startswith("_")} - INSIDE
+
+
+def test_the_page_names_what_an_optimizer_s_points_may_be_called() -> None:
+    (lines,) = (text for text in PAGE.split("\n\n") if "points of parameter space" in text)
+    assert set(re.findall(r"`(\w+)`", lines)) == SCHEDULE_FREE | {OF_SCHEDULE_FREE}
 
 
 def test_windows_picked_by_share_are_read_once() -> None:

@@ -123,7 +123,7 @@ def test_ctrl_c_while_a_round_is_taken_in_waits_for_its_end(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     played = Played(committing)
-    monkeypatch.setattr("node.trainer.progress.rebase", Interrupted(rebase, number))
+    monkeypatch.setattr("node.trainer.remainders.rebase", Interrupted(rebase, number))
     with pytest.raises(KeyboardInterrupt):
         played.train(TARGET)
     assert torch.equal(played.theta, played.base)
@@ -177,7 +177,7 @@ def test_no_checkpoint_is_made_of_half_a_merge(
         rebase(*given)
 
     played = Played(answer)
-    monkeypatch.setattr("node.trainer.progress.rebase", fails)
+    monkeypatch.setattr("node.trainer.remainders.rebase", fails)
     with pytest.raises(MemoryError), played.joined:
         played.train(TARGET)
     assert played.joined.over
