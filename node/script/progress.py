@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
+from node.script.buffers import mend
 from node.script.optimizers import Watch
 from node.script.parameters import training
 from node.trainer.channel import Apply, Begin, ChannelClosedError, Report, Save, Shift
@@ -73,8 +74,14 @@ class ScriptProgress(Progress):
         super().begin(command)
 
     def apply(self, command: Apply) -> None:
-        """See :meth:`Progress.apply`."""
+        """See :meth:`Progress.apply`; running statistics may have gone astray with θ."""
         self._reshard()
+        if command.reset and self.model is not None and (spoiled := mend(self.model)):
+            logger.warning(
+                "buffers of the model are NaN since its steps went astray: %s; only the script can "
+                "set them anew",
+                ", ".join(spoiled)[:200],
+            )
         super().apply(command)
 
     def shift(self, command: Shift) -> None:

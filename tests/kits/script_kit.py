@@ -28,7 +28,7 @@ TARGET = 3
 
 
 class Played:
-    """A script with a linear model, and the daemon that ``answer`` plays."""
+    """A script with a model, linear by default, and the daemon that ``answer`` plays."""
 
     def __init__(
         self,
@@ -40,13 +40,14 @@ class Played:
         trained: int = 0,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        model: Callable[[int, int], Any] = nn.Linear,
         **beginning: Any,
     ) -> None:
         """``trained``: steps that the optimizer has taken before the script joins."""
         # torch.manual_seed writes a stack trace down for each kind of GPU, which takes milliseconds
         torch.default_generator.manual_seed(0)
         self.device = torch.device(device)
-        self.model = nn.Linear(4, 3).to(self.device, dtype)
+        self.model = model(4, 3).to(self.device, dtype)
         self.ones = torch.ones(2, 4, device=self.device, dtype=dtype)  # all that it learns from
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         for _ in range(trained):
