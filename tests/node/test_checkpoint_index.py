@@ -70,6 +70,12 @@ def test_where_a_bit_of_it_is_flipped_the_one_before_it_is_used(
     assert "ckpt-00000003" in there(store.directory)
 
 
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b'{"round": NaN}', b"\xff{}", b"[]", b"7"])
+def test_what_is_no_index_at_all_is_damaged(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="does not parse"):
+        parse_index(raw)
+
+
 def test_one_of_before_it_had_a_hash_is_read(store: CheckpointStore) -> None:
     path = make(store, 1).path
     index = json.loads((path / INDEX).read_text())
