@@ -39,6 +39,7 @@ from protocols.transport import Incoming
 VERB, WITHDRAW = "letter", "withdraw"
 _TRAILER = struct.Struct(">HqHd")  # exchange, round and exchange it answers, weight
 _OPENS = (-1, 0)  # it answers nothing
+GONE_S = 40.0  # a sender tries again sooner, however often (postman.LAST_PAUSE_S)
 PUSHES = 2 * AT_ONCE  # by one peer: a letter and the one before it, which may have broken
 
 
@@ -370,13 +371,17 @@ class Letters:
         arriving, longest = self._arriving, self.longest()
         for peer in [p for p, one in arriving.items() if one.left + longest < now]:
             arriving.pop(peer).cut()
-        room = self.room - (len(self.held) if self.keep_all else 0)
         others = [peer for peer in arriving if peer != sender]
-        # it broke, and nobody has gone on with it, or it comes so slowly that others could not
-        yielding = [p for p in others if not arriving[p].at_work or now > arriving[p].until]
-        if len(others) - len(yielding) >= room:
+        held = len(self.held) if self.keep_all else 0
+        if len(others) >= self.room:
+            # it broke, and nobody has gone on with it, or it comes so slowly that others could not
+            yielding = [p for p in others if not arriving[p].at_work or now > arriving[p].until]
+        else:  # letters that wait are in the way: only its end is a reason to lose what has come
+            yielding = [p for p in others if now > arriving[p].left + GONE_S]
+        needed = max(0, len(others) + held - self.room + 1)
+        if len(yielding) < needed:
             raise RemoteRefused("full", "no room for another letter")
-        for peer in yielding[: max(0, len(others) - room + 1)]:
+        for peer in yielding[:needed]:
             arriving.pop(peer).cut()
 
 

@@ -70,11 +70,11 @@ class CheckpointCopy(CopyReader):
             names.remove(INDEX)
             chosen, there = name_of(round_of(checkpoint.name) or 0), {name for name, _ in found}
             self._remove_broken_off(there, files, root, moved)
-            while chosen in there:  # made earlier in the same round: it stays until this is whole
+            # made earlier in the same round: it stays until this is whole; what is there though it
+            # was not found just now is not known to be no copy
+            while chosen in there or files.exists(f"{root}/{chosen}"):
                 chosen = beside(chosen)
             target = f"{root}/{chosen}"
-            if files.exists(target):  # broken off, or of an earlier life
-                files.rm(target, recursive=True)
             for name in [*names, INDEX]:
                 if name == INDEX and self._index_of(chosen, files, root):
                     raise self._mixed(chosen)
@@ -174,7 +174,8 @@ class CheckpointCopy(CopyReader):
         if (best := self._best(files, root, found)) is not None:
             kept.add(best[0])
         for old in self._named(files, root):
-            if old not in kept:
+            # one that has an index, though none was found just now, is not known to be no copy
+            if old not in kept and (old in made or not _has_index(files, f"{root}/{old}")):
                 moved()
                 files.rm(f"{root}/{old}", recursive=True)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_kit import make, refuses, there
@@ -152,3 +154,25 @@ def test_the_best_is_copied_again_where_the_one_there_lacks_files(
         assert verify(found) == verify(best)
         copy.put_best(best, lambda: moved.append(True))
         assert not moved, "it is there already"
+
+
+@pytest.mark.parametrize("question", [1, 2, 3])
+def test_one_question_that_fails_has_no_copy_taken_for_a_ruin(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: int
+) -> None:
+    """NFS and SFTP have ``exists`` say no where the link is down for a moment."""
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)
+    for round_, loss in enumerate((1.0, 2.0), start=1):
+        copy.put(make(store, round_, loss=loss).path)
+    info, asked = LocalFileSystem.info, list[str]()
+
+    def failing(files: LocalFileSystem, path: Any, **options: Any) -> Any:
+        if str(path).endswith("ckpt-00000001/checkpoint.json"):
+            asked.append(str(path))
+            if len(asked) == question:
+                raise OSError(errno.EIO, "down for a moment")
+        return info(files, path, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "info", failing)
+    copy.put(make(store, 3, loss=2.0).path)
+    assert "ckpt-00000001" in there(tmp_path / "copy"), "the best was removed"
