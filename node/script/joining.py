@@ -73,15 +73,15 @@ def join(
     train the model; moments that it has stay where the model is near the swarm's, and are dropped
     else, which the log says.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
-    is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
-    a round has 100 inner steps and the run no end unless its mode has such of its own; given
-    together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
-    model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
-    says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory instead
-    of standard error. ``compare_frozen``: what is frozen in the model must be what the creator of
-    the run has, element by element; False on an island skips that for it, and on the creator for
-    all islands. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
-    ``resume`` and so on.
+    is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where a
+    round has 100 inner steps and the run no end unless its mode has such of its own; given together
+    with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the model as
+    it is; it is called after a merge, on every rank, as often as ``rounds.eval_every`` says, under
+    ``torch.no_grad()``. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state
+    directory instead of standard error. ``compare_frozen``: what is frozen in the model must be
+    what the creator of the run has, element by element; False on an island skips that for it, and
+    on the creator for all islands. ``settings`` are those of ``node start``: ``dir``, ``listen``,
+    ``name``, ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
     swarm trains another model or has another base frozen, E204 where another island of this script

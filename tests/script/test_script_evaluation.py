@@ -154,6 +154,23 @@ def test_a_signal_that_is_not_held_yet_leaves_none_held(
         assert signal.getsignal(number) is signal.default_int_handler
 
 
+def test_an_evaluation_that_needs_gradients_switches_them_on() -> None:
+    """They are off: most evaluations would keep for each batch what a backward pass needs."""
+    seen: list[bool] = []
+
+    def evaluate() -> float:
+        seen.append(torch.is_grad_enabled())
+        with torch.enable_grad():
+            there = torch.ones(2, 4, requires_grad=True)
+            (slope,) = torch.autograd.grad(played.model(there).sum(), there)
+        return float(slope.abs().sum())
+
+    played = Played(evaluating, evaluate)
+    played.train(TARGET)
+    assert seen == [False]
+    assert played.script.of(Applied)[-1].validation_loss
+
+
 def test_a_second_ctrl_c_does_not_wait() -> None:
     def evaluate() -> float:
         signal.raise_signal(signal.SIGINT)
