@@ -13,7 +13,8 @@ from torch.nn.parameter import UninitializedParameter
 from node.errors import operator_error
 
 T = TypeVar("T", bound=Tensor)
-WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}  # their names of what is within
+# their names of what is within; the last one is Lightning Fabric's
+WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_forward_module"}
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -78,6 +78,16 @@ def test_a_part_that_is_called_module_keeps_its_name(way: str) -> None:
     assert [name for name, _ in comparable(wrapped)] == OWN
 
 
+@pytest.mark.filterwarnings("ignore")  # of Lightning's own
+@pytest.mark.parametrize("way", ["bare", "compiled within", "DataParallel"])
+def test_so_it_does_where_fabric_has_set_it_up(way: str) -> None:
+    """Else a script with Fabric and one without could not train one model."""
+    lightning = pytest.importorskip("lightning")
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    wrapped = fabric.setup_module(WAYS[way](TwoHeads()))
+    assert list(named_parameters(wrapped)) == OWN
+
+
 def test_so_it_does_on_several_ranks(tmp_path: Path) -> None:
     model = TwoHeads()
     with process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1):
