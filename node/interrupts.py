@@ -58,7 +58,7 @@ class held_back:  # noqa: N801 - read as a function
 
     def __init__(self) -> None:
         self._before: dict[int, Handler] = {}  # of those that are held
-        self._came = 0
+        self._came: tuple[int, FrameType | None, Handler] | None = None
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -75,11 +75,17 @@ class held_back:  # noqa: N801 - read as a function
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._let_go()
-        if self._came and kind is not KeyboardInterrupt:
-            signal.raise_signal(self._came)
+        came, self._came = self._came, None
+        if came is None or kind is KeyboardInterrupt:
+            return
+        number, frame, handler = came
+        if callable(handler):  # raised anew, an event loop would hear of it by its descriptor again
+            handler(number, frame)
+        else:
+            signal.raise_signal(number)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._came = number
+        self._came = number, frame, self._before.get(number)
         self._let_go()
 
     def _let_go(self) -> None:

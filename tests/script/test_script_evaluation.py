@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -169,6 +171,38 @@ def test_an_evaluation_that_needs_gradients_switches_them_on() -> None:
     played.train(TARGET)
     assert seen == [False]
     assert played.script.of(Applied)[-1].validation_loss
+
+
+async def test_an_event_loop_hears_of_a_signal_that_waited_once() -> None:
+    """It is told by a descriptor, as the signal comes: who exits at the second one would."""
+    heard: list[int] = []
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, heard.append, 1)
+    try:
+        with held_back():
+            signal.raise_signal(signal.SIGINT)
+        for _ in range(5):
+            await asyncio.sleep(0)  # it reads its descriptor
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    assert heard == [1]
+
+
+def test_what_is_called_for_a_signal_that_waited_sees_where_it_came() -> None:
+    seen: list[tuple[int, str]] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        seen.append((number, frame.f_code.co_name))
+
+    with signals_kept():
+        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGTERM, handler)
+        with held_back():
+            signal.raise_signal(signal.SIGTERM)
+            assert not seen
+    name = "test_what_is_called_for_a_signal_that_waited_sees_where_it_came"
+    assert seen == [(signal.SIGTERM, name)]
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
