@@ -39,13 +39,15 @@ def counted(tokens: int | Tensor) -> int:
     """Tokens of a step: also where a script has summed them up in a tensor, or in numpy."""
     try:
         count = int(tokens)
+        if float(tokens) != count:  # less than one would count as none
+            count = -1
     except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, of several elements
         count = -1
     if not 0 <= count <= MOST_TOKENS:
         raise operator_error(
             "E204",
             f"tokens={str(tokens)[:100]} is not a number of tokens",
-            why=f"an inner step is of 0 to {MOST_TOKENS:,} tokens",
+            why=f"an inner step is of 0 to {MOST_TOKENS:,} whole tokens",
             fix="give island.step the tokens of this step's batch, of the whole island",
         )
     return count

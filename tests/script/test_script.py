@@ -160,7 +160,19 @@ def test_numbers_may_be_tensors_or_of_numpy() -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens", [-1, 2**63, math.nan, math.inf, None, "many", torch.tensor([8, 8])]
+    "tokens",
+    [
+        -1,
+        0.5,
+        1.9,
+        torch.tensor(8.5),
+        2**63,
+        math.nan,
+        math.inf,
+        None,
+        "many",
+        torch.tensor([8, 8]),
+    ],
 )
 def test_what_is_no_number_of_tokens_counts_nothing(tokens: Any) -> None:
     played = Played(silent)
