@@ -20,7 +20,7 @@ class Limits:
     per_ip: int = 256
     total: int = 2048
     per_peer: int = 32  # connections to one peer for calls, and as many lanes: two rounds' streams
-    bodies: int = 64 << 20  # of calls, and answers until they are taken, all together
+    bodies: int = 256 << 20  # of calls, and answers until they are taken, all together
     grace: float = 0.5  # for handlers at the end
     linger: float = 2.0  # so that a refusal reaches a peer that is still sending
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from node.trainer.copies import POINTS
+from node.trainer.copies import POINTS, each_of
 from node.trainer.optimizer_state import bare
 from node.trainer.weights import local
 
@@ -22,7 +22,7 @@ from node.trainer.weights import local
 @torch.no_grad()
 def begin_afresh(optimizer: torch.optim.Optimizer) -> None:
     """Drop what it has learnt, in place where it makes that in its constructor."""
-    for one in getattr(optimizer, "optimizers", (optimizer,)):
+    for one in each_of(optimizer):
         had = dict(one.state)
         one.state.clear()
         for group in one.param_groups:
@@ -35,7 +35,7 @@ def begin_afresh(optimizer: torch.optim.Optimizer) -> None:
                     continue
                 made = _made(bare(one), group, parameter)
                 if not made:
-                    break  # nor of the others
+                    continue
                 one.state[parameter] = _taken(kept, made)
 
 

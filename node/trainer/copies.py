@@ -7,7 +7,7 @@ known by their names. Values do not tell: LoRA's B begins with zeros, and so do 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,12 +24,19 @@ MASTERS = {
 POINTS = MASTERS | {
     *("slow_buffer", "slow_param", "slow_params", "slow_weight", "slow_weights"),  # Lookahead
     *("lookahead_slow_buff", "lookahead_params", "cached_params", "backup_params"),
-    "x0",  # MADGRAD
+    "x0",  # MADGRAD, dual averaging: θ is this and a sum of gradients
     "ax",  # ASGD
 }
+BEGINNINGS = {"x0"}
 # of schedule-free optimizers, which are known by a key of their groups: FTRL's z is no point
 SCHEDULE_FREE = POINTS | {"x", "y", "z"}
 OF_SCHEDULE_FREE = "weight_sum"
+
+
+def each_of(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer]:
+    """The optimizers of a script that gave several; else the only one."""
+    found: Sequence[torch.optim.Optimizer] = getattr(optimizer, "optimizers", (optimizer,))
+    return found
 
 
 class Copies:
@@ -41,7 +48,7 @@ class Copies:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizers = getattr(optimizer, "optimizers", (optimizer,))
+        self._optimizers = each_of(optimizer)
 
     def master(self, parameter: Tensor) -> Tensor | None:
         """By reference; None where there is none, as beside a θ in fp32."""
@@ -72,12 +79,14 @@ class Copies:
                 part.add_(moved.to(part.device))
 
     def set(self, parameter: Tensor) -> None:
-        """Begin again where θ is."""
+        """Begin again where θ is; but not from where a sum that stays has led it to θ."""
+        beginning = [p.data_ptr() for name, p in self._all(parameter) if name in BEGINNINGS]
         for part in self.of(parameter):
-            part.copy_(local(parameter))
+            if part.data_ptr() not in beginning:
+                part.copy_(local(parameter))
 
     def _all(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        here = local(parameter)
+        here, seen = local(parameter), set[int]()  # two wrappers may share one state
         for one in self._optimizers:
             state = one.state.get(parameter)
             if not isinstance(state, Mapping):
@@ -88,5 +97,6 @@ class Copies:
                 if name in names and isinstance(value, Tensor) and value.is_floating_point():
                     part = local(value)
                     # a copy of an fp32 θ "in fp32" may be θ itself
-                    if part.shape == here.shape and part.data_ptr() != here.data_ptr():
+                    if part.shape == here.shape and part.data_ptr() not in {here.data_ptr(), *seen}:
+                        seen.add(part.data_ptr())
                         yield name, part

@@ -18,6 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
+from node.trainer.copies import POINTS, each_of
 from node.trainer.weights import Pick, Weights, local
 
 COUNT = "step"  # key in an optimizer's state of a parameter; in a checkpoint once for all
@@ -156,7 +157,7 @@ def new_moments(
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
     """Steps that the optimizer's moments have seen; 0 when it has none that can be kept."""
-    return max((steps_of(*each) for each in optimizer.state.items()), default=0)
+    return max((steps_of(*each) for each in _by_parameter(optimizer).items()), default=0)
 
 
 def steps_of(parameter: Tensor, state: Mapping[str, Any]) -> int:
@@ -170,7 +171,7 @@ def steps_of(parameter: Tensor, state: Mapping[str, Any]) -> int:
 
 def untaken(optimizer: torch.optim.Optimizer) -> bool:
     """Whether what it keeps is of no step: some make it before their first one."""
-    return all(_untaken(state) for state in optimizer.state.values())
+    return all(_untaken(state) for state in _by_parameter(optimizer).values())
 
 
 def _untaken(state: Any) -> bool:
@@ -197,33 +198,49 @@ class Unused:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeros are not copied, and are most of it."""
-        self._made = {
-            parameter: {
-                name: (value, None if _is_zero(value) else value.clone())
-                if isinstance(value, Tensor)
-                else (value, copy.deepcopy(value))
-                for name, value in state.items()
+        self._made = [
+            {
+                parameter: {
+                    name: (value, None if _is_zero(value) else value.clone())
+                    if isinstance(value, Tensor)
+                    else (value, copy.deepcopy(value))
+                    for name, value in state.items()
+                }
+                for parameter, state in _by_parameter(one).items()
             }
-            for parameter, state in optimizer.state.items()
-        }
+            for one in each_of(optimizer)
+        ]
 
     @torch.no_grad()
     def restore(self, optimizer: torch.optim.Optimizer) -> None:
-        """In place: the optimizer may have its tensors elsewhere, too."""
-        optimizer.state.clear()
-        for parameter, made in self._made.items():
-            state: dict[str, Any] = {}
-            for name, (value, was) in made.items():
-                if isinstance(value, Tensor):
-                    local(value).zero_() if was is None else value.copy_(was)
-                state[name] = value if isinstance(value, Tensor) else copy.deepcopy(was)
-            optimizer.state[parameter] = state
+        """In place: the optimizer may have its tensors elsewhere, too.
+
+        What goes with θ, which it does not begin again, is left where it is.
+        """
+        for one, all_made in zip(each_of(optimizer), self._made, strict=True):
+            had = _by_parameter(one)
+            one.state.clear()
+            for parameter, made in all_made.items():
+                state: dict[str, Any] = {}
+                for name, (value, was) in made.items():
+                    if name in POINTS:
+                        state[name] = had.get(parameter, {}).get(name, value)
+                        continue
+                    if isinstance(value, Tensor):
+                        local(value).zero_() if was is None else value.copy_(was)
+                    state[name] = value if isinstance(value, Tensor) else copy.deepcopy(was)
+                one.state[parameter] = state
+
+
+def _by_parameter(optimizer: torch.optim.Optimizer) -> dict[Tensor, Mapping[str, Any]]:
+    """Its state, but for what is no parameter's: MADGRAD has a count under ``"k"``."""
+    return {key: state for key, state in optimizer.state.items() if isinstance(state, Mapping)}
 
 
 @torch.no_grad()
 def sanitise(optimizer: torch.optim.Optimizer) -> None:
     """Replace moments that are not finite by zero: a NaN in them would never leave again."""
-    for state in optimizer.state.values():
+    for state in _by_parameter(optimizer).values():
         for name, value in state.items():
             if name != COUNT and isinstance(value, Tensor) and value.is_floating_point():
                 local(value).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

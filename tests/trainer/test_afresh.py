@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from node.script.optimizers import Several
 from node.trainer.afresh import begin_afresh
+from node.trainer.copies import Copies
+from node.trainer.optimizer_state import Unused, optimizer_steps, sanitise
 
 KINDS: dict[str, Any] = {
     name: getattr(torch.optim, name)
@@ -99,3 +102,80 @@ def test_where_its_constructor_cannot_be_asked_all_is_dropped() -> None:
     optimizer.state["all"] = 1  # type: ignore[index]
     begin_afresh(optimizer)
     assert not optimizer.state
+
+
+class OfMatrices(torch.optim.Optimizer):
+    """What it keeps of vectors it makes in a step, and beside all of these a count."""
+
+    def __init__(self, parameters: Any, *, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.state["k"] = torch.zeros(())  # type: ignore[index]
+        for p in self.param_groups[0]["params"]:
+            if p.dim() == 2:
+                self.state[p]["sum"] = torch.ones_like(p)
+
+
+@pytest.mark.parametrize("begins", ["afresh", "unused"])
+def test_each_parameter_begins_with_what_the_constructor_makes_of_it(begins: str) -> None:
+    made = model()
+    optimizer = OfMatrices([*list(made.parameters())[::-1]])  # vectors first
+    unused = Unused(optimizer)
+    for p in made.parameters():
+        optimizer.state[p]["sum"] = torch.full_like(p, math.nan)
+    sanitise(optimizer)
+    assert optimizer_steps(optimizer) == 1
+    if begins == "afresh":
+        begin_afresh(optimizer)
+    else:
+        unused.restore(optimizer)
+    assert set(optimizer.state) == {p for p in made.parameters() if p.dim() == 2}
+    assert all(bool((state["sum"] == 1.0).all()) for state in optimizer.state.values())
+
+
+class Around(torch.optim.Optimizer):
+    """Slow weights around another optimizer."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["slow_params"] = p.detach().clone()
+
+
+def test_slow_weights_stay_where_they_are_as_moments_are_dropped() -> None:
+    made = model()
+    inner = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+    outer = Around(inner)
+    both = Several([inner, outer])
+    unused = Unused(both)
+    train(made, inner, 2)
+    with torch.no_grad():
+        for state in outer.state.values():
+            state["slow_params"].add_(1.0)  # with a merge
+    slow = {p: state["slow_params"].clone() for p, state in outer.state.items()}
+    unused.restore(both)
+    assert not inner.state
+    for p, was in slow.items():
+        assert torch.equal(outer.state[p]["slow_params"], was)
+
+
+def test_a_point_that_a_sum_leads_on_from_is_moved_and_not_set() -> None:
+    """MADGRAD's x0: with all that was learnt since, its sum would count a second time."""
+    theta = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([theta])
+    optimizer.state[theta] |= {"x0": torch.full((2,), -3.0), "s": torch.ones(2)}
+    copies = Copies(optimizer)
+    copies.set(theta)
+    assert optimizer.state[theta]["x0"].tolist() == [-3.0, -3.0]
+    with torch.no_grad(), copies.follow(theta):
+        theta += 1.0
+    assert optimizer.state[theta]["x0"].tolist() == [-2.0, -2.0]
+
+
+def test_a_copy_that_two_optimizers_share_moves_once() -> None:
+    theta = nn.Parameter(torch.zeros(2))
+    one, other = torch.optim.SGD([theta]), torch.optim.SGD([theta])
+    one.state[theta]["slow_params"] = torch.zeros(2)
+    other.state = one.state
+    with torch.no_grad(), Copies(Several([one, other])).follow(theta):
+        theta += 1.0
+    assert one.state[theta]["slow_params"].tolist() == [1.0, 1.0]
