@@ -1,4 +1,6 @@
-"""The wall clock as it was when the process started, gone on with since: nobody can set it.
+"""The wall clock as it was when the process started, and one that counts what is waited.
+
+:data:`wall` is gone on with since: nobody can set it.
 
 Announcements expire, so a node whose clock is set by an hour while it runs would hear nobody,
 and be heard by nobody; and a node that hangs would be healthy until a clock that was set back is
@@ -31,3 +33,20 @@ class SteadyClock:
 
 
 wall = SteadyClock()
+
+
+class Waited:
+    """Seconds that were waited for others, who could do nothing while this process stood still.
+
+    So between two looks they are ``most_s`` at most: whoever looks does so more often.
+    """
+
+    def __init__(self, most_s: float, since: Callable[[], float] = time.monotonic) -> None:
+        self._since, self._most_s = since, most_s
+        self._seconds, self._looked = 0.0, since()
+
+    def __call__(self) -> float:
+        now = self._since()
+        self._seconds += min(now - self._looked, self._most_s)
+        self._looked = now
+        return self._seconds

@@ -20,6 +20,7 @@ from pathlib import Path
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_form import READING
 from node import __version__, clock, directories
+from node.clock import Waited
 from node.config import NodeConfig
 from node.data.patience import Patience
 from node.errors import operator_error
@@ -67,6 +68,7 @@ MAX_WORDS = 32  # messages of host 0 that may wait while tokens are made
 RETRY_S = 1.0  # between tries to reach host 0
 TELL_S = 15.0  # between lines that tell of these tries
 DIAL_S = 10.0
+LOOK_S = 2 * (DIAL_S + GREETING_S)  # that a try may take at most: longer, and it stood still
 START_TRIES, START_PAUSE_S = 4, 5.0  # of a rank
 
 
@@ -151,16 +153,16 @@ class Helper:
 
     async def _find(self, why: str) -> HostConnection:
         """A greeted connection to host 0; raises E409 when none comes about in time."""
-        loop = asyncio.get_running_loop()
+        waited = Waited(LOOK_S, asyncio.get_running_loop().time)
         meeting = self.meeting
-        end, told_at = loop.time() + meeting.wait_s, 0.0
+        end, told_at = waited() + meeting.wait_s, -TELL_S
         where = hostport(meeting.address, meeting.port)
         while True:
             try:
                 return await self._dial()
             except (OSError, TimeoutError, HostLostError) as error:
                 why = why or str(error) or "no answer in time"
-            left = end - loop.time()
+            left = end - waited()
             if left <= 0:
                 raise operator_error(
                     "E409",
@@ -168,9 +170,9 @@ class Helper:
                     why=f"{where}: {why}",
                     fix="start host 0 with the same --rdzv-endpoint, or see its log",
                 )
-            if loop.time() - told_at >= TELL_S:
+            if waited() - told_at >= TELL_S:
                 self.say(f"looking for host 0 of this island at {where}; {left:.0f} s left")
-                told_at = loop.time()
+                told_at = waited()
             why = ""
             await asyncio.sleep(min(RETRY_S, left))
 

@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from node.clock import Waited
 from node.errors import operator_error
 from node.hosts.gate import Gate, Refusal
 from node.hosts.listening import listen
@@ -146,13 +147,13 @@ class Hub:
         ``again``: ranks have run before. Raises OperatorError E409 when too few come in time, or
         what a host lacks, where it cannot do without that host.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        clock = Waited(2 * TELL_S, asyncio.get_running_loop().time)
+        began = clock()
         enough_since: float | None = None
         told, last_told = "", began - TELL_S
         last_call = RESTART_CALL_S if again else LAST_CALL_S
         while True:
-            now, ready = loop.time(), self.ready
+            now, ready = clock(), self.ready
             if len(ready) + 1 >= self.meeting.maximum:
                 break
             if len(ready) + 1 < self.meeting.minimum:

@@ -15,7 +15,7 @@ from hub_kit import place
 from identity_kit import identity
 
 from bootstrap.handshake import Clocks, Gate
-from node.clock import SteadyClock, wall
+from node.clock import SteadyClock, Waited, wall
 from node.config import NodeConfig, resolve
 from node.daemon import Daemon
 from node.entry.entrance import Entrance
@@ -52,6 +52,16 @@ def test_time_slept_through_counts() -> None:
     clock = SteadyClock(lambda: 1_000_000.0, lambda: now["since"])
     now["since"] += 8 * 3600.0
     assert clock() == 1_000_000.0 + 8 * 3600.0
+
+
+def test_who_stood_still_has_waited_for_nobody() -> None:
+    now = 50.0
+    waited = Waited(30.0, lambda: now)
+    for _ in range(4):
+        now += 15.0
+        assert waited() == now - 50.0
+    now += 8 * 3600.0
+    assert waited() == 60.0 + 30.0
 
 
 async def test_greetings_measure_it_and_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

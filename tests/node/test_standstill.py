@@ -5,16 +5,21 @@ The test's own event loop is the daemon's, so that what blocks it stops the daem
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
 
+import hub_kit
 import pytest
+from hub_kit import JOB, WAIT_S, alive, hub, place, ready
 from island_kit import LONG, gone, island, pids, until
 from node_process import wait_until
 from trainer_kit import begin
 
 import node.island.island
+from node.config import resolve
+from node.hosts.helper import Helper
 from node.island.absence import Absence
 from node.island.events import problem_of
 from node.island.rank_ends import TrainerDied
@@ -100,3 +105,38 @@ async def test_ranks_train_on_while_the_daemon_alone_is_stopped(tmp_path: Path) 
         await until(running, StepDone)
         wait_until(lambda: running.vectors.snapshot() is not None, "the snapshot")
         assert (await until(running, Snapshot)).steps == MANY
+
+
+def stand_still(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """All timers are overdue at once, as they are after SIGCONT."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    monkeypatch.setattr(loop, "time", lambda: before() + seconds)
+
+
+async def test_hosts_that_are_suspended_while_they_come_together_wait_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With its host 0: who is missing has had no time to come."""
+    async with hub(wait_s=600.0) as (made, said):
+        made.offer(JOB)
+        waiting = asyncio.ensure_future(made.muster(again=False))
+        await hub_kit.until(lambda: said)
+        stand_still(monkeypatch, 3600.0)
+        async with alive(await ready(made)):
+            assert len(await asyncio.wait_for(waiting, WAIT_S)) == 1
+
+
+async def test_a_host_that_is_suspended_while_it_looks_for_host_0_looks_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with hub() as (made, _):
+        port = made.port
+    config = resolve({"dir": str(tmp_path), "device": "cpu"}, {})
+    running = asyncio.ensure_future(Helper(config, place(port, host=1, wait_s=600.0)).main())
+    await hub_kit.until(lambda: "looking for host 0" in capsys.readouterr().out)
+    stand_still(monkeypatch, 3600.0)
+    async with hub(port=port) as (made, _):
+        await hub_kit.until(lambda: made.hosts or running.done())
+        assert made.hosts
+    assert await asyncio.wait_for(running, WAIT_S) == 0
