@@ -171,7 +171,7 @@ def steps_of(parameter: Tensor, state: Mapping[str, Any]) -> int:
 
 def untaken(optimizer: torch.optim.Optimizer) -> bool:
     """Whether what it keeps is of no step: some make it before their first one."""
-    return all(_untaken(state) for state in _by_parameter(optimizer).values())
+    return all(_untaken(state) for state in optimizer.state.values())
 
 
 def _untaken(state: Any) -> bool:
