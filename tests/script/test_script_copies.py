@@ -8,24 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from copies_kit import COPYING, EarlyMasters, Kept, Masters, ScheduleFree
 from ranks_kit import started
 from script_kit import TARGET, Played, committing, silent
+from shards_kit import shared_rows
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from trainer_kit import Script, apply, begin, merge
+from trainer_kit import apply, merge
 
 from node.script.optimizers import Watch, as_one
-from node.script.parameters import named_parameters
-from node.script.progress import ScriptProgress
 from node.trainer.channel import Cold, Command, Report, Save, Shift, Snapshot, StepDone
 from node.trainer.copies import Copies
-from node.trainer.layout import Layout
-from node.trainer.leader import Leader
-from node.trainer.parallel import Ranks
-from node.trainer.shared import SharedVectors
 from node.trainer.weights import local
 
 TYPES = [torch.float32, torch.bfloat16]
@@ -297,38 +289,28 @@ def test_what_a_checkpoint_does_not_have_begins_at_its_theta(
     assert work.any()
 
 
-def _shards(rank: int, store: str) -> None:
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3).bfloat16()  # three rows on two ranks
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    optimizer = EarlyMasters(model.parameters())
+def _of_masters(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = EarlyMasters(parameters)
     for p, state in optimizer.state.items():
         state["slow_params"] = p.detach().clone()
-    layout, ranks = Layout.of_module(model), Ranks.met(torch.device("cpu"))
-    vectors, leader = SharedVectors.create(layout.size), None
-    base, sent = vectors.tensors()
-    if ranks.leads:
-        script = Script(lambda report: [])
-        leader = Leader(script, vectors, 0.0, lambda: script.now)  # type: ignore[arg-type]
-    parameters = named_parameters(model)
-    progress = ScriptProgress(None, parameters, optimizer, layout, ranks, leader, 0)
-    base += torch.linspace(0.5, 1.5, layout.size)
-    progress.begin(begin(target_steps=TARGET))
-    little = 2.0**-11
-    for round_ in range(1, 17):
-        sent.copy_(base)
-        base += little
-        progress.apply(apply(round_))
-    progress.take_snapshot()
-    if ranks.leads:
-        assert torch.equal(sent, base)
-    for p, state in optimizer.state.items():
-        assert torch.equal(local(p), local(state["master_param"]).bfloat16())
-        assert (local(p) - local(state["slow_params"])).abs().sum() < 2.0**-6
-    assert len(progress.remainders) == 0
-    assert ranks.all_true(True)  # gloo ends a process whose peer has gone before
-    dist.destroy_process_group()
+    return optimizer
+
+
+def _shards(rank: int, store: str) -> None:
+    with shared_rows(rank, store, _of_masters) as mine:
+        base, sent, progress = mine.base, mine.sent, mine.progress
+        little = 2.0**-11
+        for round_ in range(1, 17):
+            sent.copy_(base)
+            base += little
+            progress.apply(apply(round_))
+        progress.take_snapshot()
+        if mine.ranks.leads:
+            assert torch.equal(sent, base)
+        for p, state in mine.optimizer.state.items():
+            assert torch.equal(local(p), local(state["master_param"]).bfloat16())
+            assert (local(p) - local(state["slow_params"])).abs().sum() < 2.0**-6
+        assert len(progress.remainders) == 0
 
 
 def test_each_rank_moves_its_part_of_them(tmp_path: Path) -> None:

@@ -8,23 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from ranks_kit import started
 from script_kit import TARGET, Played, committing, silent
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from trainer_kit import Script, apply, begin
+from shards_kit import shared_rows
+from torch import Tensor
+from trainer_kit import apply
 
 from diloco.optimizers import named
-from node.script.parameters import named_parameters
-from node.script.progress import ScriptProgress
 from node.trainer.channel import Command, Report, Save, Shift, Snapshot, StepDone
-from node.trainer.layout import Layout
-from node.trainer.leader import Leader
-from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
-from node.trainer.shared import SharedVectors
 
 LOW = [torch.bfloat16, torch.float16]
 ROUNDS = 40
@@ -174,36 +166,21 @@ def test_a_parameter_that_was_infinite_is_not_so_for_ever() -> None:
 
 
 def _each_has_its_part(rank: int, store: str) -> None:
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3).bfloat16()  # three rows on two ranks
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    layout, ranks = Layout.of_module(model), Ranks.met(torch.device("cpu"))
-    vectors, leader = SharedVectors.create(layout.size), None
-    base, sent = vectors.tensors()
-    if ranks.leads:
-        script = Script(lambda report: [])
-        leader = Leader(script, vectors, 0.0, lambda: script.now)  # type: ignore[arg-type]
-    optimizer = torch.optim.SGD(model.parameters())
-    parameters = named_parameters(model)
-    progress = ScriptProgress(None, parameters, optimizer, layout, ranks, leader, 0)
-    base += torch.linspace(0.5, 1.5, layout.size)
-    progress.begin(begin(target_steps=TARGET))
-    with torch.no_grad():
-        model.weight.add_(2.0**-7)
-    work = layout.views(torch.zeros(layout.size))
-    work["weight"].fill_(2.0**-7)
-    for round_ in range(1, 9):
-        progress.take_snapshot()
-        if ranks.leads:
-            for name, learnt in layout.views(sent - base).items():
-                assert (learnt - work[name]).abs().max() < 2.0**-15
-            sent.copy_(base)  # nothing of it was merged
-            base += 2.0**-11
-        progress.apply(apply(round_, contributed=False))
-    assert len(progress.remainders) == 2
-    assert ranks.all_true(True)  # gloo ends a process whose peer has gone before
-    dist.destroy_process_group()
+    with shared_rows(rank, store, torch.optim.SGD) as mine:
+        base, sent, layout, progress = mine.base, mine.sent, mine.layout, mine.progress
+        with torch.no_grad():
+            mine.model.weight.add_(2.0**-7)
+        work = layout.views(torch.zeros(layout.size))
+        work["weight"].fill_(2.0**-7)
+        for round_ in range(1, 9):
+            progress.take_snapshot()
+            if mine.ranks.leads:
+                for name, learnt in layout.views(sent - base).items():
+                    assert (learnt - work[name]).abs().max() < 2.0**-15
+                sent.copy_(base)  # nothing of it was merged
+                base += 2.0**-11
+            progress.apply(apply(round_, contributed=False))
+        assert len(progress.remainders) == 2
 
 
 def test_each_rank_keeps_what_its_part_has_lost(tmp_path: Path) -> None:
