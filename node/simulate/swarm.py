@@ -40,6 +40,7 @@ from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.replicas.replica import OuterReplica
 from node.run_rules import replicas_of
+from node.simulate.churn import churned
 from node.simulate.learner import layout_of
 from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
@@ -350,7 +351,7 @@ async def live(world: World) -> None:
             await members.start(world.nodes[me])
 
         world.views = members.views
-        churn = group.create_task(_churn(world, members)) if one.churn else None
+        churn = group.create_task(churned(world, members)) if one.churn else None
         try:
             async with asyncio.timeout(members.patience(world.rounds)):
                 await members.over()
@@ -380,22 +381,6 @@ def _still(world: World, members: Members, why: str) -> OperatorError:
         f"{of} committed in {seconds:,.0f} virtual seconds" + (f", and {why}" if why else ""),
         "give it faster links, or less churn or loss",
     )
-
-
-async def _churn(world: World, members: Members) -> None:
-    """Replace islands as rounds pass, however long these take, each at a moment by chance."""
-    one = world.scenario
-    every = 10.0 / (one.churn * one.islands)  # rounds
-    due = every / 2
-    while not world.done:  # else churn leaves nobody that trained for a last merge
-        await asyncio.sleep(one.step_s)
-        if members.progress < due:
-            continue
-        due += every
-        await asyncio.sleep(world.random.uniform(0, one.inner_steps * one.step_s))
-        if not world.done:
-            await members.replace(world.nodes[world.random.choice(world.members)])
-            world.notes["replaced"] = world.notes.get("replaced", 0) + 1
 
 
 def _note_speeds(present: Present) -> None:
