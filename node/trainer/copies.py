@@ -7,7 +7,7 @@ known by their names. Values do not tell: LoRA's B begins with zeros, and so do 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -57,9 +57,10 @@ class Copies:
         found = (part for name, part in self._all(parameter) if name in MASTERS)
         return next((part for part in found if part.dtype in WIDE), None)
 
-    def of(self, parameter: Tensor) -> list[Tensor]:
-        """All others, by reference."""
-        master, found = self.master(parameter), [part for _, part in self._all(parameter)]
+    def of(self, parameter: Tensor, *, but: Collection[str] = ()) -> list[Tensor]:
+        """All others, by reference; none of these names."""
+        master = self.master(parameter)
+        found = [part for name, part in self._all(parameter) if name not in but]
         return [p for p in found if master is None or p.data_ptr() != master.data_ptr()]
 
     @contextmanager
@@ -80,10 +81,8 @@ class Copies:
 
     def set(self, parameter: Tensor) -> None:
         """Begin again where θ is; but not from where a sum that stays has led it to θ."""
-        beginning = [p.data_ptr() for name, p in self._all(parameter) if name in BEGINNINGS]
-        for part in self.of(parameter):
-            if part.data_ptr() not in beginning:
-                part.copy_(local(parameter))
+        for part in self.of(parameter, but=BEGINNINGS):
+            part.copy_(local(parameter))
 
     def _all(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
         here, seen = local(parameter), set[int]()  # two wrappers may share one state
