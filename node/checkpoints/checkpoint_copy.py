@@ -81,7 +81,7 @@ class CheckpointCopy(CopyReader):
                 try:
                     files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                     files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
-                except Exception:
+                except Exception:  # whatever it is, what has come is in the way of the next one
                     self._give_up(target, files, moved, index=name == INDEX)
                     raise
                 moved()
