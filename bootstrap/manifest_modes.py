@@ -15,6 +15,7 @@ from bootstrap.manifest_rounds import (
     MOST_COUNT,
     OF_GRADIENTS,
     ONE,
+    SCALES,
     Merge,
     Outer,
     Rounds,
@@ -103,8 +104,8 @@ def with_defaults(given: Any) -> Any:
 
 
 def _eager_rates(outer: dict[str, Any]) -> dict[str, Any]:
-    """η of rules that step by a mean itself; adam and yogi scale it, and keep theirs."""
-    if outer.get("optimizer") in ("adam", "yogi"):
+    """η of rules that step by a mean itself; those that scale it keep theirs."""
+    if outer.get("optimizer") in SCALES:
         return {}
     lr = outer.get("lr", EAGER_LR)
     return {"lr": lr, "lr_start": lr}
@@ -295,7 +296,7 @@ def _check_sparse(outer: Outer, rounds: Rounds) -> None:
             f"outer.optimizer sparseloco with codec {rounds.codec}: it is the rule of sparse "
             "codes; set rounds.codec to top12 or top3, or outer.optimizer to sgd"
         )
-    if sparse and outer.optimizer in ("adam", "yogi"):
+    if sparse and outer.optimizer in SCALES:
         raise ValueError(
             f"codec {sparse} with outer.optimizer {outer.optimizer}: most elements are zero in a "
             "round, so its second moments say how often one is sent and not how large it is; use "

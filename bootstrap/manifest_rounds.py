@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from protocols.bounds import MAX_FRAGMENTS
+from protocols.bounds import MAX_FRAGMENTS, NO_BOUND
 
 Mode = Literal[
     "diloco",
@@ -42,7 +42,6 @@ CodecChoice = Literal[Codec, "auto"]
 FINEST_FIRST: tuple[str, ...] = get_args(Codec)
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
-NO_BOUND = -1  # of staleness
 MOST_COUNT = 2**63 - 1  # of steps and rounds: the largest signed 64-bit integer
 ONE = 1e-3  # quorum: one island is enough, in any swarm
 
@@ -60,7 +59,11 @@ OUTER_DEFAULTS: dict[str, dict[str, Any]] = {
     "onebit-adam": {"lr": 1.0, "momentum": 0.0},
     "powersgd": {"lr": 1.0, "momentum": 0.0, "warmup_rounds": 0},
 }
-OF_GRADIENTS = ("adamw", "onebit-adam", "powersgd")
+# what the others are to those who choose rates and refuse combinations; a new rule is in none of
+# these if it steps by D itself and has momentum, as Nesterov's does
+OF_GRADIENTS = ("adamw", "onebit-adam", "powersgd")  # each round is of one gradient
+SCALES = ("adam", "yogi")  # divides D by what it usually is, so its η is one of its own
+NO_MOMENTUM = ("sgd", "sparseloco")
 # what η and μ of a round follow from
 SCHEDULED = {"lr", "momentum", "lr_start", "momentum_start", "warmup_rounds"}
 
@@ -132,7 +135,7 @@ class Outer(Section):
 
     @model_validator(mode="after")
     def _plain(self) -> Outer:
-        if self.optimizer in ("sgd", "sparseloco") and self.moving:
+        if self.optimizer in NO_MOMENTUM and self.moving:
             raise ValueError(
                 f"outer.optimizer {self.optimizer} has no momentum: leave outer.momentum and "
                 "outer.momentum_start at 0, or use heavyball or nesterov"

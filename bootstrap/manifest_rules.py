@@ -10,7 +10,7 @@ version 2 (tests/bootstrap/test_manifests_of_before.py), and what a run does rel
 from __future__ import annotations
 
 from bootstrap.manifest_gossip import PAIRED
-from bootstrap.manifest_rounds import Outer, Rounds
+from bootstrap.manifest_rounds import NO_MOMENTUM, SCALES, Outer, Rounds
 
 # for rules that apply an arrival in full: with a higher η, η D of two islands exceeds their mean
 MOST_LR_AT_WILL = 0.5
@@ -33,7 +33,7 @@ def check_arrivals(optimizer: str, lr: float) -> None:
     """
     if optimizer == "delayed-nesterov":
         return
-    if optimizer not in ("sgd", "sparseloco"):
+    if optimizer not in NO_MOMENTUM:
         raise ValueError(
             f"outer.optimizer {optimizer} where a round begins as soon as one island is ready: "
             "each arrival would be a full outer step, with momentum that grows stale; use "
@@ -66,7 +66,7 @@ def _check_kept(rounds: Rounds) -> None:
 def _check_moments(outer: Outer) -> None:
     """Adaptive rules have one β₁ from the first round on."""
     warmed = outer.warmup_rounds and outer.momentum_start != outer.momentum
-    if outer.optimizer in ("adam", "yogi") and warmed:
+    if outer.optimizer in SCALES and warmed:
         raise ValueError(
             f"outer.optimizer {outer.optimizer} with outer.momentum_start "
             f"{outer.momentum_start:g} and outer.momentum {outer.momentum:g}: its first moments "

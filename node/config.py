@@ -43,6 +43,7 @@ from node.setting_values import (
     speed,
 )
 from protocols.addresses import is_loopback
+from protocols.bounds import MAX_ROSTER
 
 DEFAULT_API_PORT = 4391
 ENVIRONMENT_PREFIX = "ATOLL_"
@@ -185,7 +186,7 @@ class NodeConfig(IslandSettings):
     wait_for: int = Field(
         default=0,
         ge=0,
-        le=256,  # MAX_ROSTER of gossip.plans.validity, which takes long to import
+        le=MAX_ROSTER,
         description="The run to create begins once so many islands are there, this one counted; 0: "
         "at once.",
     )

@@ -31,7 +31,9 @@ MAX_NORM = 1e45  # no vector of finite fp32 values is longer
 MAX_SCALE = 2.0**64
 
 Clip = Callable[[Sequence[float]], list[float]]  # norms to factors
-Weigh = Callable[[torch.Tensor, Sequence[float]], list[float]]  # Gram, weights to coefficients
+Weigh = Callable[[torch.Tensor, Sequence[float]], list[float]]
+"""Gram matrix [K, K] and weights to coefficients. One of 0 tells its island that its work is not in
+the mean: it keeps it and sends it again. So whoever may be honest gets a little more than 0."""
 Column = Callable[[torch.Tensor, Sequence[float]], torch.Tensor]  # fp32 [K, n], weights to [n]
 
 

@@ -19,12 +19,8 @@ from gossip.plans.ladder import Ladder
 from gossip.plans.mix import MAX_NORM
 from gossip.plans.partition import MemberLink
 from gossip.plans.rules import Rules
-from gossip.plans.validity import (
-    MAX_EXPECTED_S,
-    MAX_PATIENCE_S,
-    MAX_ROSTER,
-    PartKey,
-)
+from gossip.plans.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, PartKey
+from protocols.bounds import MAX_ROSTER
 from protocols.errors import LocalProtocolError
 from protocols.identity import Identity, PeerId
 from protocols.messages import (

@@ -13,12 +13,12 @@ from gossip.place import Place
 from gossip.plans.grouping import UNGROUPED, Grouping
 from gossip.plans.mix import MEAN, Mix
 from gossip.plans.validity import MAX_TOKENS, Shape
+from protocols.bounds import NO_BOUND
 from protocols.identity import PeerId
 
 # How far from the median, below and above it, announced speeds are believed. Among strangers nobody
 # gets more to merge by claiming a fast link, nor the others to wait long by claiming a slow one.
 FRIENDS, STRANGERS = (1e4, 1e4), (32.0, 1.0)
-NO_BOUND = -1  # of staleness
 PATIENCE_S = 1.0  # for a transfer that stands still, before round trips are measured
 
 Clients = Callable[[Place, Sequence[PeerId]], Collection[PeerId]]

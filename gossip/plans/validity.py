@@ -14,6 +14,7 @@ from gossip.plans.certificate import basis_of, check_result, work_after
 from gossip.plans.grouping import check_groups
 from gossip.plans.mix import MAX_NORM, MAX_SCALE, MEAN, Mix
 from gossip.plans.weighing import check_scales
+from protocols.bounds import MAX_ROSTER
 from protocols.counts import RUN_BYTES, runs_of
 from protocols.errors import Malformed, Stale
 from protocols.identity import PeerId
@@ -23,7 +24,6 @@ MAX_TOKENS = 2**40  # of one island in one round
 MAX_EXPECTED_S = 6 * 3600.0
 MAX_PATIENCE_S = 1800.0
 MAX_KNOWN = 4096
-MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 # what an outcome may take, at most: apart from the following, for each contributor, and for each
 # part's result but for its counts, which are a run for each contributor where all differ
 OUTCOME_BYTES, CONTRIBUTOR_BYTES, RESULT_BYTES = 32 * 1024, 110, 320

@@ -26,7 +26,7 @@ from gossip.plans.planning import (
     repeated_plan,
     roll_call,
 )
-from gossip.plans.rules import NO_BOUND, PATIENCE_S, Rules
+from gossip.plans.rules import PATIENCE_S, Rules
 from gossip.plans.validity import PartKey, key_of
 from gossip.rounds.agreement import NONE, Agreement
 from gossip.rounds.company import Company
@@ -34,7 +34,7 @@ from gossip.rounds.earlier import Earlier
 from gossip.rounds.gathering import Gathering
 from gossip.rounds.holding import NO_MORE, Holding
 from gossip.rounds.spreading import SMALL
-from protocols.bounds import MAX_PEERS
+from protocols.bounds import MAX_PEERS, NO_BOUND
 from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Outcome, PartResult, Plan, Promise

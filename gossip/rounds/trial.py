@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 
 from gossip.plans.certificate import merged_peers
-from gossip.plans.validity import MAX_ROSTER
+from protocols.bounds import MAX_ROSTER
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gossip.chain.chain import Chain
 from gossip.membership.members import Liveness
-from gossip.plans.validity import MAX_ROSTER
+from protocols.bounds import MAX_ROSTER
 from gossip.rounds.gathering import Gathering
 from node.checkpoints.restoring import Restored
 from node.monitor.event_log import EventLog

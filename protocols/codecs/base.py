@@ -46,9 +46,10 @@ class Codec(ABC):
     block: int  # elements that are encoded together, from the first of a chunk on
     feedback = False  # loses so much that what is lost must be sent later
     sparse = False  # sends a few elements of many, and of the others nothing
-    # How much longer it may make a vector. Worst of the block codecs is int4 where all elements of
-    # a block but the largest lie just above half a step: 1.26.
-    longer = 1.3
+    # How many times as long it may make a vector at most: longer contributions are refused. Where
+    # a step of rounding is 1 and a block of n has one element of the largest level m, the worst is
+    # the highest √((m² + (n − 1) k²) / (m² + (n − 1) (k − ½)²)) over k.
+    longer: float
 
     def encoded_size(self, count: int) -> int:
         """Bytes that ``count`` elements take, exactly."""

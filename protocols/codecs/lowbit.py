@@ -39,6 +39,7 @@ class _LowBit(Blocks):
 
     feedback = True
     block = BLOCK
+    longer = 1.3  # ample: a least-squares fit is no longer than what it fits, but for rounding
     width: int  # bits of a code
 
     def _size(self, count: int) -> int:

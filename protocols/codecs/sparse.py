@@ -46,6 +46,7 @@ class TopK(Codec):
     feedback = True
     sparse = True
     block = GROUP
+    longer = 1.3  # ample: means are no longer than what they stand for, but for rounding
 
     def __init__(self, name: str, keep: int, low_bits: int) -> None:
         self.name = name

@@ -22,7 +22,8 @@ from gossip_kit import (
 )
 
 from gossip.plans.certificate import outcome_of, sign_result
-from gossip.plans.validity import MAX_ROSTER, MAX_TOKENS, check_outcome, key_of
+from gossip.plans.validity import MAX_TOKENS, check_outcome, key_of
+from protocols.bounds import MAX_ROSTER
 from gossip.rounds.agreed import Adopted
 from gossip.rounds.agreement import LEAP, NONE
 from gossip.rounds.proposer import Proposer

@@ -10,7 +10,7 @@ from exchange_kit import until
 from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
 from suites import slow
 
-from gossip.plans.rules import NO_BOUND
+from protocols.bounds import NO_BOUND
 from node.replicas.sparse_state import SparseReplica
 from protocols.identity import Identity
 from protocols.memory import virtual_time

@@ -15,7 +15,6 @@ from gossip.plans.planning import next_roster_of, owners_among
 from gossip.plans.rules import FRIENDS, PATIENCE_S, STRANGERS, Rules
 from gossip.plans.validity import (
     MAX_PATIENCE_S,
-    MAX_ROSTER,
     MAX_TOKENS,
     PartKey,
     VerifiedResults,
@@ -23,6 +22,7 @@ from gossip.plans.validity import (
     key_of,
 )
 from gossip.rounds.agreement import Agreement
+from protocols.bounds import MAX_ROSTER
 from protocols.counts import pack_counts
 from protocols.errors import LocalProtocolError, Malformed
 from protocols.identity import PeerId

@@ -16,7 +16,7 @@ from toy_replica import RUN, ToyReplica
 
 from gossip.plans.certificate import leader_order
 from gossip.plans.rules import Rules
-from gossip.plans.validity import MAX_ROSTER
+from protocols.bounds import MAX_ROSTER
 from gossip.rounds.trial import PATIENT, Trial
 from protocols.envelope import seal
 from protocols.identity import Identity, PeerId

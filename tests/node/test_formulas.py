@@ -7,6 +7,7 @@ a swarm of both builds would fall apart without a word; then the values here fol
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from blake3 import blake3
 from gossip_kit import EVERYBODY, RUN, decided, roster_of
 
 from diloco import federated, sparta
-from diloco.optimizers import RULES, named
+from diloco.optimizers import RULES, Rates, named
 from gossip.membership.pulse import Beat, HashChain, tag_of
 from gossip.membership.sketch import sketch
 from gossip.plans.certificate import basis_of, genesis, leader_order, outcome_hash
+from gossip.plans.mix import Mix
+from node.replicas import mixing
 from node.trainer.sampler import Sampler
 from protocols.codecs import NAMES, RangeCodec
 
@@ -40,10 +43,21 @@ STEPPED = {
     "adam": "83489c82bd562984",
     "yogi": "9a0e2c8e26764c4d",
     "sparseloco": "d1b2077972ae0da2",
-    "adamw": "83489c82bd562984",
-    "onebit-adam": "83489c82bd562984",
-    "powersgd": "83489c82bd562984",
-    "delayed-nesterov": "65f48bd831fdf644",
+    "adamw": "889365d293797462",
+    "onebit-adam": "e35c32a2e22f70dc",
+    "powersgd": "889365d293797462",
+    "delayed-nesterov": "cfadf9d7cf157089",
+}
+MIXES = {**mixing.RULES, **mixing.BY_TRUST}
+MERGED = {
+    "mean": "af1349b9f5f9a1a6",
+    "clip": "07de341e50d3aea0",
+    "median": "d8117cd0d78f45ed",
+    "trimmed": "5b48ce2715869a07",
+    "geometric-median": "2cc1cc969b21827e",
+    "centered-clip": "39d501ac68d3409a",
+    "friendly": "07de341e50d3aea0",
+    "open": "b2c7fa6f573e7ca3",
 }
 COMPUTED: dict[str, Any] = {
     "genesis": "f222e9c7c23fa748",
@@ -81,11 +95,35 @@ def encoded(name: str) -> str:
 
 
 def stepped(name: str) -> str:
+    """Five rounds, all with a decay, and two of them of a warm-up, where a rule has these."""
     rule, params = named(name), numbers("params", 200).clone()
     state = rule.init(params)
     for number in range(5):
-        rule.update(state, numbers(f"merged {number}", 200), params, lr=0.5, momentum=0.75)
+        rates = Rates(0.5, 0.75, number + 1, share=0.4, weight=3.0, decay=0.1, warmup=2)
+        merged = numbers(f"merged {number}", 200).clone()
+        if rule.brings is not None:
+            rule.brings(state.vectors, merged, rates)
+        rule.take(state.vectors, merged, params, rates)
     return digest(torch.cat([params, *state.vectors.values()]))
+
+
+def merged(mix: Mix) -> str:
+    """What a rule makes of five contributions: two of a kind, one long, one against the others."""
+    vectors = torch.stack([numbers(f"merged {n}", 300) for n in range(5)])
+    vectors[1] = vectors[0] * 1.01
+    vectors[3] *= 50.0
+    vectors[4] = -3.0 * vectors[:3].mean(0)
+    weights = [1.0, 2.0, 1.5, 1.0, 1.0]
+    found: list[float] = []
+    if mix.clip is not None:
+        found += mix.clip([float(vector.double().norm()) for vector in vectors])
+    if mix.weigh is not None:
+        wide = vectors.double()
+        found += mix.weigh(wide @ wide.T, weights)
+    column = b""
+    if mix.column is not None:
+        column = mix.column(vectors, weights).numpy().tobytes()
+    return digest(struct.pack(f"<{len(found)}d", *found) + column)
 
 
 def computed() -> dict[str, Any]:
@@ -116,6 +154,11 @@ def test_a_codec_makes_the_bytes_that_others_decode(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_an_outer_optimizer_comes_to_the_bits_that_others_come_to(name: str) -> None:
     assert stepped(name) == STEPPED[name]
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_merge_rule_weighs_contributions_as_others_do(name: str) -> None:
+    assert merged(MIXES[name]()) == MERGED[name]
 
 
 def test_what_is_hashed_drawn_and_ordered_is_what_others_have() -> None:

@@ -6,10 +6,19 @@ import re
 from typing import Any, get_args
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_rounds import OF_GRADIENTS, OUTER_DEFAULTS, Mode, OuterRule
+from bootstrap.manifest_modes import EAGER_LR
+from bootstrap.manifest_rounds import (
+    NO_MOMENTUM,
+    OF_GRADIENTS,
+    OUTER_DEFAULTS,
+    SCALES,
+    Mode,
+    OuterRule,
+)
 from diloco import optimizers
 from node.modes import check_runs, doubts
 from protocols.errors import OperatorError
@@ -288,8 +297,29 @@ def test_defaults_of_outer_optimizers_are_those_of_their_rules(name: str) -> Non
     assert (outer.beta2, outer.epsilon) == (optimizers.BETA2, optimizers.EPSILON)
 
 
+@pytest.mark.parametrize("name", sorted(set(get_args(OuterRule)) - set(OF_GRADIENTS)))
+def test_what_an_outer_optimizer_is_said_to_be_follows_from_its_rule(name: str) -> None:
+    rule, merged = optimizers.named(name), torch.full((4,), 2.0)
+
+    def moved(merged: torch.Tensor) -> float:
+        params = torch.zeros(4)
+        rates = optimizers.Rates(0.1, 0.0, share=1.0)
+        rule.take(rule.init(params).vectors, merged, params, rates)
+        return params.abs().max().item()
+
+    assert (name in SCALES) == (moved(100 * merged) < 2 * moved(merged))
+    assert (name in NO_MOMENTUM) == (not rule.vectors)
+
+
+def test_eager_has_its_own_rate_where_a_rule_steps_by_the_mean_itself() -> None:
+    refused = {"delayed-nesterov", "sparseloco"}
+    for name in set(get_args(OuterRule)) - set(OF_GRADIENTS) - refused:
+        made = of(mode="eager", outer={"optimizer": name}).outer
+        assert made.lr == (optimizers.named(name).lr if name in SCALES else EAGER_LR), name
+
+
 def test_adaptive_rules_may_be_warmed_up_by_their_rate_alone() -> None:
-    for name in ("adam", "yogi"):
+    for name in SCALES:
         made = of(outer={"optimizer": name, "momentum": 0.8, "lr_start": 0.001}).outer
         assert (made.momentum_start, made.lr_start, made.warmup_rounds) == (0.8, 0.001, 10)
         at_once = {"optimizer": name, "momentum_start": 0.5, "warmup_rounds": 0}

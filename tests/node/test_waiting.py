@@ -11,7 +11,7 @@ import pytest
 
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Membership
-from gossip.plans.validity import MAX_ROSTER
+from protocols.bounds import MAX_ROSTER
 from gossip.rounds.gathering import Gathering
 from node.entry.waiting import Gatherer, Waiting, gathering_of
 from node.modes import check_wait

@@ -10,6 +10,7 @@ from simulate_kit import simulated
 
 from bootstrap import manifest_modes
 from bootstrap.manifest_gossip import PAIRED
+from bootstrap.manifest_rounds import OF_GRADIENTS, Merge, OuterRule
 from node.commands.simulating import _summary
 from node.simulate.run import codecs_of
 from node.simulate.scenario import Mode, Scenario
@@ -83,3 +84,14 @@ def test_every_mode_is_simulated_as_it_is_typed(mode: str) -> None:
     done = simulated(*given, "--set", "hidden=8", "--set", "batch=4")
     assert done.exit_code == 0, done.output
     assert f"2 islands, {mode}, " in done.output
+
+
+def test_what_a_run_may_have_may_be_simulated() -> None:
+    """Apart from ``auto``, whose two meanings have names here, and what modes set by themselves."""
+
+    def choices(name: str) -> set[str]:
+        return set(get_args(Scenario.model_fields[name].annotation))
+
+    rules = set(get_args(Merge.model_fields["rule"].annotation))
+    assert choices("rule") == rules - {"auto"} | {"open"}
+    assert choices("outer") == set(get_args(OuterRule)) - set(OF_GRADIENTS) - {"delayed-nesterov"}
