@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from gossip.chain.chain import Chain
 from gossip.membership.members import Liveness
-from protocols.bounds import MAX_ROSTER
 from gossip.rounds.gathering import Gathering
 from node.checkpoints.restoring import Restored
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Notice
 from node.monitor.wording import duration, short
 from node.replicas.replica import OuterReplica
+from protocols.bounds import MAX_ROSTER
 from protocols.messages import UNKNOWN_ETA_S, Announce
 
 LOOK_S = 1.0

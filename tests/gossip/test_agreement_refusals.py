@@ -23,10 +23,10 @@ from gossip_kit import (
 
 from gossip.plans.certificate import outcome_of, sign_result
 from gossip.plans.validity import MAX_TOKENS, check_outcome, key_of
-from protocols.bounds import MAX_ROSTER
 from gossip.rounds.agreed import Adopted
 from gossip.rounds.agreement import LEAP, NONE
 from gossip.rounds.proposer import Proposer
+from protocols.bounds import MAX_ROSTER
 from protocols.counts import Included
 from protocols.errors import Malformed, RemoteProtocolError, Stale
 from protocols.identity import Identity, PeerId

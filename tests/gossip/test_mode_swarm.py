@@ -10,8 +10,8 @@ from exchange_kit import until
 from mode_swarm import CONSTANT, ModeSwarm, mode_swarm
 from suites import slow
 
-from protocols.bounds import NO_BOUND
 from node.replicas.sparse_state import SparseReplica
+from protocols.bounds import NO_BOUND
 from protocols.identity import Identity
 from protocols.memory import virtual_time
 

@@ -16,8 +16,8 @@ from toy_replica import RUN, ToyReplica
 
 from gossip.plans.certificate import leader_order
 from gossip.plans.rules import Rules
-from protocols.bounds import MAX_ROSTER
 from gossip.rounds.trial import PATIENT, Trial
+from protocols.bounds import MAX_ROSTER
 from protocols.envelope import seal
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time

@@ -11,11 +11,11 @@ import pytest
 
 from bootstrap.manifest import Manifest
 from gossip.membership.members import Membership
-from protocols.bounds import MAX_ROSTER
 from gossip.rounds.gathering import Gathering
 from node.entry.waiting import Gatherer, Waiting, gathering_of
 from node.modes import check_wait
 from node.monitor.events import JoinProgress
+from protocols.bounds import MAX_ROSTER
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
