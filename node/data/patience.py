@@ -26,6 +26,13 @@ class Patience:
 
     def __init__(self) -> None:
         self._pause, self._end = FIRST_PAUSE_S, math.inf
+        self._furthest: tuple[int, ...] = ()
+
+    def got_to(self, place: tuple[int, ...]) -> None:
+        """Begin anew if that is further than reading ever came: the same once more is not."""
+        if place > self._furthest:
+            self._furthest = place
+            self._pause, self._end = FIRST_PAUSE_S, math.inf
 
     def pause(self, error: OperatorError) -> float | None:
         """Seconds until the next try; None where retrying is in vain, or has lasted long enough.

@@ -94,18 +94,19 @@ class Parts:
     def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
         """Tokens of a part, mapped; made if they are not there.
 
-        Raises OperatorError E601 for a data set that cannot be read, after minutes of retries if it
-        may pass, E402 for a full disk, and E603 where parts cannot be kept for another reason.
+        Raises OperatorError E601 for a data set that cannot be read, after minutes of retries
+        without progress if it may pass, E402 for a full disk, and E603 where parts cannot be kept
+        for another reason.
         """
         patience = Patience()
         while True:
             try:
-                return self._got(round, part)
+                return self._got(round, part, patience)
             except OperatorError as error:  # no lock is held: others may try meanwhile
                 if error.code != "E601" or not patience.wait(error):
                     raise
 
-    def _got(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
+    def _got(self, round: int, part: int, patience: Patience) -> npt.NDArray[np.integer[Any]]:
         path = self._directory / f"part-{round}-{part}.bin"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,7 @@ class Parts:
                         self._look_over()
                         there = path.is_file()
                         if not there and (self._makes(part) or idle_s >= IDLE_S):
-                            self._make(round, part, path)
+                            self._make(round, part, path, patience)
                             there = True
                         if there:
                             return np.memmap(path, dtype=self._kind, mode="r")
@@ -178,20 +179,23 @@ class Parts:
                 for part in folder.glob("part-*"):
                     part.unlink(missing_ok=True)
 
-    def _make(self, round: int, part: int, path: Path) -> None:
+    def _make(self, round: int, part: int, path: Path, patience: Patience) -> None:
         at, reader = self._reader or (-1, None)
         known, mark = self._marks.nearest(round)
         if reader is None or at > round or at < known:
             at, reader = known, Reader(self._source, mark, self._sign)
         self._reader = None  # until it stands at the beginning of a stretch again
-        while at < round:
-            for _ in self._stretch(reader):
-                pass
-            at += 1
-            self._marks.note(at, reader.mark)
-        own = (text for dealt, text in self._stretch(reader) if dealt == part)
-        write(path, self._coded(own))
-        self._marks.note(at + 1, reader.mark)
+        try:
+            while at < round:
+                for _ in self._stretch(reader):
+                    pass
+                at += 1
+                self._marks.note(at, reader.mark)
+            own = (text for dealt, text in self._stretch(reader) if dealt == part)
+            write(path, self._coded(own))
+            self._marks.note(at + 1, reader.mark)
+        finally:
+            patience.got_to((reader.passes, reader.examples))
         self._reader = at + 1, reader
         self.made += 1
         there = [(int(old.name.split("-")[1]), old) for old in self._directory.glob("part-*")]

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,6 +125,57 @@ def test_a_stream_that_stays_away_is_told_of(texts, tmp_path, monkeypatch):
     with pytest.raises(OperatorError, match="Server Disconnected") as caught:
         data.parts.get(0, 0)
     assert caught.value.code == "E601"
+
+
+class SlowLink:
+    """Records take a minute each, and after every so many of them the link breaks off."""
+
+    def __init__(self, monkeypatch, records):
+        self.read, self.breaks, self.now = 0, 0, 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.wait)
+        monkeypatch.setattr(patience, "time", clock)
+        real = DataSet.open
+
+        def opened(source):
+            stream = real(source)
+            whole = type(stream).__iter__
+
+            def records_of(this):
+                for record in whole(this):
+                    self.read += 1
+                    self.wait(60.0)
+                    if self.read % records == 0:
+                        self.breaks += 1
+                        raise ConnectionError("broken off")
+                    yield record
+
+            stream.__class__ = type("Stream", (type(stream),), {"__iter__": records_of})
+            return stream
+
+        monkeypatch.setattr(DataSet, "open", opened)
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+def test_breaks_of_a_stream_cost_no_patience_as_long_as_it_comes_further(
+    texts, tmp_path, monkeypatch
+):
+    """A newcomer reads for hours to come to its own part."""
+    kept = stream(run(), texts[1], tmp_path / "a").parts.get(6, 0)
+    data = stream(run(), texts[1], tmp_path / "b")
+    link = SlowLink(monkeypatch, records=40)  # more than a stretch has
+    assert np.array_equal(data.parts.get(6, 0), kept)
+    assert link.breaks > 2
+
+
+def test_what_comes_of_a_stream_again_and_again_is_no_progress(texts, tmp_path, monkeypatch):
+    data = stream(run(), texts[1], tmp_path)
+    link = SlowLink(monkeypatch, records=10)  # fewer than a stretch has
+    with pytest.raises(OperatorError, match="broken off") as caught:
+        data.parts.get(0, 0)
+    assert caught.value.code == "E601"
+    assert link.breaks == 2
 
 
 def test_what_went_well_before_it_broke_off_takes_no_patience(monkeypatch):
