@@ -86,7 +86,9 @@ class Parts:
         self._making: int | None = None  # the part that this process makes in every round
         self._give_up: weakref.finalize[..., Any] | None = None  # ends that; so does gc
         self._lock = threading.Lock()
-        self._looked = False  # whether the parts of before are intact
+        # parts of before that are not what was written: this machine may have lost its power
+        self._suspect: set[Path] | None = None
+        self._looked = False  # whether those of other streams are gone
         self._told = False  # that there is less text than a stretch has
         self._signed = -math.inf  # when the last sign of reading was left
         self.made = 0  # by this process
@@ -111,54 +113,65 @@ class Parts:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             idle_s = 0.0
-            with self._lock:
-                while True:
-                    with self._alone():  # waits for any other that is making a part
-                        self._look_over()
-                        there = path.is_file()
-                        if not there and (self._makes(part) or idle_s >= IDLE_S):
-                            self._make(round, part, path, patience)
-                            there = True
-                        if there:
-                            return np.memmap(path, dtype=self._kind, mode="r")
-                    time.sleep(LOOK_S)
-                    idle_s += LOOK_S
+            while (found := self._mapped(path)) is None:
+                if not self._lock.acquire(timeout=LOOK_S):  # another thread makes one
+                    continue
+                try:
+                    with self._alone() as alone:
+                        if alone:
+                            self._look_over()
+                            if path.is_file():
+                                continue
+                            if self._makes(part) or idle_s >= IDLE_S:
+                                self._make(round, part, path, patience)
+                                continue
+                            idle_s += LOOK_S
+                finally:
+                    self._lock.release()
+                time.sleep(LOOK_S)
+            return found
         except OSError as error:
             what = f"cannot keep training data in {self._directory}"
             raise cannot_write(what, error, otherwise="E603") from error
 
+    def _mapped(self, path: Path) -> npt.NDArray[np.integer[Any]] | None:
+        """A part that is there, whatever is being made meanwhile; None where it is not."""
+        if self._suspect is None:
+            files = self._directory.glob("part-*.bin")
+            self._suspect = {file for file in files if intact(file) is None}
+        if path not in self._suspect:
+            with contextlib.suppress(FileNotFoundError):
+                return np.memmap(path, dtype=self._kind, mode="r")
+        return None
+
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[bool]:
+        """Whether no other process is making a part; then none does in this block."""
         with (self._directory / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
-            yield
+            yield _locked(lock.fileno())  # released by closing
 
     def _makes(self, part: int) -> bool:
         """Whether this process makes this part of every round: it does if no other does."""
         if self._making == part:
             return True
         lock = os.open(self._directory / f".maker-{part}", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if isinstance(error, BlockingIOError):
+        with contextlib.ExitStack() as refused:
+            refused.callback(os.close, lock)
+            if not _locked(lock):
                 return False
-            raise
+            refused.pop_all()
         if self._give_up is not None:  # the island has another slot by now
             self._give_up()
         self._making, self._give_up = part, weakref.finalize(self, os.close, lock)
         return True
 
     def _look_over(self) -> None:
-        """Remove, once, parts that are not what was written: this machine may have lost its power.
-
-        Parts made from now on need no such look.
-        """
+        """Remove parts that are not what was written, and, once, those of other streams."""
+        for path in self._suspect or ():
+            if intact(path) is None:  # what it lacked may have come by now
+                path.unlink(missing_ok=True)
+        self._suspect = set()
         if not self._looked:
-            for path in self._directory.glob("part-*.bin"):
-                if intact(path) is None:
-                    path.unlink()
             self._clear_others()
         self._looked = True
 
@@ -234,3 +247,12 @@ class Parts:
         for batch in batches(texts, len):
             for ids in self._coder.encode(batch):
                 yield with_end(ids, self._coder, self._kind).tobytes()
+
+
+def _locked(handle: int) -> bool:
+    """Lock an open file; False where another has it locked."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,6 +1,7 @@
 """The parts of a stream that an island keeps: who makes them, when, and what becomes of them."""
 
 import itertools
+import math
 import threading
 
 import numpy as np
@@ -194,6 +195,37 @@ def test_one_of_an_islands_ranks_reads_the_stream_whoever_asks_first(texts, tmp_
     ranks[2].get(5, 0)
     ask(ranks[1], 5).join(30)
     assert [rank.made for rank in ranks] == [5, 0, 1]
+
+
+def test_a_part_that_is_there_waits_for_none_that_is_being_made(texts, tmp_path, monkeypatch):
+    """Rank 0 makes the next round's part ahead, and the others are to train meanwhile."""
+    monkeypatch.setattr(stream_parts, "LOOK_S", 0.01)
+    monkeypatch.setattr(stream_parts, "IDLE_S", math.inf)
+    begun, go_on, write = threading.Event(), threading.Event(), stream_parts.write
+
+    def held_up(path, *given):
+        if path.name == "part-2-0.bin":
+            begun.set()
+            assert go_on.wait(60)
+        return write(path, *given)
+
+    monkeypatch.setattr(stream_parts, "write", held_up)
+    first, second, late = (stream(run(), texts[1], tmp_path).parts for _ in range(3))
+    first.get(0, 0)  # from now on it makes them
+    waiting = ask(second, 1)
+    first.get(1, 0)
+    making = ask(first, 2)
+    try:
+        assert begun.wait(30)
+        asking = [waiting, ask(first, 1), ask(second, 0), ask(late, 1), ask(late, 0)]
+        for thread in asking:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert making.is_alive()
+    finally:
+        go_on.set()
+    making.join(30)
+    assert [parts.made for parts in (first, second, late)] == [3, 0, 0]
 
 
 def test_a_part_that_nobody_makes_is_made_by_who_waits_for_it(texts, tmp_path, monkeypatch):
