@@ -61,6 +61,9 @@ class ShardCache:
         again), E402.
         """
         path = self.directory / sha256
+        with self._keeping():
+            if self._intact(path, sha256, size):  # whatever is being fetched
+                return path
         with (
             self._keeping(),
             self._locked(f".lock-{sha256[:2]}"),

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,6 +121,48 @@ def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(fetch, range(4)))
     assert not [f for f in tmp_path.iterdir() if f.name.startswith(PART)]
+
+
+def alike() -> tuple[bytes, bytes]:
+    """Contents whose hashes begin with the same two digits."""
+    seen: dict[str, bytes] = {}
+    for body in (b"%d" % number for number in itertools.count()):
+        if (other := seen.setdefault(hashlib.sha256(body).hexdigest()[:2], body)) != body:
+            return other, body
+    raise AssertionError
+
+
+def test_a_file_that_is_here_waits_for_none_that_is_being_fetched(tmp_path):
+    bodies = {hashlib.sha256(body).hexdigest(): body for body in alike()}
+    here, coming = bodies
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Place:
+        place = "memory"
+
+        @contextlib.contextmanager
+        def opening(self, name, start=0, version=""):
+            if name == coming:
+                begun.set()
+                assert go_on.wait(60)
+            yield Opened(io.BytesIO(bodies[name]))
+
+    def ask(name, cache):
+        return pool.submit(cache.get, Place(), name, name, len(bodies[name]))
+
+    mine, other = ShardCache(tmp_path, 1000), ShardCache(tmp_path, 1000)
+    with ThreadPoolExecutor(3) as pool:
+        ask(here, mine).result(30)
+        fetching = ask(coming, mine)
+        try:
+            assert begun.wait(30)
+            for cache in (mine, other):
+                assert ask(here, cache).result(30).read_bytes() == bodies[here]
+            assert not fetching.done()
+        finally:
+            go_on.set()
+        fetching.result(30)
+    assert (mine.fetched, other.fetched) == (2, 0)
 
 
 def test_a_folder_beside_the_files_neither_counts_nor_goes(served, tmp_path):
