@@ -169,7 +169,8 @@ _ROWS = (
         "--keep-checkpoints, by "
         "default 2) and the one being written, with --checkpoint-copy for one more, and for small "
         "files such as api.json; later the node trains on and skips checkpoints until there is, "
-        "and ends with this error where there is no room for its last one",
+        "and ends with this error where there is no room for its last one, or for four minutes "
+        "none for the next data of a stream or a URL",
         "free space, lower --keep-checkpoints, or give another --dir",
     ),
     Kind(

@@ -1,4 +1,4 @@
-"""How long to retry what a server, or the way to it, refuses for the moment."""
+"""How long to retry what a server, the way to it, or a full disk refuses for the moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ OF_SERVERS = ("aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", 
 class Patience:
     """Patience with one read, from its first failure on: what went well may have taken long."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, full_passes: bool = False) -> None:
+        """``full_passes``: a full disk is worth a try as well.
+
+        As that of a node: what fills it may be a checkpoint, of which nothing stays where it does
+        not fit.
+        """
+        self._full_passes = full_passes
         self._pause, self._end = FIRST_PAUSE_S, math.inf
         self._furthest: tuple[int, ...] = ()
 
@@ -39,9 +45,10 @@ class Patience:
 
         Whether it may pass is told by the error's ``__cause__``.
         """
-        now, pause = time.monotonic(), self._pause
+        now, pause, cause = time.monotonic(), self._pause, error.__cause__
         self._end = min(self._end, now + PATIENCE_S)
-        if not passes(error.__cause__) or now + pause > self._end:
+        may_pass = passes(cause) or (self._full_passes and is_full(cause))
+        if not may_pass or now + pause > self._end:
             return None
         logger.warning("%s: %s; again in %.0f s", error.what, error.why, pause)
         self._pause = min(2 * pause, LAST_PAUSE_S)

@@ -41,7 +41,8 @@ class Folder:
     """A token folder at a path or URL. Raises OperatorError E603 where there is none.
 
     ``cache`` is where files of a URL are kept, at most ``cache_bytes`` of them, and a copy of its
-    index, for when the server is away. ``known``: the copy is as good as what is there now.
+    index, for when the server is away. ``known``: a run trains on it, so that the copy is as good
+    as what is there now, and a full disk is waited for.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Folder:
     ) -> None:
         self.place = place.rstrip("/")
         self.remote = is_url(place)
-        self._cache = ShardCache(cache, cache_bytes) if self.remote and cache is not None else None
+        self._cache = None
+        if self.remote and cache is not None:
+            self._cache = ShardCache(cache, cache_bytes, full_passes=known)
         self.cache_bytes = cache_bytes if self._cache is not None else 0
         if not self.remote:
             check_finished(Path(self.place))

@@ -2,9 +2,9 @@
 
 A file is checked against its hash before it is used; one with another hash is fetched again, and
 after some tries refused. A server that does not answer, or breaks off, is asked again for some
-minutes, and as long again after each progress; what came stays, also when this process is killed
-(:mod:`node.data.partial_file`). The processes of a machine share a cache, so only one of them
-fetches.
+minutes, and as long again after each progress, and so is a disk that is full; what came stays, also
+when this process is killed (:mod:`node.data.partial_file`). The processes of a machine share a
+cache, so only one of them fetches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 INDEX_COPY = ".index-"  # how the name of a folder's index begins, which stays and is small
-PROGRESS_BYTES = 1 << 20  # bytes beyond the most so far, after which patience begins anew
+PROGRESS_BYTES = 1 << 20  # of a file, with each of which patience begins anew
 
 
 class FileSource(Protocol):
@@ -49,8 +49,10 @@ class FileSource(Protocol):
 class ShardCache:
     """Files by sha256 in one folder; those used least recently go first. For several processes."""
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(self, directory: Path, max_bytes: int, *, full_passes: bool = True) -> None:
+        """``full_passes``: see :class:`node.data.patience.Patience`."""
         self.directory, self.max_bytes = directory, max_bytes
+        self._full_passes = full_passes
         self.fetched = 0  # files, by this process
         self._checked: set[str] = set()
 
@@ -58,8 +60,19 @@ class ShardCache:
         """The file, fetched if it is not there.
 
         Raises OperatorError E603 (not to be had for minutes, or with another hash again and
-        again), E402.
+        again), E402 (a disk that is full for minutes).
         """
+        part = PartialFile(self.directory, sha256, size)
+        patience = Patience(full_passes=self._full_passes)
+        while True:
+            try:
+                return self._got(source, name, part, patience)
+            except OperatorError as error:  # no lock is held: others may try meanwhile
+                if error.code != "E402" or not patience.wait(error):
+                    raise
+
+    def _got(self, source: FileSource, name: str, part: PartialFile, patience: Patience) -> Path:
+        sha256, size = part.sha256, part.size
         path = self.directory / sha256
         with self._keeping():
             if self._intact(path, sha256, size):  # whatever is being fetched
@@ -70,8 +83,7 @@ class ShardCache:
         ):  # one fetches a file, others wait
             if self._intact(path, sha256, size):
                 return path
-            part = PartialFile(self.directory, sha256, size)
-            left, patience, furthest, before = TRIES, Patience(), 0, -1
+            left, before = TRIES, -1
             while left:
                 failure: OperatorError | None = None
                 try:
@@ -93,12 +105,9 @@ class ShardCache:
                     before = ended
                 except OperatorError as error:
                     failure = error
-                    if is_full(error.__cause__):
-                        if self._give_way(part):
-                            continue
-                        part.drop()
-                if part.length >= furthest + PROGRESS_BYTES:
-                    furthest, patience = part.length, Patience()
+                    if is_full(error.__cause__) and self._give_way(part):
+                        continue
+                patience.got_to((part.length // PROGRESS_BYTES,))
                 if failure is not None and (failure.code != "E603" or not patience.wait(failure)):
                     raise failure
         raise operator_error(

@@ -97,15 +97,15 @@ class Parts:
         """Tokens of a part, mapped; made if they are not there.
 
         Raises OperatorError E601 for a data set that cannot be read, after minutes of retries
-        without progress if it may pass, E402 for a full disk, and E603 where parts cannot be kept
-        for another reason.
+        without progress if it may pass, E402 for a disk that is full for as long, and E603 where
+        parts cannot be kept for another reason.
         """
-        patience = Patience()
+        patience = Patience(full_passes=True)
         while True:
             try:
                 return self._got(round, part, patience)
             except OperatorError as error:  # no lock is held: others may try meanwhile
-                if error.code != "E601" or not patience.wait(error):
+                if error.code not in ("E601", "E402") or not patience.wait(error):
                     raise
 
     def _got(self, round: int, part: int, patience: Patience) -> npt.NDArray[np.integer[Any]]:

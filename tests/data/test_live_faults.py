@@ -216,20 +216,48 @@ def test_where_nothing_can_be_kept_that_is_said_and_no_full_disk(texts, tmp_path
     assert "XDG_CACHE_HOME" in caught.value.fix
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "E402"), (errno.EIO, "E603")])
-def test_what_this_machines_disk_refuses_is_told_at_once(
-    texts, tmp_path, monkeypatch, number, code
-):
-    data = stream(run(), texts[1], tmp_path / "parts")
+def refusing(monkeypatch, number, times):
+    """A disk that keeps no part, so many times."""
+    write, left = stream_parts.write, iter(range(times))
 
     def refused(*given):
-        raise OSError(number, os.strerror(number))
+        if next(left, None) is not None:
+            raise OSError(number, os.strerror(number))
+        return write(*given)
 
     monkeypatch.setattr(stream_parts, "write", refused)
+
+
+def test_what_this_machines_disk_refuses_is_told_at_once(texts, tmp_path, monkeypatch):
+    data = stream(run(), texts[1], tmp_path / "parts")
+    refusing(monkeypatch, errno.EIO, times=1)
     monkeypatch.setattr(patience.Patience, "wait", lambda self, error: pytest.fail("it waits"))
-    with pytest.raises(OperatorError, match=os.strerror(number)) as caught:
+    with pytest.raises(OperatorError, match=os.strerror(errno.EIO)) as caught:
         data.parts.get(0, 0)
-    assert caught.value.code == code
+    assert caught.value.code == "E603"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_for_a_moment_ends_no_read(texts, tmp_path, monkeypatch, number):
+    """What fills it may be a checkpoint, which is removed again where it does not fit."""
+    kept = stream(run(), texts[1], tmp_path / "a").parts.get(1, 0)
+    data = stream(run(), texts[1], tmp_path / "b")
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.001)
+    refusing(monkeypatch, number, times=3)
+    assert np.array_equal(data.parts.get(1, 0), kept)
+
+
+def test_a_disk_that_stays_full_is_told_of(texts, tmp_path, monkeypatch, caplog):
+    data = stream(run(), texts[1], tmp_path / "parts")
+    slept = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(patience, "time", clock)
+    refusing(monkeypatch, errno.ENOSPC, times=10**6)
+    with pytest.raises(OperatorError, match="No space left") as caught:
+        data.parts.get(0, 0)
+    assert caught.value.code == "E402"
+    assert patience.PATIENCE_S / 2 < sum(slept) <= patience.PATIENCE_S
+    assert "No space left on device; again in 1 s" in caplog.text
 
 
 class Answer:
