@@ -226,18 +226,36 @@ class _Writer:
         _replace(self.out / PARTIAL, self.place.model_dump_json().encode())
 
     def _drop_unfinished(self) -> None:
-        """Take back what was written after the last note."""
-        whole = {name for shard in self.place.shards for name in (shard.name, ends(shard.name))}
+        """Take back what was written after the last note; E603 where less than that is there."""
+        place = self.place
+        whole: dict[str, int] = {}
+        for shard in place.shards:
+            whole |= self._sizes(shard.name, shard.tokens, shard.documents)
+        held_out = self._sizes(HELD_OUT, place.held_out_tokens, place.held_out_documents)
+        for name, size in (whole | held_out).items():
+            self._check_size(self.out / name, size)
         for file in self.out.glob("train-*"):
             if file.name not in whole:
                 file.unlink()
-        sizes = (
-            (HELD_OUT, self.place.held_out_tokens * self.kind.itemsize),
-            (ends(HELD_OUT), self.place.held_out_documents * 8),
-        )
-        for name, size in sizes:
+        for name, size in held_out.items():
             with (self.out / name).open("ab") as kept:
                 kept.truncate(size)
+
+    def _sizes(self, name: str, tokens: int, documents: int) -> dict[str, int]:
+        """Bytes of a file of tokens, and of the one beside it."""
+        return {name: tokens * self.kind.itemsize, ends(name): documents * 8}
+
+    def _check_size(self, file: Path, noted: int) -> None:
+        """E603 where a file has lost something: it would be filled with zeros, or named in vain."""
+        found = file.stat().st_size if file.exists() else None
+        if (found or 0) < noted:
+            why = "is missing" if found is None else f"has {found:,} bytes instead of {noted:,}"
+            raise operator_error(
+                "E603",
+                f"{self.out} cannot be finished",
+                why=f"{file.name} {why}",
+                fix="put that file back; or remove the folder, and give the same command again",
+            )
 
 
 class _File:

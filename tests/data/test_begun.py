@@ -14,6 +14,7 @@ from data_kit import TEXTS, json_lines
 
 from node.data import batches
 from node.data import prepare as preparing
+from node.data.begun import Place
 from node.data.documents import find_inputs
 from node.data.folder import INDEX, PARTIAL
 from node.data.prepare import prepare
@@ -202,6 +203,31 @@ def test_nothing_is_added_to_a_last_file_that_was_closed(tmp_path, monkeypatch):
     assert "with fewer inputs" in refused([source, more], out)
     made([source], out)
     assert same_as_at_once([source], out)
+
+
+@pytest.mark.parametrize("loss", ["all", "some"])
+@pytest.mark.parametrize("end", [".bin", ".ends"])
+@pytest.mark.parametrize("name", ["held-out", "train-00001"])
+def test_what_was_noted_has_to_be_there(tmp_path, name, end, loss):
+    """What was held out would be zeros, and with hashes that fit."""
+    inputs, out = begun(tmp_path)
+    write(inputs[1], lines(TEXTS)[40:])
+    spoilt = out / (name + end)
+    before = spoilt.read_bytes()
+    noted = Place.model_validate_json((out / PARTIAL).read_bytes())
+    bytes_of = {".bin": noted.held_out_tokens, ".ends": 8 * noted.held_out_documents}
+    size = bytes_of[end] if name == "held-out" else len(before)
+    assert size >= 8
+    if loss == "all":
+        spoilt.unlink()
+        assert f"{spoilt.name} is missing" in refused(inputs, out)
+    else:
+        spoilt.write_bytes(before[: size - 8])
+        said = f"{spoilt.name} has {size - 8:,} bytes instead of {size:,}"
+        assert said in refused(inputs, out)
+    spoilt.write_bytes(before[:size])
+    made(inputs, out)
+    assert same_as_at_once(inputs, out)
 
 
 def test_a_text_that_is_named_and_empty_is_left_out_as_in_a_folder(tmp_path):
