@@ -43,8 +43,11 @@ def mark_of(present: Sequence[bool]) -> bytes:
 
 
 def magnitude(shares: Iterable[float]) -> float:
-    """What the sum of a group with these shares is divided by: the next power of two."""
-    return 2.0 ** math.frexp(sum(shares))[1]
+    """What the sum of a group with these shares is divided by: the next power of two.
+
+    Relay and owner must find the same one; ``sum`` depends on the version of Python.
+    """
+    return 2.0 ** math.frexp(math.fsum(shares))[1]
 
 
 def marked(mark: bytes, members: Sequence[PeerId]) -> list[PeerId]:

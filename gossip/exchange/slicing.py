@@ -62,7 +62,7 @@ class KeepsLost(Protocol):
 def shares(contributors: Iterable[Contributor]) -> dict[PeerId, float]:
     """The share of the planned weight of each contributor, leaving out negligible ones."""
     contributors = tuple(c for c in contributors if c.scale)
-    total = sum(c.weight for c in contributors)
+    total = math.fsum(c.weight for c in contributors)  # the same by every version of Python
     return {
         c.peer: c.weight / total for c in contributors if c.weight and c.weight / total > NEGLIGIBLE
     }
