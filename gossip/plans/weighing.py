@@ -25,6 +25,7 @@ the round (:mod:`gossip.exchange.auditing`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -154,7 +155,7 @@ def weighed(
         rows = [gram.present.index(index) for index in counted]
         total += unpack(gram.products, len(gram.present))[rows][:, rows]
     weights = [contributors[index].weight for index in counted]
-    whole = sum(weights)
+    whole = math.fsum(weights)  # what sum comes to depends on the version of Python
     scales = dict.fromkeys(range(len(contributors)), 0.0)
     for index, coefficient in zip(counted, mix.weigh(total, weights), strict=True):
         scales[index] = min(coefficient * whole / contributors[index].weight, MAX_SCALE)

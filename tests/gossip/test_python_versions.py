@@ -10,10 +10,12 @@ import pytest
 import torch
 from gossip_kit import roster_of
 from sums import added_up, compensated, rounded
+from weighing_kit import MIX, draft_of, grams_of, vectors
 
 from diloco import merge, robust
 from gossip.exchange.group_sums import magnitude
 from gossip.exchange.slicing import shares
+from gossip.plans.weighing import weighed
 from protocols.identity import Identity
 from protocols.messages import Contributor
 
@@ -54,6 +56,15 @@ def test_what_a_whole_site_is_divided_by(sites: int, per: int) -> None:
 def test_shares(seed: int) -> None:
     given = contributors(seed)
     alike(lambda: shares(given))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scales_that_follow_from_inner_products(seed: int) -> None:
+    """Else a leader's plan is refused by all who run another version."""
+    inputs = vectors()
+    draft = draft_of(inputs, [c.weight for c in contributors(seed)[:5]])
+    grams = grams_of(draft, inputs)
+    alike(lambda: weighed(draft.contributors, grams, MIX))
 
 
 @pytest.mark.parametrize("seed", range(20))
