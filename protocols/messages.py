@@ -480,7 +480,7 @@ class TransferHeader(Message, kind=20):
     start: int
     stop: int
     codec: Name
-    basis: Digest  # as in PartResult
+    basis: Digest  # as in PartResult; through a relay, a hash of that and of whose slices it is for
     done: int  # elements that are there already: the body begins after them
 
 

@@ -9,7 +9,7 @@ Whoever hears something from a member that no plan it knows explains asks that m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 
 from gossip.chain.chain import Chain
@@ -20,15 +20,18 @@ from protocols.identity import PeerId
 from protocols.messages import Passed, Plan, PlanRequest, TransferHeader
 
 
-def explains(plan: Plan | None, basis: bytes, transfer: TransferHeader, ends: set[PeerId]) -> bool:
-    """Whether a plan, with this ``basis``, asks for a transfer between these two ``ends``.
+def explains(
+    plan: Plan | None, bases: Set[bytes], transfer: TransferHeader, ends: set[PeerId]
+) -> bool:
+    """Whether a plan asks for a transfer between these two ``ends``.
 
-    One of them owns the part, or relays it where the plan has groups.
+    One of them owns the part, or relays it where the plan has groups. ``bases`` are the plan's
+    basis, and what goes through its groups.
     """
     return plan is not None and any(
         (part.start, part.stop) == (transfer.start, transfer.stop)
         and (part.owner in ends or bool(plan.groups))
-        and transfer.basis == basis
+        and transfer.basis in bases
         for part in plan.parts
     )
 

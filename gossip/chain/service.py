@@ -230,9 +230,11 @@ class Service:
         if sender not in chain.replica.roster:
             raise RemoteRefused("stranger", "not a member of this round")
         agreement, ends = chain.round.agreement, {sender, chain.me}
-        self._handing.wonder(
-            chain, sender, lambda: explains(agreement.plan, agreement.basis, transfer, ends)
-        )
+
+        def known() -> bool:
+            return explains(agreement.plan, {agreement.basis, *exchange.joint}, transfer, ends)
+
+        self._handing.wonder(chain, sender, known)
         return transfer, exchange
 
     async def _come_to(self, chain: Chain, round_: int, sender: PeerId) -> None:

@@ -15,6 +15,7 @@ peer did not deliver, nobody has a merged part any more, the slices of a draft a
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import InitVar, dataclass, field
 
 import torch
@@ -25,7 +26,7 @@ from gossip.exchange.listener import ExchangeListener
 from gossip.exchange.merged_parts import MergedParts
 from gossip.exchange.outbox import Outbox
 from gossip.exchange.owning import Owning
-from gossip.exchange.part_states import PartState, PartStates
+from gossip.exchange.part_states import PartState, PartStates, Via
 from gossip.exchange.relaying import Relaying
 from gossip.exchange.retaining import Retention, keys_of
 from gossip.exchange.routing import Routes
@@ -56,6 +57,7 @@ class Exchange:
     listener: ExchangeListener
     withheld: InitVar[bool] = False  # my contribution is not ready before :meth:`prepare`
     sent: bool = False  # a plan has asked for my contribution, and some of it may have come
+    joint: frozenset[bytes] = frozenset()  # what goes through the newest plan's relays is named by
     merged: MergedParts = field(init=False)
     slices: IncomingSlices = field(init=False)
     owning: Owning = field(init=False)
@@ -181,6 +183,7 @@ class Exchange:
         self.owning.answer_for(plan.grams)  # first: below, parts are merged or dropped
         wanted: set[PartKey] = set()
         routes = Routes(plan)
+        self.joint = routes.joint
         for number in in_turn([part.owner for part in plan.parts], self.me):
             part = plan.parts[number]
             if part.result is not None:
@@ -193,7 +196,10 @@ class Exchange:
             if part.owner == self.me:
                 header = header_of(self.place, key, plan)
                 self.relaying.drop(key)
-                self.owning.work(key, header, plan, routes.paths(number))
+                paths = routes.paths(number)
+                for joint in paths.joint:
+                    self._planned.stand_in(self.me, state, joint)
+                self.owning.work(key, header, plan, paths)
             elif key not in self.parts:
                 mine = contributes and key[:3] not in holders
                 self._follow(state, routes, number, contributes=mine, again=again)
@@ -232,7 +238,7 @@ class Exchange:
         if relay != self.me:
             self.relaying.drop(state.key)  # an earlier plan may have had me collect it
         via = self._relay(state, relay, routes) if relay else None
-        if state.via not in (None, via):  # it is not my relay any more
+        if state.via not in (None, via):  # it is not my relay any more, or has another group
             self.outbox.detach(state)
         with_sum = self.relaying.collects(state.key)
         running = state.sending
@@ -242,21 +248,27 @@ class Exchange:
         idle = running is None or (asks and running.done())
         if contributes and not with_sum and idle:
             self.outbox.send(state, via, ask=again)
+        elif contributes and via is not None and state.via is None:
+            self.outbox.decline(state, via)
         state.passing = None if relay == self.me else relay
         if not plan.draft:  # else its owner has nothing to give yet
             self.merged.watches.watch(state, plan)
 
-    def _relay(self, state: PartState, relay: PeerId, routes: Routes) -> PeerId | None:
+    def _relay(self, state: PartState, relay: PeerId, routes: Routes) -> Via | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
-        brought, passed_on = routes.through(relay)
+        errand = routes.through(relay)
         self._planned.stand_in(relay, state)
-        if relay == self.me:
-            state.passed_on = passed_on
-            if brought:
-                header = header_of(self.place, state.key, state.plan)
-                self.relaying.collect(state.key, header, state.plan, brought)
-            return None
-        return relay if self.me in brought else None
+        if relay != self.me:
+            return Via(relay, errand.joint) if self.me in errand.brought else None
+        state.passed_on = errand.passed_on
+        if errand.brought:
+            self._planned.stand_in(relay, state, errand.joint)
+            header = header_of(self.place, state.key, state.plan)
+            named = dataclasses.replace(header, basis=errand.joint)
+            self.relaying.collect(state.key, named, state.plan, errand.brought)
+        else:
+            self.relaying.drop(state.key)
+        return None
 
     async def stop(self) -> None:
         """The round is over here: wait for nothing more, and do not read the source any more.

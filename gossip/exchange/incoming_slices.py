@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gossip.exchange.collecting import Collecting
 from gossip.exchange.owning import Owning
-from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartStates
+from gossip.exchange.part_states import ANSWER_S, PLAN_WAIT_S, PartState, PartStates
 from gossip.exchange.relaying import Relaying
 from protocols.identity import PeerId
 from protocols.messages import TransferHeader
@@ -38,14 +38,14 @@ class IncomingSlices:
 
     async def on_sum(self, sender: PeerId, header: TransferHeader, incoming: Incoming) -> bytes:
         """Take the sum of a group from its relay. Raises RemoteRefused ``early`` or ``late``."""
-        await self._asked_for(header)
-        await self.owning.take_sum(sender, header, incoming)
+        state = await self._asked_for(header)
+        await self.owning.take_sum(sender, state.key, header, incoming)
         return b""
 
     async def sum_reached(self, sender: PeerId, header: TransferHeader) -> bytes:
         """How much of a group's sum is here. Raises RemoteRefused ``early`` or ``late``."""
-        await self._asked_for(header, ANSWER_S)
-        return self.owning.sum_reached(sender, header).encode()
+        state = await self._asked_for(header, ANSWER_S)
+        return self.owning.sum_reached(sender, state.key, header).encode()
 
     async def give(self, sender: PeerId, header: TransferHeader) -> bytes:
         """A member asks for a part of mine that its relay does not pass on."""
@@ -53,13 +53,13 @@ class IncomingSlices:
         self.owning.give(sender, header)
         return b""
 
-    async def _asked_for(self, header: TransferHeader, wait: float = PLAN_WAIT_S) -> None:
+    async def _asked_for(self, header: TransferHeader, wait: float = PLAN_WAIT_S) -> PartState:
         """Wait for the plan in which I merge or relay this part.
 
         Raises RemoteRefused: ``early`` where it has not come, ``late`` where it is past.
         """
         mine = (header.start, header.stop, self.owning.me, header.basis)
-        await self.planned.until(mine, wait)
+        return await self.planned.until(mine, wait)
 
     def _merging(self, header: TransferHeader) -> Collecting:
         return self.relaying if self.relaying.collects_range(header) else self.owning

@@ -7,11 +7,13 @@ the owner no longer waits for it, what has not come through the relay goes strai
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from gossip.exchange.listener import ExchangeListener
-from gossip.exchange.part_states import PartState, PartStates
+from gossip.exchange.part_states import PartState, PartStates, Via
 from gossip.exchange.relaying import Relaying
 from gossip.exchange.slicing import OwnContribution, SealedFeed, SliceFeed
 from gossip.exchange.transfers import Transfers, header_of
@@ -43,10 +45,16 @@ class Outbox:
     def me(self) -> PeerId:
         return self.transfers.wiring.identity.peer_id
 
-    def send(self, state: PartState, via: PeerId | None = None, *, ask: bool = False) -> None:
+    def send(self, state: PartState, via: Via | None = None, *, ask: bool = False) -> None:
         """Send my slice to the part's owner, or to the relay ``via``; ``ask`` how much it has."""
         state.via = via
         state.sending = self.transfers.start(self._send(state, state.plan, via, ask=ask))
+
+    def decline(self, state: PartState, via: Via) -> None:
+        """Tell a relay, which would wait for it, that my slice goes straight to the owner."""
+        if state.declined != via:
+            state.declined = via
+            self.transfers.start(self._decline(state.key, state.plan, via))
 
     def detach(self, state: PartState) -> None:
         """Stop sending through the relay: the rest of my slice is to go to the owner."""
@@ -73,17 +81,23 @@ class Outbox:
         known = state.sending is not None and state.via is None  # it is on its way there already
         if counts and plan.groups and key not in self.held and not known:
             if state.via is not None:
-                self.listener.unserved(state.via)
+                self.listener.unserved(state.via.relay)
             if state.via is not None and state.sending is not None and not state.sending.done():
-                self.shunned.add(state.via)  # it takes no slice, so it will pass on no part either
+                # it takes no slice, so it will pass on no part either
+                self.shunned.add(state.via.relay)
+                self.decline(state, state.via)  # if it lives it would wait for the rest
             self.relaying.drop(key)
             self.detach(state)
             self.send(state, ask=True)
         return b""
 
-    async def _send(self, state: PartState, plan: Plan, via: PeerId | None, *, ask: bool) -> None:
+    async def _decline(self, key: PartKey, plan: Plan, via: Via) -> None:
+        with contextlib.suppress(TransportError, RemoteProtocolError):  # it gives up on me by then
+            await self._push(key, plan, via, ask=False, nothing=True)
+
+    async def _send(self, state: PartState, plan: Plan, via: Via | None, *, ask: bool) -> None:
         try:
-            await self._push(state.key, plan, via or state.key[2], ask=ask)
+            await self._push(state.key, plan, via, ask=ask)
         except (TransportError, RemoteProtocolError) as error:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
             if harmless or state.key in self.held or self.transfers.closed:
@@ -92,8 +106,8 @@ class Outbox:
             if via is not None:
                 # maybe only the link failed, and the owner can get it from me: blame nobody
                 why = RemoteProtocolError.of("took no slice for its group", error)
-                self.listener.refused(via, why)
-                self.shunned.add(via)
+                self.listener.refused(via.relay, why)
+                self.shunned.add(via.relay)
                 state.via = None
                 await self._send(state, plan, None, ask=True)
             elif isinstance(error, RemoteRefused):
@@ -102,11 +116,16 @@ class Outbox:
                 state.sending = None  # to be sent again by a later plan
                 self.listener.fault(owner, f"took no slice: {error}")
 
-    async def _push(self, key: PartKey, plan: Plan, to: PeerId, *, ask: bool) -> None:
+    async def _push(
+        self, key: PartKey, plan: Plan, via: Via | None, *, ask: bool, nothing: bool = False
+    ) -> None:
         """Push my slice, or an empty one in its place. Raises what :meth:`Transfers.push` does."""
         wiring = self.transfers.wiring
         codec, identity = wiring.codec.named(plan.codec), wiring.identity
         header, source = header_of(self.place, key, plan), self.own.source
+        to = key[2]
+        if via is not None:
+            to, header = via.relay, dataclasses.replace(header, basis=via.joint)
 
         async def push(*, everything: bool) -> None:
             def feed(first: int) -> SliceFeed:
@@ -118,7 +137,7 @@ class Outbox:
             await self.transfers.push(to, "slice", header, feed, plan.patience_s, ask=ask)
 
         try:
-            await push(everything=await self.own.is_sound())
+            await push(everything=not nothing and await self.own.is_sound())
         except ValueError as error:  # the values have changed since they were checked
             self.listener.refused(self.me, NonFinite(f"own pseudo-gradient: {error}"))
             await push(everything=False)

@@ -27,6 +27,7 @@ from gossip.exchange.merging import PartMerge
 from gossip.exchange.routing import STRAIGHT, Paths
 from gossip.exchange.slicing import shares
 from gossip.plans.certificate import sign_result
+from gossip.plans.grouping import joint_basis
 from gossip.plans.validity import PartKey
 from gossip.plans.weighing import draft_basis, gram_of
 from protocols.counts import pack_counts
@@ -148,8 +149,15 @@ class Owning(Collecting):
         return part
 
     def _renew(self, part: CollectedPart, plan: Plan, paths: Paths) -> None:
-        for relay in part.paths.collected.keys() - paths.collected.keys():
-            self._drop(part, relay, Stale("no relay any more"))
+        before, after = part.paths.collected, paths.collected
+        alone = part.merge.waits_for()
+        for relay in before.keys() | after.keys():
+            if before.get(relay) == after.get(relay):
+                continue
+            self._drop(part, relay, Stale("no relay any more, or of another group"))
+            # its sums are not taken, so whoever was to come by itself has to do that still
+            for peer in alone.intersection(after.get(relay, ())):
+                self.transfers.start(self._ask_for(part, peer))
         super()._renew(part, plan, paths)
         if part.gram is not None and plan.draft:
             self.listener.weighed(part.gram)  # there may be a new leader, which does not have it
@@ -183,14 +191,19 @@ class Owning(Collecting):
 
     # --- through relays --------------------------------------------------------------------------
 
-    def sum_reached(self, relay: PeerId, header: TransferHeader) -> TransferHeader:
-        """How much of a group's sum is in. Raises RemoteRefused ``late``."""
-        _, merge = self._joint(relay, header)
+    def sum_reached(self, relay: PeerId, key: PartKey, header: TransferHeader) -> TransferHeader:
+        """How much of a group's sum of a part of mine is in. Raises RemoteRefused ``late``."""
+        _, merge = self._joint(relay, key, header)
         return dataclasses.replace(header, done=merge.elements_by(relay))
 
-    async def take_sum(self, relay: PeerId, header: TransferHeader, incoming: Incoming) -> None:
-        """Take the sum of a group. Raises RemoteRefused ``late`` when it is not wanted."""
-        part, merge = self._joint(relay, header)
+    async def take_sum(
+        self, relay: PeerId, key: PartKey, header: TransferHeader, incoming: Incoming
+    ) -> None:
+        """Take the sum of a group for a part of mine.
+
+        Raises RemoteRefused ``late`` when it is not wanted.
+        """
+        part, merge = self._joint(relay, key, header)
         if header.codec != part.plan.codec:
             raise Malformed("a sum in another codec than planned")
         if header.done > merge.elements_by(relay):
@@ -211,10 +224,15 @@ class Owning(Collecting):
         if part.merge.merged and peer in part.plan.roster:
             self._send_to(part, peer)
 
-    def _joint(self, relay: PeerId, header: TransferHeader) -> tuple[CollectedPart, JointMerge]:
-        part = self._parts.get((header.start, header.stop, self.me, header.basis))
+    def _joint(
+        self, relay: PeerId, key: PartKey, header: TransferHeader
+    ) -> tuple[CollectedPart, JointMerge]:
+        part = self._parts.get(key)
         if part is None or not isinstance(part.merge, JointMerge) or not part.merge.brings(relay):
             raise RemoteRefused("late", "this sum is not expected any more")
+        # its marks and its divisor are by the group that the relay has it from
+        if header.basis != joint_basis(key[3], part.merge.collected[relay]):
+            raise RemoteRefused("late", "a sum of another group than is waited for")
         return part, part.merge
 
     async def _oversee_relays(self, part: CollectedPart, merge: JointMerge) -> None:

@@ -20,6 +20,14 @@ PLAN_WAIT_S = 5.0  # a transfer that no plan here asks for waits this long, then
 ANSWER_S = 2.5  # the same for the question how much is here, well before its asker gives up
 
 
+@dataclass(frozen=True)
+class Via:
+    """The relay that gets my slice, not the owner, and what the slice is named by there."""
+
+    relay: PeerId
+    joint: bytes  # in place of the basis (:func:`~gossip.plans.grouping.joint_basis`)
+
+
 @dataclass(eq=False)
 class PartState:
     """One part (range, owner, basis) as this member deals with it.
@@ -31,7 +39,8 @@ class PartState:
     key: PartKey
     plan: Plan  # the newest that asks for the part
     sending: asyncio.Task[None] | None = None  # of my slice; kept when it has ended
-    via: PeerId | None = None  # the relay that gets my slice, not the owner
+    via: Via | None = None  # of my slice, where the owner does not get it from me
+    declined: Via | None = None  # told that my slice goes straight to the owner
     # who gets the part from me; None: I do not relay it
     passed_on: tuple[PeerId, ...] | None = None
     inflow: Inflow | None = None  # the merged part on its way in
@@ -47,7 +56,7 @@ class PartStates:
     _states: dict[PartKey, PartState] = field(default_factory=dict)
     _relayed: dict[PartKey, PartState] = field(
         default_factory=dict
-    )  # as if their relays owned them
+    )  # as if their relays owned them, and by what the sums of groups are named by
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __contains__(self, key: PartKey) -> bool:
@@ -70,10 +79,13 @@ class PartStates:
         state.plan = plan
         return state
 
-    def stand_in(self, relay: PeerId, state: PartState) -> None:
-        """A relay speaks of a part as if it were its owner."""
+    def stand_in(self, peer: PeerId, state: PartState, joint: bytes | None = None) -> None:
+        """A relay speaks of a part as if it were its owner.
+
+        With ``joint`` instead of the basis where it is about slices that are added up for the part.
+        """
         start, stop, _, basis = state.key
-        self._relayed[start, stop, relay, basis] = state
+        self._relayed[start, stop, peer, basis if joint is None else joint] = state
 
     def drop(self, key: PartKey) -> PartState | None:
         """No plan asks for a part any more: it is forgotten, and returned if it was known.

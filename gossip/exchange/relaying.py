@@ -162,9 +162,14 @@ class SharedInflow(Inflow):
 
 @dataclass
 class Relaying(Collecting):
-    """The parts that this member relays for its group in one round."""
+    """The parts that this member relays for its group in one round.
 
-    _ends: dict[PartKey, tuple[PartKey, tuple[PeerId, ...]]] = field(default_factory=dict)
+    What it collects goes by whose slices that is, too: of two plans with one basis the groups may
+    have other members.
+    """
+
+    # by range and basis: what it collects, and the owner's part that this is for
+    _ends: dict[PartKey, tuple[PartKey, PartKey]] = field(default_factory=dict)
     _passing: dict[tuple[PartKey, PeerId], tuple[SharedInflow, asyncio.Task[None]]] = field(
         default_factory=dict
     )
@@ -172,27 +177,30 @@ class Relaying(Collecting):
     def collect(
         self, key: PartKey, header: TransferHeader, plan: Plan, brought: tuple[PeerId, ...]
     ) -> None:
-        """Merge the slices of ``brought`` for the owner of a part, or go on with it."""
-        mine = self._as_mine(key)
-        if mine in self._ends and self._ends[mine][0] != key:
+        """Merge the slices of ``brought`` for the owner of a part, or go on with it.
+
+        ``header`` has what they are named by. Those of another group are added up anew.
+        """
+        mine = (key[0], key[1], self.me, header.basis)
+        if self._ends.get(self._as_mine(key), (mine, key)) != (mine, key):
             self.drop(key)
-        self._ends[mine] = (key, brought)
-        self.work(mine, header, plan)
+        self._ends[self._as_mine(key)] = (mine, key)
+        self.work(mine, header, plan, Paths({self.me: brought}))
 
     def collects(self, key: PartKey) -> bool:
         """Whether a part's slices are merged here for its owner."""
-        mine = self._ends.get(self._as_mine(key))
-        return mine is not None and mine[0] == key
+        end = self._ends.get(self._as_mine(key))
+        return end is not None and end[1] == key
 
     def collects_range(self, header: TransferHeader) -> bool:
         """Whether slices of this range are merged here for somebody else."""
-        return (header.start, header.stop, self.me, header.basis) in self._ends
+        return (header.start, header.stop, self.me, header.basis) in self._parts
 
     def drop(self, key: PartKey) -> None:
         """The group's slices go straight to the owner now."""
-        mine = self._as_mine(key)
-        self._ends.pop(mine, None)
-        self._end(mine)
+        end = self._ends.pop(self._as_mine(key), None)
+        if end is not None:
+            self._end(end[0])
 
     def forget(self, key: PartKey) -> None:
         """Nobody wants this part any more: neither collect it nor pass it on."""
@@ -251,7 +259,7 @@ class Relaying(Collecting):
         paths: Paths,
         part: Callable[[], CollectedPart],
     ) -> Callable[..., PartMerge]:
-        return functools.partial(GroupMerge, brought=self._ends[key][1])
+        return functools.partial(GroupMerge, brought=paths.collected[self.me])
 
     def _seal(self, part: CollectedPart, loop: asyncio.AbstractEventLoop) -> None:
         """The last chunk is merged: there is nothing to state but what is in the marks."""
@@ -259,9 +267,9 @@ class Relaying(Collecting):
 
     def _spread(self, part: CollectedPart) -> None:
         """Stream the sum to the part's owner."""
-        if self.transfers.closed or part.key not in self._ends:
+        owner = next((key[2] for mine, key in self._ends.values() if mine == part.key), None)
+        if self.transfers.closed or owner is None:
             return
-        owner = self._ends[part.key][0][2]
         running = part.sending.get(owner)
         if running is None or running.done():
             part.sending[owner] = self.transfers.start(

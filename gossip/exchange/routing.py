@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from gossip.exchange.slicing import shares
+from gossip.plans.certificate import basis_of
+from gossip.plans.grouping import joint_basis
 from protocols.identity import PeerId
 from protocols.messages import Plan
 
@@ -22,6 +25,7 @@ class Paths:
     collected: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
     # to whom each passes on what is merged
     passed_on: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+    joint: frozenset[bytes] = frozenset()  # what the sums are named by
 
     @cached_property
     def relayed(self) -> set[PeerId]:
@@ -30,6 +34,14 @@ class Paths:
 
 
 STRAIGHT = Paths()
+
+
+class Errand(NamedTuple):
+    """What a relay does for its group, the same for all the parts that it relays."""
+
+    brought: tuple[PeerId, ...]  # whose slices it merges; none: it collects none
+    passed_on: tuple[PeerId, ...]  # who gets the merged part
+    joint: bytes  # what slices and sum are named by (:func:`~gossip.plans.grouping.joint_basis`)
 
 
 class Routes:
@@ -46,18 +58,26 @@ class Routes:
             for members in (set(group.members) for group in plan.groups)
         ]
         self._get = [tuple(p for p in group.members if p in here) for group in plan.groups]
+        basis = basis_of(plan.codec, plan.contributors) if plan.groups else b""
+        self._joint = [joint_basis(basis, brought) for brought in self._bring]
+
+    @property
+    def joint(self) -> frozenset[bytes]:
+        """What all that goes to relays and comes of them is named by, in place of the basis."""
+        return frozenset(self._joint)
 
     def paths(self, number: int) -> Paths:
         """The relays of a part.
 
         Slices are collected where there are two at least: one alone goes straight to the owner.
         """
-        collected, passed_on = {}, {}
+        collected, passed_on, joint = {}, {}, set()
         for relay, at in self._relays(number):
             if len(self._bring[at]) > 1:
                 collected[relay] = self._bring[at]
+                joint.add(self._joint[at])
             passed_on[relay] = tuple(peer for peer in self._get[at] if peer != relay)
-        return Paths(collected, passed_on)
+        return Paths(collected, passed_on, frozenset(joint))
 
     def relay_of(self, peer: PeerId, number: int) -> PeerId | None:
         """Who relays a part for a member, which may be itself; None: it deals with the owner."""
@@ -67,14 +87,12 @@ class Routes:
             return None
         return group.members[group.relays[number] - 1]
 
-    def through(self, relay: PeerId) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """Whose slices a relay merges for its parts (none: it collects none), and who gets them.
-
-        The same as in :meth:`paths`, without looking at all groups.
-        """
+    def through(self, relay: PeerId) -> Errand:
+        """What a relay does: the same as in :meth:`paths`, without looking at all groups."""
         at = self._plan.groups.index(self._group[relay])
         bring = self._bring[at] if len(self._bring[at]) > 1 else ()
-        return bring, tuple(peer for peer in self._get[at] if peer != relay)
+        passed_on = tuple(peer for peer in self._get[at] if peer != relay)
+        return Errand(bring, passed_on, self._joint[at])
 
     def _relays(self, number: int) -> list[tuple[PeerId, int]]:
         """The relays of a part and the numbers of their groups."""

@@ -24,12 +24,16 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from blake3 import blake3
+
 from gossip.plans.dividing import divided
 from gossip.plans.mix import Mix
 from gossip.plans.partition import MemberLink, cut, link_shares
 from protocols.errors import Malformed
 from protocols.identity import PeerId
 from protocols.messages import Group, Part, Plan
+
+_JOINT = b"atoll joint\x00"
 
 Pieces = list[tuple[int, int, PeerId]]
 
@@ -56,6 +60,15 @@ class PartLayout:
 
     pieces: Pieces  # start, stop, owner
     groups: tuple[Group, ...] = ()
+
+
+def joint_basis(basis: bytes, brought: Sequence[PeerId]) -> bytes:
+    """32 bytes that name what a relay adds up: the slices of ``brought``, in order, and their sum.
+
+    Two plans of one basis may have other groups. A mark tells members of one group apart, and a sum
+    is divided by their shares, so what is made for one group is useless to the other.
+    """
+    return blake3(_JOINT + basis + "\n".join(brought).encode()).digest()
 
 
 def may_group(mix: Mix) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -72,6 +73,26 @@ def test_rounds_with_groups_are_the_mean_of_what_their_certificates_count(
             wanted = weighted_mean(swarm, first, 0)
             torch.testing.assert_close(first.replica.means[0], wanted, rtol=1e-4, atol=1e-5)
             assert not any(member.rejected for member in members)
+
+    virtual_time.run(scene())
+
+
+@pytest.mark.parametrize("how", [REGION, Grouping("grid", 4)], ids=["sites", "a grid"])
+def test_nobody_is_asked_for_a_plan_that_explains_what_goes_through_relays(how: Grouping) -> None:
+    async def scene() -> None:
+        async with simulated_swarm(
+            9, size=200_000, codec="fp32", grouping=how, sites=3, uploads=[1e6] * 9
+        ) as swarm:
+            said = Counter[str]()
+
+            def tap(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+                said[name] += 1
+                return data
+
+            swarm.network.tamper = tap
+            await swarm.committed(3, 120.0)
+            assert said["sum"]
+            assert not said["plan"]
 
     virtual_time.run(scene())
 

@@ -1,0 +1,96 @@
+"""Two leaders of one round make plans with other groups, and part of the swarm sees both.
+
+What a group's relay adds up goes by whose slices that is, so no sum is read by another list than it
+was made by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Set
+
+import pytest
+from exchange_kit import World, run, same_bytes, until
+from grouped_kit import counted, grouped, truthful
+
+from gossip.plans.certificate import basis_of
+from protocols.identity import PeerId
+from protocols.messages import Group, Plan
+
+
+def without(plan: Plan, out: Set[PeerId], turn: int = 0) -> Plan:
+    """A plan in which these are in no group; ``turn``: others relay in place of who would."""
+
+    def changed(group: Group) -> Group:
+        left = tuple(peer for peer in group.members if peer not in out)
+        if len(left) < 2:
+            return Group(group.members, (0,) * len(group.relays))
+        relays = (relay and 1 + (relay - 1 + turn) % len(left) for relay in group.relays)
+        return Group(left, tuple(relays))
+
+    return dataclasses.replace(plan, groups=tuple(map(changed, plan.groups)))
+
+
+def whole_and_true(here: World) -> None:
+    """All hold the same parts, everybody's work is in them, and they are what is said of them."""
+    assert same_bytes(here.peers)
+    for peer in here.peers:
+        assert truthful(here, peer)
+        assert counted(here, peer) == {other.me: {0} for other in here.peers}
+        assert not peer.faults
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([2], []), ([3], []), ([1], []), ([], [3]), ([], [1]), ([1], [3]), ([2], [3])],
+)
+@pytest.mark.parametrize("knows", ["relay", "owner", "member"])
+def test_a_sum_is_read_by_the_group_that_it_was_made_of(
+    before: list[int], after: list[int], knows: str
+) -> None:
+    """The first plan reaches one member alone; its basis, parts and relays are the second's."""
+
+    async def scene() -> None:
+        async with grouped(8, codec="fp32") as here:
+            roster = [peer.me for peer in here.peers]
+            first, second = (
+                without(here.plan, {roster[number] for number in out}) for out in (before, after)
+            )
+            second = dataclasses.replace(second, ballot=1)
+            assert basis_of(first.codec, first.contributors) == basis_of(
+                second.codec, second.contributors
+            )
+            alone = here.peers[{"relay": 0, "owner": 5, "member": 2}[knows]]
+            alone.exchange.work(first)
+            await asyncio.sleep(0.05)
+            here.work(second)
+            end = await until(here.whole)
+            assert end < second.expected_s + 2 * second.patience_s
+            whole_and_true(here)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_has_seen_which_plan_before_the_last_one_comes(seed: int) -> None:
+    """Other members in groups, other relays, and no order in which plans come to members."""
+
+    async def scene() -> None:
+        by = random.Random(seed)
+        async with grouped(8, codec="fp32") as here:
+            call_later = asyncio.get_running_loop().call_later
+            for ballot in range(3):
+                out = set(by.sample(here.plan.roster, by.randrange(4)))
+                plan = dataclasses.replace(
+                    without(here.plan, out, turn=by.randrange(3)), ballot=ballot
+                )
+                last = ballot == 2
+                for peer in here.peers:
+                    if last or by.random() < 0.6:
+                        call_later(ballot * 0.4 + by.uniform(0, 0.3), peer.exchange.work, plan)
+            await until(here.whole)
+            whole_and_true(here)
+
+    run(scene)
