@@ -13,6 +13,8 @@ comes out is the same weighted mean.
   links to its row and its column alone: 30 instead of 255 in a swarm of 256, for hardly more
   bytes (each sends a sum and a merged part more, of 1/√N of the vector each).
 
+Islands stand in groups also where servers merge, and relay for each other.
+
 Relays add up what others sent, so rules of :mod:`gossip.plans.mix` that judge slices one by one at
 the owner (``weigh``, ``column``) cannot have groups.
 """
@@ -87,16 +89,20 @@ def lay_out(
     """Parts of ``[0, size)`` and groups of the members ``links``, by their declared ``regions``.
 
     ``counts``: into how many parts a member's share is cut (:mod:`gossip.plans.dividing`), 1
-    without. The ``mute`` relay nothing where their group has others.
+    without; more where so few merge that some of a group would have nothing to relay. The ``mute``
+    relay nothing where their group has others.
     """
     counts = counts or {}
+    owning = [link for link in links if link.merges]
     sets = _sets(links, regions, grouping) if grouping.on else []
     rows = [row for rows in sets for row in rows]
     if not rows or (len(rows) == 1 and len(rows[0]) == len(links)):  # all at one site
-        return PartLayout(divided(cut(size, links), counts))
+        return PartLayout(divided(cut(size, owning), counts))
+    least = -(-max(map(len, rows)) // len(owning))
+    counts = {link.peer: max(least, counts.get(link.peer, 1)) for link in owning}
     by_peer = {link.peer: link for link in links}
-    weights = _weights(links, by_peer, sets, rows)
-    pieces = divided(cut(size, links, [weights[link.peer] for link in links]), counts)
+    weights = _weights(by_peer, sets, rows)
+    pieces = divided(cut(size, owning, [weights[link.peer] for link in owning]), counts)
     return PartLayout(pieces, _relayed(pieces, by_peer, sets, mute))
 
 
@@ -204,25 +210,38 @@ def _rows(members: Sequence[MemberLink]) -> list[list[PeerId]]:
     return [[link.peer for link in ordered[row::height]] for row in range(height)]
 
 
+def _columns(
+    rows: Sequence[Sequence[PeerId]], by_peer: Mapping[PeerId, MemberLink]
+) -> list[list[PeerId]]:
+    """Who merges in each column of a grid; nothing where one has nobody: its relays would idle."""
+    units = [
+        [row[at] for row in rows if at < len(row) and by_peer[row[at]].merges]
+        for at in range(len(rows[0]))
+    ]
+    return units if all(units) else []
+
+
 def _weights(
-    links: Sequence[MemberLink],
     by_peer: Mapping[PeerId, MemberLink],
     sets: Sequence[Sequence[Sequence[PeerId]]],
     rows: Sequence[Sequence[PeerId]],
 ) -> dict[PeerId, float]:
-    """The share of the vector that each member merges.
+    """The share of the vector that each member merges, of those who merge.
 
     In one grid the columns share the vector as the members of one row would, since that is what
-    its relays carry. Otherwise the sites do, as if each were one member with the link of its
-    fastest: a site's members have one line to the others, and fast ones among themselves.
+    its relays carry, or each by itself where columns do not relay. Otherwise the sites do, as if
+    each were one member with the link of its fastest: a site's members have one line to the others,
+    and fast ones among themselves.
     """
-    if len(sets) == 1 and len(rows) > 1 and sum(map(len, rows)) == len(links):
-        units = [[row[at] for row in rows if at < len(row)] for at in range(len(rows[0]))]
+    merging = [peer for peer, link in by_peer.items() if link.merges]
+    if len(sets) == 1 and len(rows) > 1 and sum(map(len, rows)) == len(by_peer):
+        units = _columns(rows, by_peer) or [[peer] for peer in merging]
         joined = [_slowest([by_peer[peer] for peer in unit]) for unit in units]
     else:
         grouped = {peer for row in rows for peer in row}
-        units = [list(row) for row in rows]
-        units += [[link.peer] for link in links if link.peer not in grouped]
+        units = [[peer for peer in row if by_peer[peer].merges] for row in rows]
+        units = [unit for unit in units if unit]
+        units += [[peer] for peer in merging if peer not in grouped]
         joined = [_fastest([by_peer[peer] for peer in unit]) for unit in units]
     weights = {}
     for unit, share in zip(units, link_shares(joined), strict=True):
@@ -248,10 +267,14 @@ def _relayed(
     sets: Sequence[Sequence[Sequence[PeerId]]],
     mute: Set[PeerId],
 ) -> tuple[Group, ...]:
-    """The groups with their relays: by columns within a grid, else by how much each carries."""
+    """The groups with their relays: by columns within a grid, else by how much each carries.
+
+    A grid in which few merge has no relays by columns, since few would relay for all.
+    """
     place = {
         peer: (number, column)
         for number, rows in enumerate(sets)
+        if _columns(rows, by_peer)
         for row in rows
         for column, peer in enumerate(row)
     }

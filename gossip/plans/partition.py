@@ -30,6 +30,7 @@ class MemberLink:
     upload: float  # bytes a second
     download: float
     contributes: bool = True
+    merges: bool = True  # may own parts
 
 
 def link_shares(links: Sequence[MemberLink]) -> list[float]:

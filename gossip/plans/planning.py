@@ -124,7 +124,7 @@ class Crew:
     """The live members of the roster, who merge, and what is known of them."""
 
     members: Sequence[Announce]
-    unreliable: Set[PeerId]  # they merge nothing, if there are others
+    unreliable: Set[PeerId]  # they merge nothing and are in no group, if there are others
     mute: Set[PeerId]  # they relay nothing, if there are others
     trips: Mapping[PeerId, float]  # seconds of the shortest round trip to each, as far as known
 
@@ -159,16 +159,20 @@ def fresh_plan(
     if draft and len(members) > MAX_WEIGHED:  # the plan has to show the products of all parts
         members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
-    links = links_of(members, contributing, rules.believed)
     merging = {announce.peer for announce in owners_among(members, rules, crew.unreliable)}
+    links = [
+        dataclasses.replace(link, merges=link.peer in merging)
+        for link in links_of(members, contributing, rules.believed)
+    ]
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
-    owning = [link for link in links if link.peer in merging]
+    owning = [link for link in links if link.merges]
     counts = by_owner(lead.identity.peer_id, owning, crew.trips)
     if draft:  # which shows the products of all contributors for each part
         most = max(1, MAX_PRODUCTS // (len(owning) * len(ready) ** 2))
         counts = {peer: min(count, most) for peer, count in counts.items()}
-    layout = lay_out(rules.size, owning, regions, grouping, counts, crew.mute)
+    relied_on = [link for link in links if link.merges or link.peer not in crew.unreliable]
+    layout = lay_out(rules.size, relied_on, regions, grouping, counts, crew.mute)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = choose_codec(parts, layout.groups, links, rules.at(place.round), round_s, past)

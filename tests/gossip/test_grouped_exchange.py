@@ -118,6 +118,31 @@ def test_between_sites_goes_one_mean_and_one_merged_part() -> None:
     assert crossed["sites"] == pytest.approx(2, rel=0.05)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_site_sends_servers_one_mean(servers: int) -> None:
+    """And gets one merged part, which its members pass on to each other, each as much as any."""
+
+    async def scene() -> None:
+        async with grouped(8 + servers, servers=servers) as here:
+            wire = Wire(here)
+            here.work()
+            await until(here.whole)
+            await asyncio.sleep(1.0)
+            assert same_bytes(here.peers)
+            islands = here.peers[:8]
+            wanted = torch.stack([peer.values for peer in islands]).mean(0)
+            error = ((here.peers[0].mean() - wanted).norm() / wanted.norm()).item()
+            assert error < 0.02
+            assert counted(here, here.peers[0]) == {peer.me: {0} for peer in islands}
+            whole = here.peers[0].wiring.codec.encoded_size(0, SIZE)
+            crossed = wire.between({peer.me for peer in here.peers[:4]}) / whole
+            assert crossed == pytest.approx(2, rel=0.05)
+            most = max(peer.exchange.bytes_sent for peer in islands) / whole
+            assert most == pytest.approx(2 - 1 / 4, rel=0.05)  # its slices, and 1 passed on
+
+    run(scene)
+
+
 def test_in_a_grid_a_member_has_links_to_its_row_and_its_column_alone() -> None:
     async def scene() -> None:
         async with grouped(16, how=Grouping("grid", 8), size=600_000) as here:

@@ -60,19 +60,28 @@ def regions(members: list[MemberLink], *sizes: int) -> dict[PeerId, str]:
     how=st.sampled_from(["region", "grid"]),
     most=st.integers(4, 100),
     silent=st.sets(st.integers(0, 89)),
+    servers=st.sets(st.integers(0, 89), max_size=5),
 )
 def test_every_layout_can_be_worked_by(
-    count: int, sizes: list[int], speeds: list[float], how: str, most: int, silent: set[int]
+    count: int,
+    sizes: list[int],
+    speeds: list[float],
+    how: str,
+    most: int,
+    silent: set[int],
+    servers: set[int],
 ) -> None:
     """Parts cover the vector; whoever is not at its owner has one relay at most, in its group."""
+    merging = {number for number in servers if number < count} or set(range(count))
     members = [
-        dataclasses.replace(link, contributes=number not in silent)
+        dataclasses.replace(link, contributes=number not in silent, merges=number in merging)
         for number, link in enumerate(links(count, *speeds))
     ]
     layout = lay_out(SIZE, members, regions(members, *sizes), Grouping(how, most))  # type: ignore[arg-type]
     assert layout.pieces[0][0] == 0
     assert layout.pieces[-1][1] == SIZE
     assert all(a[1] == b[0] for a, b in pairwise(layout.pieces))
+    assert {owner for _, _, owner in layout.pieces} <= {k.peer for k in members if k.merges}
     grouped = [peer for group in layout.groups for peer in group.members]
     assert len(set(grouped)) == len(grouped)
     for group in layout.groups:
@@ -91,13 +100,18 @@ def test_every_layout_can_be_worked_by(
     sizes=st.lists(st.integers(1, 12), max_size=4),
     how=st.sampled_from(["none", "region", "grid"]),
     silent=st.sets(st.integers(0, 39)),
+    servers=st.integers(0, 3),
 )
 def test_traffic_is_what_the_routes_come_to(
-    count: int, sizes: list[int], how: str, silent: set[int]
+    count: int, sizes: list[int], how: str, silent: set[int], servers: int
 ) -> None:
     """Counted transfer by transfer, as the exchange does them."""
     members = [
-        dataclasses.replace(link, contributes=number not in silent or not number)
+        dataclasses.replace(
+            link,
+            contributes=number not in silent or not number,
+            merges=not servers or number < servers,
+        )
         for number, link in enumerate(links(count))
     ]
     layout = lay_out(SIZE, members, regions(members, *sizes), Grouping(how, 4))  # type: ignore[arg-type]
@@ -159,6 +173,21 @@ def test_who_passes_nothing_on_relays_nothing_where_others_can(how: Grouping) ->
     assert relays(set()) == everybody
     assert relays(mute) == everybody - mute
     assert relays(everybody) == everybody
+
+
+def test_islands_relay_for_each_other_where_servers_merge() -> None:
+    """One sum leaves a site, and its members share the relaying, though one server merges all."""
+    members = [dataclasses.replace(link, merges=n == 8) for n, link in enumerate(links(9))]
+    for how, side in ((Grouping("region"), 4), (Grouping("grid", 4), 3)):
+        layout = lay_out(SIZE, members, regions(members, 4, 4), how)
+        assert {owner for _, _, owner in layout.pieces} == {"p008"}
+        for group in layout.groups:
+            able = set(range(1, len(group.members) + 1))
+            assert set(group.relays) == ({0} if "p008" in group.members else able)
+        parts = [Part(*piece, None) for piece in layout.pieces]
+        moved = traffic(parts, layout.groups, {link.peer: not link.merges for link in members})
+        most = max(moved[link.peer][0] for link in members[:8]) / SIZE
+        assert most == pytest.approx(2 - 1 / side, rel=0.01)  # what goes to others, and 1 passed on
 
 
 def test_sites_share_the_vector_as_if_each_were_one_member() -> None:
@@ -236,6 +265,30 @@ def test_a_leader_plans_groups_where_the_run_has_them(identities: Identities) ->
     assert fresh(members, dataclasses.replace(RULES, grouping=Grouping())).groups == ()
     judged = dataclasses.replace(RULES, mix=Mix(column=lambda rows, weights: rows[0]))
     assert fresh(members, judged).groups == ()  # relays would hide what it judges
+
+
+def test_sites_are_planned_where_servers_merge(identities: Identities) -> None:
+    members = identities(7)
+    roster = roster_of(members)
+    announces = [announce_of(peer, region=f"r{n % 2}") for n, peer in enumerate(roster[:6])]
+    server = announce_of(roster[6], role="server", region="elsewhere", ready=False)
+    plan = planned(
+        members, [*announces, server], announces, dataclasses.replace(RULES, servers=True)
+    )
+    assert {part.owner for part in plan.parts} == {server.peer}
+    assert sorted(group.members for group in plan.groups) == [roster[0:6:2], roster[1:6:2]]
+
+
+def test_who_is_not_relied_on_is_in_no_group(identities: Identities) -> None:
+    """Its group would wait for it in vain; it deals with every owner itself."""
+    members = identities(6)
+    roster = roster_of(members)
+    announces = [announce_of(peer, region=f"r{n % 2}") for n, peer in enumerate(roster)]
+    plan = planned(members, announces, rules=RULES, unreliable={roster[0]})
+    assert sorted(group.members for group in plan.groups) == [roster[1::2], roster[2::2]]
+    assert roster[0] in {c.peer for c in plan.contributors}
+    everybody = planned(members, announces, rules=RULES, unreliable=set(roster))
+    assert sorted(group.members for group in everybody.groups) == [roster[0::2], roster[1::2]]
 
 
 def test_a_renewed_plan_has_no_relays_that_are_gone(identities: Identities) -> None:

@@ -27,18 +27,34 @@ def shape_of(codec: str = "int8", size: int = SIZE) -> Shape:
 
 
 def plan_for(
-    peers: list[Peer], shape: Shape, grouping: Grouping, sites: int, upload: float
+    peers: list[Peer],
+    shape: Shape,
+    grouping: Grouping,
+    sites: int,
+    upload: float,
+    servers: int = 0,
 ) -> Plan:
-    """What a leader would plan for members of equal links, ``sites`` regions of equal size."""
+    """What a leader would plan for members of equal links, ``sites`` regions of equal size.
+
+    The last ``servers`` of the roster, in no region, merge everything, where there are any.
+    """
     members = [peer.identity for peer in peers]
     roster = roster_of(members)
-    per = -(-len(roster) // sites)
-    regions = {peer: f"site-{index // per}" for index, peer in enumerate(roster)}
-    layout = lay_out(shape.size, [MemberLink(peer, 1e6, 1e6) for peer in roster], regions, grouping)
+    islands = roster[: len(roster) - servers]
+    per = -(-len(islands) // sites)
+    regions = {peer: f"site-{index // per}" for index, peer in enumerate(islands)}
+    contributing = {peer: peer in islands for peer in roster}
+    links = [
+        MemberLink(peer, 1e6, 1e6, gives, merges=not servers or not gives)
+        for peer, gives in contributing.items()
+    ]
+    layout = lay_out(shape.size, links, regions, grouping)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     groups = layout.groups
     plan = plan_of(leader(members), members, shape=shape, parts=parts, groups=groups)
-    sent = max(up for up, _ in traffic(parts, groups, dict.fromkeys(roster, True)).values())
+    contributors = tuple(c for c in plan.contributors if contributing[c.peer])
+    plan = dataclasses.replace(plan, contributors=contributors)
+    sent = max(up for up, _ in traffic(parts, groups, contributing).values())
     scale = peers[0].wiring.codec.encoded_size(0, shape.size) / shape.size
     return dataclasses.replace(plan, expected_s=sent * scale / upload)
 
@@ -52,13 +68,15 @@ async def grouped(
     sites: int = 2,
     size: int = SIZE,
     upload: float = 1e6,
+    servers: int = 0,
     **options: Any,
 ) -> AsyncIterator[World]:
     shape = shape_of(codec, size)
     async with exchange_kit.world(
         shape, count=count, members=MANY, upload=upload, **options
     ) as here:
-        here.plan = plan_for(here.peers, shape, how or Grouping("region"), sites, upload)
+        grouping = how or Grouping("region")
+        here.plan = plan_for(here.peers, shape, grouping, sites, upload, servers)
         yield here
 
 

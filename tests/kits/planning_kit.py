@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from gossip_kit import PLACE, SHAPE, leader, roster_of
 
@@ -26,6 +26,7 @@ def fresh(
     round_s: float = 0.0,
     past: Ladder | None = None,
     trips: Mapping[PeerId, float] | None = None,
+    unreliable: Set[PeerId] = frozenset(),
 ) -> Plan:
     """A plan by the first of ``members``, checked as the others will check it."""
     by = leader(members)
@@ -33,7 +34,7 @@ def fresh(
     plan = fresh_plan(
         Lead(by, PLACE, (0, 0), roster),
         rules,
-        Crew(announces, unreliable=frozenset(), mute=frozenset(), trips=trips or {}),
+        Crew(announces, unreliable=unreliable, mute=frozenset(), trips=trips or {}),
         ready=announces if ready is None else ready,
         next_roster=roster,
         round_s=round_s,
