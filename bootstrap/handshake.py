@@ -244,6 +244,15 @@ class Clocks:
         if held is None or round_trip <= held[1]:
             self._samples[peer] = (offset, round_trip)
 
+    def forget(self) -> None:
+        """Measure anew: this machine's clock is another one now."""
+        self._samples.clear()
+
+    @property
+    def peers(self) -> list[PeerId]:
+        """Whose clocks were measured."""
+        return list(self._samples)
+
     @property
     def offset(self) -> float:
         """The median over peers of their clock minus ours; 0 before any measurement.

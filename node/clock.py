@@ -1,6 +1,7 @@
 """The wall clock as it was when the process started, and one that counts what is waited.
 
-:data:`wall` is gone on with since: nobody can set it.
+:data:`wall` is gone on with since: nobody can set it. Where the machine stood still and the seconds
+since its boot with it, :mod:`node.entry.timekeeping` puts it right.
 
 Announcements expire, so a node whose clock is set by an hour while it runs would hear nobody,
 and be heard by nobody; and a node that hangs would be healthy until a clock that was set back is
@@ -20,16 +21,27 @@ def since_boot() -> float:
 
 
 class SteadyClock:
-    """Unix seconds, by what ``wall`` said once and ``since`` has counted from then on."""
+    """Unix seconds, by what ``wall`` said once and ``since`` has counted from then on.
+
+    Until it is :meth:`put`.
+    """
 
     def __init__(
         self, wall: Callable[[], float] = time.time, since: Callable[[], float] = since_boot
     ) -> None:
-        self._since = since
+        self._wall, self._since = wall, since
         self._epoch = wall() - since()
 
     def __call__(self) -> float:
         return self._epoch + self._since()
+
+    def behind(self) -> float:
+        """How far it is behind the machine's own clock, which anybody may set; seconds."""
+        return self._wall() - self()
+
+    def put(self, by: float) -> None:
+        """Put it forward by so many seconds, or back."""
+        self._epoch += by
 
 
 wall = SteadyClock()

@@ -262,6 +262,7 @@ class Participation:
             self.node.state.status = "starting"
             spawn(Gatherer(self.swarm.chains[0], self.events).run())
         spare_what_stays()
+        self.node.timekeeper.presence = self.swarm.presence
         spawn(self.swarm.run())
         tell_links(self.node.transport)
         tell_past(self.node.transport, self.node.history)

@@ -27,6 +27,7 @@ from node.entry.entrance import Entrance, Run
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace, outward_address
 from node.entry.port_mapping import PortMapping
+from node.entry.timekeeping import Timekeeper
 from node.monitor.alarm_watch import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
@@ -83,6 +84,7 @@ class Node:
         transport.relay.may_wait = self._known
         self.cache = PeerCache(self.home.root / "peers.json")
         self.clocks = Clocks()
+        self.timekeeper = Timekeeper(clock.wall, self.clocks, events)
         self.announced: Callable[[], Sequence[bytes]] = tuple
         self.said_started = False
         self._turned_away: set[PeerId] = set()
@@ -213,6 +215,8 @@ class Node:
             self.place,
         )
         participation = Participation(self, entrance)
+        self.timekeeper.greet = lambda peer: entrance.measure(peer, self.daemon.run_id)
+        self.tasks.spawn(self.timekeeper.run())
         self.tasks.spawn(Watch(self.state.alarms_now, self.events, self.state.peers).run())
         if self.config.seconds:
             self.tasks.spawn(self._stop_after(self.config.seconds))

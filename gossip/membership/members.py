@@ -73,6 +73,7 @@ class KnownPeer:
     expelled: bool = False  # it lied: nobody counts on it until it is forgotten
     origin: str = ""  # where it comes from (:mod:`gossip.membership.origin`), empty: not known
     observed: bool = False  # from its connection, not by its own word
+    expires: float = 0.0  # when the announcement does, by its own clock
     tag: bytes = b""  # of the announcement, for heartbeats that refer to it
     beat: int = 0  # number of the newest of them,
     pulse: bytes = b""  # its value,

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from gossip.membership.answering import MAX_KNOWN, NO_BEAT, Held, answer, short_name
@@ -244,6 +245,7 @@ class Presence:
         news = self.membership.on_announce(announce, envelope, opened.sequence, self.wiring.now())
         if (island := self.membership.islands.get(announce.peer)) is not None:
             island.origin, island.observed = place, observed
+            island.expires = opened.expires if news else island.expires
         if sender == announce.peer:
             self.contact(announce.peer)
         if news:
@@ -252,6 +254,20 @@ class Presence:
             if pass_on and self.crowded():
                 self._crowd.pass_on(announce.peer, envelope, whole=pushed_by == announce.peer)
         return announce
+
+    def clock_behind_s(self) -> float:
+        """How far this node's clock is behind others', by when what they say expires: the median.
+
+        Seconds; less by what announcements were on their way. 0 where nobody is there.
+        """
+        now, wall = self.wiring.now(), self.wall()
+        islands = self.membership.islands
+        theirs = [
+            island.expires - LIFETIME_S + now - island.said
+            for peer, island in islands.items()
+            if self.membership.there(peer, now)
+        ]
+        return median(theirs) - wall if theirs else 0.0
 
     def _origin(self, announce: Announce, sender: PeerId | None) -> tuple[str, bool]:
         """Where a peer comes from, and whether that was seen. Raises Crowded."""

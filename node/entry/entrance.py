@@ -254,20 +254,24 @@ class Entrance:
 
     async def _greet(self, where: str, peer: PeerId, run: bytes) -> Greeting:
         try:
-            greeting = await greet(
-                self.transport,
-                self.whereabouts,
-                peer,
-                software=__version__,
-                run=run,
-                invitation=self.config.invitation,
-                clock=clock.wall,  # what the offset is added to, whoever sets the machine's
-            )
+            greeting = await self.measure(peer, run)
         except TransportError as error:
             raise explain(where, error) from error
         self.clocks.add(peer, greeting.offset, greeting.round_trip)
         self.reaching.greeted(peer)
         return greeting
+
+    async def measure(self, peer: PeerId, run: bytes) -> Greeting:
+        """A greeting that nothing follows from. Raises as :func:`bootstrap.handshake.greet`."""
+        return await greet(
+            self.transport,
+            self.whereabouts,
+            peer,
+            software=__version__,
+            run=run,
+            invitation=self.config.invitation,
+            clock=clock.wall,  # what the offset is added to, whoever sets the machine's
+        )
 
     async def take(self, greetings: list[Greeting], own: Manifest | None) -> Run:
         """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""

@@ -23,6 +23,7 @@ from node.monitor.events import (
     Behind,
     CheckpointSaved,
     CheckpointSkipped,
+    ClockPut,
     DataAwaited,
     DataCame,
     Event,
@@ -312,6 +313,11 @@ def _alarm_ended(event: AlarmEnded) -> str:
     who = ", ".join(map(short, gone[:NAMED])) + (", …" if len(gone) > NAMED else "")
     more = f"; not back, but forgotten after long silence: {who}" if gone else ""
     return f"alarm {event.alarm} has ended{more}"
+
+
+@_line.register
+def _clock_put(event: ClockPut) -> str:
+    return clean(event.text)
 
 
 @_line.register

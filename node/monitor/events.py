@@ -337,6 +337,15 @@ class KnobSet(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockPut(Event):
+    """This node's clock was wrong, and was put right: earlier events have the time of before."""
+
+    kind: ClassVar[str] = "clock"
+    seconds: float  # forward; below 0: back
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
     """Anything else worth a line."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from node.monitor.alarms import RISEN_TIMES
 from node.monitor.event_log import KEPT_ROUNDS
 from node.monitor.events import (
+    ClockPut,
     DataAwaited,
     DataCame,
     Problem,
@@ -53,6 +54,8 @@ class Training:
                 self.awaited = None
             case Problem(code="E401"):
                 self.out_of_memory += 1
+            case ClockPut(seconds=seconds) if self.began is not None:
+                self.began += seconds
             case _:
                 pass
 
@@ -86,6 +89,11 @@ class Rounds:
                 self.outcomes["failed"] += 1
             case Validation(validation_loss=loss):
                 self.validation_loss = loss
+            case ClockPut(seconds=seconds):
+                later = [(when + seconds, done) for when, done in self.newest]
+                self.newest = deque(later, self.newest.maxlen)
+                for fragment, (when, done) in self.fragments.items():
+                    self.fragments[fragment] = (when + seconds, done)
             case _:
                 pass
 

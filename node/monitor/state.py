@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from node.monitor.alarms import KEPT as ALARM_ROUNDS
@@ -19,6 +19,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
     CheckpointSkipped,
+    ClockPut,
     JoinProgress,
     KnobSet,
     PeerRefused,
@@ -111,6 +112,12 @@ class NodeState:
         """Take one event in."""
         self.training.take(record)
         self.rounds.take(record)
+        if isinstance(record.event, ClockPut):
+            self._put(record.event.seconds)
+        else:
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
         match record.event:
             case Step():
                 self._moved = record.time
@@ -137,6 +144,14 @@ class NodeState:
                 self.status = "leaving"
             case _:
                 pass
+
+    def _put(self, seconds: float) -> None:
+        """The clock was put right: for how long something has lasted does not change by that."""
+        self._moved += seconds
+        self.node = replace(self.node, started=self.node.started + seconds)
+        if self.checkpoint is not None:
+            when, saved = self.checkpoint
+            self.checkpoint = (when + seconds, saved)
 
     def unhealthy(self) -> list[str]:
         """Why this node is not healthy; empty when it is."""

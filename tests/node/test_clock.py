@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,15 @@ from node.entry.entrance import Entrance
 from node.hosts.helper import Helper
 from node.island.events import told_of
 from node.monitor.event_log import EventLog
-from node.monitor.events import DataAwaited, Notice, Record, RoundDone, Step
+from node.monitor.events import (
+    CheckpointSaved,
+    ClockPut,
+    DataAwaited,
+    Notice,
+    Record,
+    RoundDone,
+    Step,
+)
 from node.monitor.observer import Observer
 from node.monitor.state import STALL_S
 from node.runtime import Node
@@ -54,6 +63,16 @@ def test_time_slept_through_counts() -> None:
     assert clock() == 1_000_000.0 + 8 * 3600.0
 
 
+def test_it_can_be_put_right() -> None:
+    now = {"wall": 1_000_000.0, "since": 50.0}
+    clock = SteadyClock(lambda: now["wall"], lambda: now["since"])
+    now["wall"] += 3600.0  # the machine stood still: it has counted nothing
+    assert clock.behind() == 3600.0
+    clock.put(3600.0)
+    assert clock() == 1_003_600.0
+    assert clock.behind() == 0.0
+
+
 def test_who_stood_still_has_waited_for_nobody() -> None:
     now = 50.0
     waited = Waited(30.0, lambda: now)
@@ -78,6 +97,7 @@ async def test_greetings_measure_it_and_not_the_machines(monkeypatch: pytest.Mon
     me: Any = SimpleNamespace(
         transport=transports[1], whereabouts=books[1], clocks=Clocks(), config=resolve({}, {})
     )
+    me.measure = partial(Entrance.measure, me)
     me.reaching = SimpleNamespace(greeted=lambda peer: None)
     greeting = await Entrance._greet(me, "192.0.2.1:1", identity(1).peer_id, b"")
     assert abs(greeting.offset) < 5.0
@@ -121,6 +141,40 @@ async def test_a_node_that_hangs_is_not_healthy_though_the_clock_was_put_back(
     assert node.state.unhealthy() == ["no inner step for 121 s"]
     assert [alarm.kind for alarm in node.state.alarms_now()] == ["stall"]
     assert node.state.brief()["node"]["uptime_s"] == pytest.approx(now.gone)
+
+
+@pytest.mark.parametrize("by", [3600.0, -3600.0])
+async def test_what_lasts_lasts_as_long_where_the_clock_is_put_right(
+    by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = PutBack(monkeypatch)
+    put = 0.0
+
+    def clock() -> float:
+        return now.steady() + put
+
+    monkeypatch.setattr("node.clock.wall", clock)
+    node = node_in(tmp_path / "node", events=EventLog(clock=clock))
+    node.state.status = "active"
+    for number in range(3):
+        now.gone += 10.0
+        node.events.emit(Step(step=number, round=number, loss=2.0, seconds=1.0))
+        node.events.emit(RoundDone(round=number, total_rounds=9, eta_s=60.0))
+    node.events.emit(CheckpointSaved(round=2, path="there"))
+    now.gone += 2.0
+    before = node.state.brief()
+    put = by
+    node.events.emit(ClockPut(seconds=by, text="it was wrong"))
+    after = node.state.brief()
+    assert after["time"] == before["time"] + by
+    assert after["alarms"] == [] == node.state.unhealthy()
+    assert after["node"]["uptime_s"] == pytest.approx(32.0)
+    assert after["checkpoint"]["time"] == pytest.approx(after["time"] - 2.0)
+    assert after["fragments"][0]["time"] == pytest.approx(after["time"] - 2.0)
+    assert after["training"]["eta_s"] == pytest.approx(before["training"]["eta_s"])
+    now.gone += STALL_S
+    assert node.state.unhealthy() == ["no inner step for 122 s"]
+    assert [alarm.kind for alarm in node.state.alarms_now()] == ["stall"]
 
 
 async def test_the_events_of_a_daemon_have_the_time_that_nobody_sets(

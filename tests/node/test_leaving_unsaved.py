@@ -151,6 +151,7 @@ async def test_a_lost_checkpoint_is_in_the_process_s_status(
         config=SimpleNamespace(api_key="", seconds=0.0, map_port=False),
         state=SimpleNamespace(alarms_now=tuple, peers=None),
         daemon=SimpleNamespace(until_stopped=nothing),
+        timekeeper=SimpleNamespace(run=nothing),
         _say_ended=lambda part: did.append("says last words"),
     )
     for name in ("whereabouts", "cache", "clocks", "events", "outbound"):

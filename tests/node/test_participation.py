@@ -99,6 +99,7 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
     assert part.finishing is over
     assert part.node.leave.called is over
     assert part.events.emit.called is not over  # that it joins at a round which never comes
+    assert part.node.timekeeper.presence is part.swarm.presence  # which tells whether it is behind
 
 
 @pytest.mark.parametrize("trainer", ["none", "follows", "applies"])
