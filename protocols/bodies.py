@@ -59,10 +59,15 @@ class BufferDrain:
         """``count`` bytes more are in place."""
         self._left = self._left[count:]
 
+    @property
+    def came(self) -> int:
+        """Bytes that are in place; may be asked on any thread."""
+        return self.length - len(self._left)
 
-async def read_into(incoming: Incoming, target: memoryview | bytearray) -> None:
+
+async def read_into(incoming: Incoming, target: memoryview | bytearray | BufferDrain) -> None:
     """Fill ``target`` with a body of exactly its length; raises :class:`Malformed` for another."""
-    drain = BufferDrain(target)
+    drain = target if isinstance(target, BufferDrain) else BufferDrain(target)
     if incoming.length != drain.length:
         raise Malformed(f"a body of {incoming.length} bytes, expected {drain.length}")
     await incoming.into(drain)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import reduce
 from math import inf
 from operator import or_
@@ -23,6 +23,7 @@ from bootstrap.state.digest import (
     count_chunks,
     root,
 )
+from protocols.bodies import BufferDrain
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS
@@ -75,6 +76,23 @@ class Served:
     streams: int = 0  # chunks that it is asked for at once
     round_trip: float = 0.0  # seconds, the shortest so far; 0: not known yet
     _failed_at: float = -inf
+    _came: int = 0  # bytes of chunks that it is not at any more
+    _arriving: set[BufferDrain] = field(default_factory=set)  # chunks that it is at
+
+    @property
+    def came(self) -> int:
+        """Bytes that have come of it, whether or not their chunks are whole by now."""
+        return self._came + sum(chunk.came for chunk in self._arriving)
+
+    @contextmanager
+    def brings(self, chunk: BufferDrain) -> Iterator[None]:
+        """While it is at a chunk."""
+        self._arriving.add(chunk)
+        try:
+            yield
+        finally:
+            self._arriving.discard(chunk)
+            self._came += chunk.came
 
     @property
     def again(self) -> float:

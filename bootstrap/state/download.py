@@ -33,7 +33,7 @@ from bootstrap.state.digest import HASH_BYTES
 from bootstrap.state.offers import AGAIN_S, is_making, making_s, turn_s
 from bootstrap.state.partial import PartialState
 from bootstrap.state.widening import FIRST_SOURCES, QUIET_S, Widening
-from protocols.bodies import read_into
+from protocols.bodies import BufferDrain, read_into
 from protocols.errors import (
     BadSignature,
     OperatorError,
@@ -155,7 +155,8 @@ class _Fetch:
     work: Work
     offload: Offload
     on_disk: PartialState | None = None
-    silent: dict[PeerId, float] = field(default_factory=dict)  # no answer since
+    # since when they have answered nothing: no offer, or no byte of their first chunk
+    silent: dict[PeerId, float] = field(default_factory=dict)
     _accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _accepted: bool = False
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -175,11 +176,17 @@ class _Fetch:
         widening = Widening(MAX_SOURCES, clock(), self.sources.first)
         while True:
             await asyncio.sleep(POLL_S)
-            now, done = clock(), self.work.done
-            bringing = sum(1 for one in self.work.sources.values() if one.bytes and not one.dropped)
-            quiet = sum(1 for since in self.silent.values() if now - since >= QUIET_S)
-            left = self.work.state.length - done
-            if widening.due(now, done, left, bringing=bringing, quiet=quiet):
+            now, sources = clock(), self.work.sources
+            # a chunk takes a slow link minutes, so those under way count as far as they are
+            came = sum(one.came for one in sources.values())
+            bringing = sum(1 for one in sources.values() if one.came and not one.dropped)
+            quiet = sum(
+                not (sources[peer].came or sources[peer].dropped)
+                for peer, since in self.silent.items()
+                if now - since >= QUIET_S
+            )
+            left = self.work.state.length - self.work.done
+            if widening.due(now, came, left, bringing=bringing, quiet=quiet):
                 slots.release()
 
     async def serve(self, peer: PeerId, slots: asyncio.Semaphore) -> None:
@@ -311,15 +318,19 @@ class _Fetch:
         clock = asyncio.get_running_loop().time
         asked = clock()
         data = buffer[: min(work.chunk, work.state.length - start)]
-        async with self.transport.pull(
-            peer,
-            name,
-            self.words.header(index),
-            max_length=len(data),
-            timeout=self.sources.stall_timeout,
-        ) as incoming:
-            answered = clock() - asked
-            await read_into(incoming, data)
+        drain = BufferDrain(data)
+        if name == self.words.pull:
+            self.silent.setdefault(peer, asked)
+        with source.brings(drain):
+            async with self.transport.pull(
+                peer,
+                name,
+                self.words.header(index),
+                max_length=len(data),
+                timeout=self.sources.stall_timeout,
+            ) as incoming:
+                answered = clock() - asked
+                await read_into(incoming, drain)
         expected = work.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
         if await self.offload(lambda: blake3(data).digest()) != expected:

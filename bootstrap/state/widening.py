@@ -22,15 +22,15 @@ class Widening:
     most: int
     now: float  # when the window began
     asked: int = FIRST_SOURCES
-    _done: int = 0  # bytes, when the window began
+    _came: int = 0  # bytes, when the window began
     _quiet: int = 0  # sources without an answer that others were asked beside
     _before: float = 0.0  # bytes a second with one source fewer
 
-    def due(self, now: float, done: int, left: int, *, bringing: int, quiet: int) -> bool:
-        """Whether to ask one more now, with ``done`` bytes in place and ``left`` to come.
+    def due(self, now: float, came: int, left: int, *, bringing: int, quiet: int) -> bool:
+        """Whether to ask one more now, where ``came`` bytes have arrived and ``left`` are lacking.
 
-        ``bringing``: sources from which something has come. ``quiet``: those that have answered
-        nothing for :data:`QUIET_S`.
+        ``bringing``: sources from which a byte has come. ``quiet``: those that have answered
+        nothing for :data:`QUIET_S`, neither their offer nor a byte of their first chunk.
         """
         if self.asked >= self.most:
             return False
@@ -39,12 +39,12 @@ class Widening:
             return self._more()
         seconds = now - self.now
         if bringing < self.asked - self._quiet:  # one makes its copy: what comes tells nothing
-            self.now, self._done = now, done
+            self.now, self._came = now, came
             return False
         if seconds < WINDOW_S:
             return False
-        rate = (done - self._done) / seconds
-        self.now, self._done = now, done
+        rate = (came - self._came) / seconds
+        self.now, self._came = now, came
         helped = rate >= self._before * (1 + GAIN / max(1, bringing - 1))
         if not helped or left <= rate * WORTH_S:
             return False

@@ -270,18 +270,20 @@ class Arrival(Verifying):
         """Have a source keep a state for us: this one, or its newest if it moved on; returns which.
 
         Those in office are asked first, and have all the time that a copy may take: names cost
-        nothing. Raises the last source's failure if none keeps a state.
+        nothing. Each newcomer has an order of its own, so not all of them have the same sources.
+        Raises the last source's failure if none keeps a state.
         """
 
         def order(peer: PeerId) -> tuple[bool, bool, float]:
-            stranger = peer not in state.roster  # which may choose its name
-            return peer in self._unable, stranger, self.dice.random() if stranger else 0.0
+            return peer in self._unable, peer not in state.roster, self.dice.random()
+
+        target = replace(target, sources=tuple(sorted(target.sources, key=order)))
 
         async def asked(peer: PeerId, hope: Hope) -> tuple[Target, ChainStanding]:
             return await self._asked(peer, target, state, fragment, patience, hope)
 
         (target, state), _ = await first_kept(
-            sorted(target.sources, key=order),
+            target.sources,
             asked,
             patience.size,
             state.roster.__contains__,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from state_kit import RUN, Bench, Identities, free
 
 from bootstrap.state import StateServer
 from bootstrap.state.offers import MAKING, making_s
-from bootstrap.state.widening import FIRST_SOURCES, WINDOW_S, WORTH_S, Widening
+from bootstrap.state.widening import FIRST_SOURCES, QUIET_S, WINDOW_S, WORTH_S, Widening
 from node.entry.looking import PATIENCE_S
 from node.entry.trying import COPIES
 from protocols.errors import OperatorError, RemoteRefused
@@ -189,6 +190,43 @@ def test_a_silent_source_has_another_asked_in_its_place(identities: Identities) 
             bench.network.freeze(peer)
         await bench.download(first_sources=FIRST_SOURCES, offer_timeout=1000.0)
         bench.check()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("first", [[2.2e3, 2.2e3], [2.2e3, 2e4]])
+def test_first_sources_that_trickle_have_others_asked_beside_them(
+    identities: Identities, first: list[float]
+) -> None:
+    """Their first chunk takes half a minute; so does one of megabytes by a link that is quicker."""
+
+    async def main() -> None:
+        bench = Bench(identities(6), [*first, 1e6, 1e6, 1e6])
+        done = await bench.download(first_sources=FIRST_SOURCES, stall_timeout=15.0)
+        bench.check()
+        assert asyncio.get_running_loop().time() < 2 * WINDOW_S + 10.0
+        assert len(done.sources) > FIRST_SOURCES
+
+    virtual_time.run(main())
+
+
+def test_a_source_of_whose_first_chunk_nothing_comes_has_another_asked_beside_it(
+    identities: Identities,
+) -> None:
+    async def main() -> None:
+        bench = Bench(identities(4), [1e6, 2e4, 1e6])
+
+        @asynccontextmanager
+        async def never(peer: PeerId, name: str, *rest: Any, **more: Any) -> AsyncIterator[Any]:
+            if name == "chunk" and peer == bench.peers[0]:
+                await asyncio.sleep(1000.0)
+            async with pull(peer, name, *rest, **more) as incoming:
+                yield incoming
+
+        pull, bench.me.pull = bench.me.pull, never  # type: ignore[method-assign]
+        await bench.download(first_sources=FIRST_SOURCES)
+        bench.check()
+        assert asyncio.get_running_loop().time() < QUIET_S + 10.0
 
     virtual_time.run(main())
 

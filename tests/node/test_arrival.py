@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from gossip.plans.certificate import genesis
 from node.entry.looking import CALL_TIMEOUT_S, PATIENCE_S
 from node.entry.targets import beyond
 from protocols.errors import OperatorError
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Handover, Standing
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -179,6 +181,28 @@ def test_however_many_claim_other_places_and_are_silent_a_true_one_is_taken_in_t
         assert asyncio.get_running_loop().time() < PATIENCE_S / 2
 
     played(story)
+
+
+def test_not_all_newcomers_ask_the_same_members_in_office() -> None:
+    office = [CREATOR, *(Identity.from_seed(bytes([200 + n]) * 32) for n in range(7))]
+    asked = list[Sequence[PeerId]]()
+
+    async def story(scene: Scene) -> None:
+        chain = Chain()
+        chain.add(office)
+        chain.add()
+        for who in office:
+            scene.stand(who, chain, 5.0)
+        arrival = scene.arrival()
+        arrival.dice = random.Random(len(asked))
+        found = await arrival.fetch([scene.base, scene.momentum], lambda *_: None)
+        asked.append(found.target.sources)
+
+    for _ in range(6):
+        played(story)
+    assert {frozenset(sources) for sources in asked} == {frozenset(o.peer_id for o in office)}
+    assert len({sources[0] for sources in asked}) > 2
+    assert len({frozenset(sources[:2]) for sources in asked}) > 4
 
 
 def test_of_those_who_claim_the_same_who_answered_nothing_is_asked_last() -> None:
