@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Fit = Callable[[int, int], ParallelDims]  # ranks, hosts -> layout; raises ValueError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Crew:
     """The other hosts of an island, as :class:`node.island.island.Island` uses them."""
 
@@ -40,6 +40,7 @@ class Crew:
     own_ranks: int  # of host 0
     layout: Fit
     fitting: Fitting | None = None  # what fitted into memory earlier, with the hosts that come
+    _idle: int = 0  # ranks that the layout has no use for, as told
 
     @property
     def grown(self) -> bool:
@@ -66,6 +67,7 @@ class Crew:
             ) from error
         if settings.dims is not None and settings.dims != dims:
             self.hub.say(f"this island goes on with {1 + len(hosts)} hosts: {dims}")
+        self._tell_idle(ranks, dims, settings.device)
         changes = {"ranks": dims.size, "dims": dims, "hosts": 1 + len(hosts)}
         before, settings = settings.layout, settings.model_copy(update=changes)
         if dims == before or self.fitting is None:
@@ -77,6 +79,18 @@ class Crew:
         else:
             return settings
         return settings.model_copy(update={"micro_batch": micro_batch})
+
+    def _tell_idle(self, ranks: int, dims: ParallelDims, device: str) -> None:
+        """Say of how many ranks there is no use, once for each number."""
+        idle = max(0, ranks - dims.size)
+        if idle and idle != self._idle:
+            what = "GPUs" if device == "cuda" else "ranks"
+            self.hub.say(
+                f"{idle} of this island's {ranks} {what} have nothing to do: its layout ({dims}) "
+                f"is of {dims.size}. Where --layout or --dp-shard says how many, leave that out; "
+                "else a step has too few sequences for more, or what ranks share does not divide"
+            )
+        self._idle = idle
 
     def shares(self, ranks: int, hosts: Sequence[Host]) -> list[range]:
         """Which ranks each host starts, host 0 first; the last ones may have none left."""

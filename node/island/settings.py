@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -172,6 +173,11 @@ class IslandSettings(BaseModel):
             return _sizes(self.layout)
         return {key: getattr(self, key) for key in AXES.values() if getattr(self, key)}
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether a model is shared by as many ranks as there are."""
+        return "dp_shard" not in self.axes and self.layout in ("", "auto")
+
     def ranks_wanted(self, devices: int, hosts: int = 1) -> int:
         """How many ranks a host is to start, with so many devices to be used (0: CPU).
 
@@ -184,8 +190,7 @@ class IslandSettings(BaseModel):
         for size in axes.values():
             product *= size
         ranks = self.nproc * hosts or max(devices * hosts, product, hosts)
-        open_ended = "dp_shard" not in axes and self.layout in ("", "auto")
-        if ranks % product or (ranks != product and axes and not open_ended):
+        if ranks % product or (ranks != product and axes and not self.open_ended):
             raise ValueError(
                 f"a layout of {product} ranks ({self._shown(axes)}) does not fill {ranks} ranks "
                 f"({f'--nproc {self.nproc}' if self.nproc else 'one a GPU'}"
@@ -241,13 +246,17 @@ class IslandSettings(BaseModel):
         model: Model,
         data: Data,
     ) -> ParallelDims:
-        """The layout when fewer ranks are left than ``full`` was made for, on so many hosts.
+        """The layout for other ranks than ``full`` was made for, on so many hosts.
 
-        What was chosen (auto) is chosen again. Else only data ranks go: what shares matrices,
-        sequences and layers stays, and of the copies' shards as many as fit. The batch stays: each
-        rank takes more of its rows. Raises ValueError where nothing fits.
+        More come where a host has more than host 0: they are taken where no number of shards was
+        given. Of fewer, what was chosen (auto) is chosen again. Else only data ranks go: what
+        shares matrices, sequences and layers stays, and of the copies' shards as many as fit. The
+        batch stays: each rank takes more of its rows. Raises ValueError where nothing fits.
         """
         if ranks >= full.size:
+            for count in range(ranks, full.size, -1) if self.open_ended else ():
+                with suppress(ValueError):  # as where that is more than the rows of a step
+                    return self.dims(count, hosts, memory, parameters, model, data)[0]
             return full
         if self.layout == "auto":
             return self.dims(ranks, hosts, memory, parameters, model, data)[0]

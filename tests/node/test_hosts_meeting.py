@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer_kit import tiny_settings
 
 from benchmarks.netns import available
 from bootstrap.manifest import Data, Model
 from node.entry.own_address import INTERNET, outward_address
 from node.hosts import meeting as module
+from node.hosts.crew import Crew
 from node.hosts.interface import interface_of, ipv4_interfaces, met_at, told, untold
 from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island.settings import IslandSettings
@@ -277,6 +281,52 @@ def test_a_smaller_mesh_keeps_what_ranks_share(full: str, ranks: int, left: str)
     settings = IslandSettings(layout=full)
     dims = ParallelDims.model_validate(settings.axes)
     assert str(settings.refit(dims, ranks, 1, 2**33, 10**5, MODEL, DATA)) == left
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "ranks", "laid"),
+    [
+        ({}, 4, 6, "fsdp=6"),
+        ({}, 4, 12, "fsdp=8"),  # a step has eight sequences
+        ({"tp": 2}, 4, 6, "fsdp=3,tp=2"),
+        ({"tp": 2}, 4, 7, "fsdp=3,tp=2"),
+        ({"dp_replicate": 2}, 4, 6, "ddp=2,fsdp=3"),
+        ({"layout": "auto"}, 2, 6, "ddp=6"),
+        ({"layout": "auto"}, 4, 13, "ddp=6,tp=2"),
+        ({"layout": "fsdp=4"}, 4, 6, "fsdp=4"),
+        ({"dp_shard": 2, "tp": 2}, 4, 6, "fsdp=2,tp=2"),
+        ({"layout": "ddp=4"}, 4, 6, "ddp=4"),
+    ],
+)
+def test_more_ranks_than_host_0_would_have_are_taken_unless_it_said_how_many(
+    given: dict[str, Any], own: int, ranks: int, laid: str
+) -> None:
+    settings = IslandSettings(**given)
+    full, _ = settings.dims(own, 2, 2**33, 10**5, MODEL, DATA)
+    assert str(settings.refit(full, ranks, 2, 2**33, 10**5, MODEL, DATA)) == laid
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_that_have_nothing_to_do_are_told_of_once(tmp_path: Path, device: str) -> None:
+    said: list[str] = []
+    hub: Any = SimpleNamespace(say=said.append)
+    crew = Crew(hub, 4, lambda ranks, hosts: ParallelDims(dp_shard=min(ranks, 8)))
+    settings = tiny_settings(tmp_path, ranks=8, dims=ParallelDims(dp_shard=8), device=device)
+
+    def idle(has: int) -> list[str]:
+        said.clear()
+        host: Any = SimpleNamespace(ranks=has)
+        fitted = crew.fit(settings, [host])
+        assert sum(map(len, crew.shares(fitted.ranks, [host]))) == min(8, 4 + has)
+        return [text for text in said if "nothing to do" in text]
+
+    what = "GPUs" if device == "cuda" else "ranks"
+    (text,) = idle(8)
+    assert text.startswith(f"4 of this island's 12 {what} have nothing to do: its layout (fsdp=8)")
+    assert idle(8) == []
+    assert len(idle(6)) == 1
+    assert idle(4) == idle(2) == []
+    assert len(idle(6)) == 1
 
 
 def test_too_few_ranks_for_what_they_share() -> None:
