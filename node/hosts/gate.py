@@ -38,6 +38,7 @@ class Refusal:
     number: int
     error: OperatorError
     unfit: bool = False  # it knows the rendezvous id, and lacks what the island needs
+    doubted: HostConnection | None = None  # of a host that may be gone, and stands in its way
 
 
 class Gate:
@@ -68,10 +69,13 @@ class Gate:
             return None
         whole = signed(challenge, hello.nonce, hello.host)
         refusal = self._refusal(hello, whole, connection.own_address)
+        if refusal is not None and refusal.doubted is not None:
+            await refusal.doubted.falls_silent(GONE_BEATS)
+            refusal = self._refusal(hello, whole, connection.own_address)
         if refusal is None:
             connection.admit()
             connection.send(Welcome(proof(self._meeting.key, b"welcome", *whole)))
-            return Host(hello.host, hello.name, hello.ranks, connection)
+            return Host(hello.host, hello.name, hello.ranks, connection, hello.process)
         connection.send(farewell(refusal.error))
         await connection.flush(FAREWELL_S)
         return refusal
@@ -84,7 +88,10 @@ class Gate:
         there = self._hosts.get(hello.host)
         if there is None or there.connection.silent >= GONE_BEATS:
             return None
-        return Refusal(hello.host, error) if (error := _taken(hello, there.name)) else None
+        if (error := _taken(hello, there)) is None:
+            return None
+        alike = hello.name == there.name  # perhaps restarted: its end has yet to be noticed then
+        return Refusal(hello.host, error, doubted=there.connection if alike else None)
 
 
 def _stranger() -> OperatorError:
@@ -132,16 +139,20 @@ def _unmet(came_to: str) -> OperatorError | None:
     )
 
 
-def _taken(hello: Hello, name: str) -> OperatorError | None:
-    """E410 where another machine than ``name``, which is there, comes with its number.
+def _taken(hello: Hello, there: Host) -> OperatorError | None:
+    """E410 where another process than that of a host which is there comes with its number.
 
-    The same machine may come again: its processes have ended before their connection has.
+    The same one may come again: its connection may have broken on one side alone.
     """
-    if hello.name == name:
-        return None
+    if hello.name == there.name:
+        if hello.process == there.process:
+            return None
+        why = f"two processes come with that number, and the machines of both are {there.name}"
+    else:
+        why = f"{there.name} has that number and is there, and {hello.name} comes with it"
     return operator_error(
         "E410",
         f"this island has a host {hello.host} already",
-        why=f"{name} has that number and is there, and {hello.name} comes with it",
+        why=why,
         fix="give each host a --node-rank of its own",
     )

@@ -86,6 +86,7 @@ class Helper:
         self.home = StateDir(config.dir / f"{HOST}{meeting.host}")
         self.tokens = ""  # where they are
         self.device, self.ranks = hardware(config, meeting.maximum)
+        self._process = nonce()
         self._running: list[RankProcess] = []
         self._life = -1
         self._waiting: asyncio.TaskGroup
@@ -206,6 +207,7 @@ class Helper:
                 self.device,
                 mine,
                 proof(meeting.key, b"hello", *whole),
+                self._process,
             )
         )
         answer = await connection.receive()

@@ -20,6 +20,7 @@ class Host:
     name: str
     ranks: int
     connection: HostConnection
+    process: bytes = b""  # as it calls itself
     prepared: bool = False
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # it was told to stop
     running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank

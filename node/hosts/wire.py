@@ -63,6 +63,7 @@ class Hello(Message, kind=131):
     device: Annotated[str, Max(16)]
     nonce: Proof
     proof: Proof
+    process: Proof = b""  # made up by its process: machines may have one name
 
 
 class Welcome(Message, kind=132):
@@ -216,6 +217,14 @@ class HostConnection:
             await asyncio.sleep(BEAT_S)
             self.silent = self.silent + 1 if self.heard == before else 0
         raise HostLostError(f"no sign of life for {SILENT_BEATS * BEAT_S:.0f} s")
+
+    async def falls_silent(self, beats: int) -> bool:
+        """Whether nothing comes any more, for so many beats: waits until that is known."""
+        for _ in range(beats + 1):
+            if self.lost or self.silent >= beats:
+                return True
+            await asyncio.sleep(BEAT_S)
+        return self.lost or self.silent >= beats
 
     async def flush(self, timeout: float) -> None:
         """Wait until what was sent has left, ``timeout`` seconds at most."""

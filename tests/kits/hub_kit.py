@@ -82,7 +82,8 @@ class Other:
         assert isinstance(challenge, Challenge)
         mine = nonce()
         whole = signed(challenge.nonce, mine, number)
-        values = {"version": __version__, "name": "other", "ranks": 2, "device": "cpu"} | changes
+        values = {"version": __version__, "name": "other", "ranks": 2, "device": "cpu"}
+        values |= {"process": b"its only one"} | changes
         self.connection.send(
             Hello(host=number, nonce=mine, proof=proof(key, b"hello", *whole), **values)
         )

@@ -44,6 +44,18 @@ async def test_a_helper_with_another_id_is_turned_away(tmp_path: Path) -> None:
             await helper(tmp_path, made.port, key="z").main()
 
 
+async def test_a_helper_is_the_same_however_often_it_connects(tmp_path: Path) -> None:
+    async with hub() as (made, _):
+        greeted = list[bytes]()
+        one, another = (helper(tmp_path, made.port) for _ in range(2))
+        for each in (one, one, another):
+            connection = await each._dial()
+            greeted.append(made.hosts[1].process)
+            connection.close()
+            await until(lambda: not made.hosts)
+    assert greeted[0] == greeted[1] != greeted[2]
+
+
 async def test_a_host_0_that_does_not_know_the_id_is_not_followed(tmp_path: Path) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = HostConnection(reader, writer)

@@ -124,6 +124,36 @@ async def test_two_machines_of_one_number_do_not_throw_each_other_out() -> None:
         assert made.hosts[1].name == "another"
 
 
+async def test_nor_do_two_whose_machines_have_one_name() -> None:
+    """As containers and cloned machines have."""
+    async with hub() as (made, said):
+        made.offer(JOB)
+        first = await ready(made, process=b"one")
+        async with alive(first):
+            [host] = await made.muster(again=False)
+            refused = await (await Other.dial(made)).greet(process=b"another")
+            assert isinstance(refused, Farewell)
+            assert refused.code == "E410"
+            assert "two processes come with that number, and the machines of both" in refused.why
+            assert "--node-rank" in refused.fix
+            assert made.hosts == {1: host}
+            await until(lambda: any("host 1 was turned away" in line for line in said))
+            assert not any("is lost" in line for line in said)
+
+
+async def test_who_was_restarted_on_a_machine_that_went_dark_has_its_place_again() -> None:
+    """Nothing has told of the end of the process before."""
+    async with hub() as (made, _):
+        made.offer(JOB)
+        first = await ready(made, process=b"one")
+        async with alive(first):
+            [host] = await made.muster(again=False)
+        assert host.connection.silent < GONE_BEATS
+        async with asyncio.timeout(WAIT_S):
+            assert isinstance(await (await Other.dial(made)).greet(process=b"two"), Welcome)
+        assert made.hosts[1].process == b"two"
+
+
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\x01\x90"])
 async def test_garbage_ends_a_connection_and_nothing_else(said: bytes) -> None:
     async with hub() as (made, _):
