@@ -226,6 +226,16 @@ class Conductor:
         self.beginning.given(moments)
         await self._begin()
 
+    async def rest(self) -> None:
+        """Have the trainer take no more inner steps, as this node leaves.
+
+        Nothing merges them any more. In the last checkpoint they would be one round's work, however
+        long that took to be written, and a lone island that resumes from it would merge it whole.
+        """
+        self.course.end()
+        if self.beginning.begun:
+            await self._tell_target()
+
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""
         if not self.beginning.begun:

@@ -47,9 +47,9 @@ async def leave(part: Participation, stack: AsyncExitStack) -> OperatorError | N
     could not be made; or where the trainer has failed, as which this takes no longer than services
     give it.
 
-    The farewell comes first, so that nobody waits for this node. It takes no round after the final
-    checkpoint: where all leave at once, that round would be in nobody's. ``stack``, which ends this
-    standstill, is unwound when nothing of the node runs any more.
+    The farewell comes first, so that nobody waits for this node; then the trainer rests. It takes
+    no round after the final checkpoint: where all leave at once, that round would be in nobody's.
+    ``stack``, which ends this standstill, is unwound when nothing of the node runs any more.
     """
     unsaved, failed = None, part.failed
     try:
@@ -68,6 +68,8 @@ async def _leave(part: Participation, stack: AsyncExitStack) -> OperatorError | 
         await _settle(part)
         _say_who_waits(part)
         await _farewell(part)
+    if part.conductor is not None:
+        await part.conductor.rest()
     unsaved: OperatorError | None = None
     if part.config.checkpoint_every and part.island is not None and _learnt(part):
         # who is at the end of the run may owe others their last rounds, or the state

@@ -60,6 +60,7 @@ class Course:
         self.targets = Targets(manifest, me, replicas[0], self.chooser)
         self.target = 0  # inner steps from one contribution to the next; 0: at rest
         self.since = 0  # inner steps of the cycle so far
+        self._ended = False
         self._allotment = Allotment(manifest, replicas[0], ahead=streams)
         start = replicas[0].place.round
         self._evaluations = Multiples(manifest.rounds.eval_every, start)
@@ -169,8 +170,8 @@ class Course:
         self.take(self.targets.next(swarm), anew=anew)
 
     def take(self, target: int, *, anew: Sequence[int] = ()) -> None:
-        """Set the inner steps that come next."""
-        self.target = target
+        """Set the inner steps that come next; none once it has ended."""
+        self.target = target = 0 if self._ended else target
         for fragment, replica in enumerate(self.replicas):
             if (turning := replica.turning) is None:
                 continue
@@ -178,6 +179,11 @@ class Course:
                 turning.reset()
             if target:  # an island at rest does not fall behind
                 turning.train()
+
+    def end(self) -> None:
+        """No more inner steps: rounds that are still applied bring none either."""
+        self._ended = True
+        self.take(0)
 
     def ends_with_others(self, swarm: AnySwarm | None) -> int | None:
         """With a single merge, the target that lets a late island end with the others."""
@@ -187,7 +193,7 @@ class Course:
 
     def needed(self, swarm: AnySwarm | None) -> bool:
         """Whether an island at rest is one of the round's clients after all."""
-        return not self.target and self.targets.drawn(swarm)
+        return not (self.target or self._ended) and self.targets.drawn(swarm)
 
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""

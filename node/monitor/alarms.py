@@ -69,6 +69,7 @@ class Here:
     step_s: float = 0.0  # what that took
     narrow: tuple[float, float] | None = None  # seconds of a round, here and with the others
     copy_still: float | None = None  # seconds that the copy of a checkpoint has hung
+    leaves: bool = False
 
 
 def raised(
@@ -301,14 +302,19 @@ def _best(here: Here) -> str:
 
 def _checkpoint(here: Here) -> Iterator[Alarm]:
     """The last checkpoint could not be written, or the next ones will have no room."""
-    fix = "It trains on. Free disk space, lower --keep-checkpoints, or give another --dir."
+    goes_on, again = "It trains on.", "It trains on, and tries again. Mend what is named."
+    room = "Free disk space, lower --keep-checkpoints, or give another --dir."
+    if here.leaves:
+        goes_on, again = "It leaves, and tries again for a while.", "It leaves. Mend what is named."
+        room = "Free disk space now."
+    fix = f"{goes_on} {room}"
     if here.skipped is not None:
         full = "E402" in here.skipped.reason
         yield Alarm(
             "checkpoint",
             "critical",
             f"The checkpoint of round {here.skipped.round} was skipped: {here.skipped.reason}.",
-            fix if full else "It trains on, and tries again. Mend what is named.",
+            fix if full else again,
         )
     elif here.saved is not None and here.disk_free is not None:
         size = here.saved.bytes

@@ -278,6 +278,7 @@ class NodeState:
             training.step_s,
             self.providers.narrow(),
             self.providers.copy_still(),
+            self.status == "leaving",
         )
         recent = list(rounds.newest)[-ALARM_ROUNDS:]
         # who trains and is never let in has no round to be late

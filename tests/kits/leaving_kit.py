@@ -20,6 +20,7 @@ class Leaver:
 
     def __init__(self, *others: Liveness, finishing: bool = False, script: Any = None) -> None:
         self.did: list[str] = []
+        self.rests: list[str] | None = None  # what it had done when its trainer was put to rest
         self.finishing = finishing
         self.failed: OperatorError | None = None
         self.reporter = SimpleNamespace(round=1, rounds_committed=1)
@@ -34,6 +35,7 @@ class Leaver:
         self.events = SimpleNamespace(emit=lambda event: self.did.append("says so"))
         self.config = SimpleNamespace(checkpoint_every=10)
         self.island = SimpleNamespace(stop=self._stop)
+        self.conductor = SimpleNamespace(rest=self._rest)
         self.keeper = SimpleNamespace(save=self._save, took=0.0)
         self.manifest = Manifest.model_validate({"rounds": {"total_rounds": 9}})
         self.at_end = lambda said: said.round >= 9
@@ -57,6 +59,9 @@ class Leaver:
         assert wait
         self.did.append("save" if last is None else "save, still from now on")
         return True
+
+    async def _rest(self) -> None:
+        self.rests = list(self.did)
 
     async def _stop(self) -> None:
         self.did.append("stop")

@@ -19,6 +19,7 @@ from node.monitor.events import (
     Rejected,
     RoundDone,
     Step,
+    Stopping,
 )
 from node.monitor.state import NodeState
 from node.monitor.views import MachineView, NodeView
@@ -138,6 +139,23 @@ def test_no_room_for_checkpoints() -> None:
     log.emit(CheckpointSkipped(round=4, reason="the folder is gone (E105)"))
     (alarm,) = state.alarms_now()
     assert "disk space" not in alarm.fix
+    assert alarm.fix.startswith("It trains on, and tries again.")
     free[0] = 20_000_000
     log.emit(CheckpointSaved(round=5, path="x", bytes=4_000_000))
     assert state.alarms_now() == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("no room (E402)", "It leaves, and tries again for a while. Free disk space now."),
+        ("the folder is gone (E105)", "It leaves. Mend what is named."),
+    ],
+)
+def test_who_leaves_without_a_checkpoint_does_not_train_on(reason: str, told: str) -> None:
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    log.emit(Stopping(reason="SIGTERM"))
+    log.emit(CheckpointSkipped(round=4, reason=reason))
+    (alarm,) = state.alarms_now()
+    assert alarm.fix == told

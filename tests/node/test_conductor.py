@@ -34,6 +34,7 @@ from node.replicas.own_state import OwnReplica
 from node.trainer.channel import (
     Begin,
     ChannelClosedError,
+    InnerSteps,
     Ready,
     Saved,
     Staged,
@@ -79,6 +80,24 @@ async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None
     made, chain = conductor(vectors, gate.offload)
     await made._on_snapshot(snapshot(vectors))
     assert [said["ready"] for said in chain.said] == [True]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_trainer_is_put_to_rest_for_good_as_its_node_leaves(
+    vectors: SharedVectors, begun: bool
+) -> None:
+    """Neither a round that is still applied nor one that wants its work has it train again."""
+    made, _ = conductor(vectors, at_once, {"mode": "fedavg"})
+    told = cast(Any, made.island).sent
+    if not begun:
+        made.beginning.stage = Stage.BUILT
+    await made.rest()
+    assert told == [InnerSteps(0)] * begun
+    made.course.targets.drawn = lambda swarm: True  # type: ignore[method-assign]
+    await made.look_again()
+    assert told == [InnerSteps(0)] * begun
+    await made.release(0, contributed=False, reset=False)
+    assert [one.target_steps for one in told] == [0] * (1 + begun)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ async def test_no_round_comes_after_the_last_checkpoint_and_nobody_waits(others:
     leaver: Any = Leaver(*others)
     await leave(leaver, AsyncExitStack())
     assert leaver.did == ["farewell", "save, still from now on", "stop"]
+    assert leaver.rests == ["farewell"], "what is trained after it nobody merges"
 
 
 async def test_at_the_end_of_the_run_it_stays_for_those_who_are_not_there_yet() -> None:

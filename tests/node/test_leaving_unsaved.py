@@ -72,6 +72,19 @@ async def test_what_is_lost_without_the_last_checkpoint_is_told(
     assert lacks in told.why
 
 
+@pytest.mark.parametrize("finishing", [False, True])
+async def test_nothing_is_trained_while_it_waits_for_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finishing: bool
+) -> None:
+    """Nobody merges it any more: who resumes would bring it as the work of a single round."""
+    monkeypatch.setattr("node.leaving.PAUSE_S", 0.0)
+    leaver: Any = Leaver(finishing=finishing)
+    full = DiskFullError(tmp_path, "No space")
+    leaver.keeper = Unwritten(tmp_path, full, leaver.did, 1)
+    assert await leave(leaver, AsyncExitStack()) is None
+    assert leaver.rests == ["farewell"] * (not finishing)
+
+
 async def test_space_that_is_freed_while_it_leaves_is_soon_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
