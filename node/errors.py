@@ -247,7 +247,8 @@ _ROWS = (
     Kind(
         "E502",
         "the run or its state cannot be fetched",
-        "the peers that have it went away, moved on too quickly, or served what does not verify",
+        "the peers that have it went away (where all did, the run may be over), moved on too "
+        "quickly, or served what does not verify",
         "try again; if it repeats, give other peers with --peers",
     ),
     Kind(

@@ -130,7 +130,7 @@ class Arrival(Verifying):
             arrived = await self._first_of(wanted, into, progress, patience, looks)
             if arrived is not None:
                 return arrived
-            looks.in_vain(found, wanted)
+            looks.in_vain(found, wanted, answered=self.answered)
             if now() + pause > patience.until():
                 break
             if pause > TELL_S and looks.reason != told:

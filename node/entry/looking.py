@@ -34,6 +34,7 @@ class Looking:
     greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
     fragments: int = 1  # of the run
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
+    answered: bool = field(default=False, init=False)  # somebody did, in the last look
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # peers named in the answers of others
 
@@ -44,6 +45,7 @@ class Looking:
         ``within`` seconds nobody more is asked.
         """
         found: dict[PeerId, Announce] = {}
+        self.answered = False
 
         async def one(peer: PeerId) -> None:
             try:
@@ -51,11 +53,13 @@ class Looking:
                     self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
                 )
             except RemoteRefused:  # a stranger to it, as where it has started anew
+                self.answered = True
                 self._greeted.discard(peer)
                 await self._introduce([peer])
             except (TransportError, ProtocolError):
                 return
             else:
+                self.answered = True
                 self._hear(reply, found)
 
         await in_turn(

@@ -15,6 +15,13 @@ from protocols.messages import Announce
 COPIES = 3  # that are waited for beyond PATIENCE_S: some sources only claim to make one
 MAX_UNTRUE = 3
 MAX_UNWANTED = 3
+MAX_UNANSWERED = 3  # looks in a row: one that starts again, or a lost packet, is no sign of an end
+NOBODY = "no island has announced a state"
+GONE = "none of the peers that were greeted answers any more: the run may be over"
+BACK = (
+    "ask whose run it is: where it is not over, node start --resume there brings it back; or give "
+    "other peers of it with --peers"
+)
 
 
 @dataclass
@@ -71,11 +78,12 @@ class Attempt:
 class Looks:
     """Looks around for a state, none of which has brought one yet, and why."""
 
-    reason: str = "no island has announced a state"
+    reason: str = NOBODY
     _wrong: str = ""  # what was wrong in this look
     _silent: bool = False  # somebody failed to give a state in this look that might be true
     _untrue: int = 0  # looks in a row that brought only lies
     _unwanted: int = 0  # looks in a row that brought nothing wanted
+    _unanswered: int = 0  # looks in a row in which nobody was there at all
 
     def begin(self) -> None:
         """Others are asked again who stands where."""
@@ -88,8 +96,19 @@ class Looks:
         else:  # a claim costs nothing
             self.reason, self._silent = str(error), True
 
-    def in_vain(self, found: Sequence[Announce], wanted: Sequence[Announce]) -> None:
-        """This look has brought no state. Raises OperatorError where others would not either."""
+    def in_vain(
+        self, found: Sequence[Announce], wanted: Sequence[Announce], *, answered: bool
+    ) -> None:
+        """This look has brought no state. Raises OperatorError where others would not either.
+
+        ``answered``: by anybody who was asked. Who does not may be back in a moment, so that is
+        only told.
+        """
+        self._unanswered = 0 if answered else self._unanswered + 1
+        if self._unanswered >= MAX_UNANSWERED:
+            self.reason = GONE
+        elif self.reason == GONE:
+            self.reason = NOBODY
         self._untrue = self._untrue + 1 if self._wrong and not self._silent else 0
         if self._untrue >= MAX_UNTRUE:
             raise operator_error("E206", why=self._wrong)
@@ -100,4 +119,6 @@ class Looks:
 
     def ended(self) -> OperatorError:
         """What is said where no more is tried."""
-        return operator_error("E502", "the swarm's state could not be fetched", why=self.reason)
+        what = "the swarm's state could not be fetched"
+        fix = BACK if self.reason == GONE else ""
+        return operator_error("E502", what, why=self.reason, fix=fix)

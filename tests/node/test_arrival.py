@@ -98,6 +98,43 @@ def test_who_was_ahead_is_not_waited_for_once_nobody_is() -> None:
     played(story)
 
 
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_where_nobody_is_left_it_says_early_that_the_run_may_be_over(how: str) -> None:
+    """As long as before it is tried all the same: who stopped may be back in a moment."""
+
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        for peer in (scene.seed.peer_id, CREATOR.peer_id):
+            getattr(scene.network, how)(peer)
+        arriving = asyncio.ensure_future(scene.arrive())
+        await asyncio.sleep(PATIENCE_S / 4)
+        (told,) = scene.broken
+        assert "none of the peers that were greeted answers any more: the run may be over" in told
+        with pytest.raises(OperatorError, match="the run may be over") as caught:
+            await arriving
+        assert "--resume" in caught.value.fix
+        assert PATIENCE_S / 2 < asyncio.get_running_loop().time() <= PATIENCE_S + CALL_TIMEOUT_S
+
+    played(story)
+
+
+def test_a_peer_that_starts_again_meanwhile_is_not_taken_for_gone() -> None:
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        scene.network.freeze(scene.seed.peer_id)
+        arriving = asyncio.ensure_future(scene.arrive())
+        await asyncio.sleep(PATIENCE_S / 4)
+        assert len(scene.broken) == 1
+        announces, scene.announces = scene.announces, []
+        scene.network.thaw(scene.seed.peer_id)
+        await asyncio.sleep(PATIENCE_S / 4)
+        assert scene.broken[1:] == ["no island has announced a state"]
+        scene.announces = announces
+        await arriving
+
+    played(story)
+
+
 def test_however_many_are_silent_it_ends_in_time() -> None:
     async def story(scene: Scene) -> None:
         silent = [Identity.from_seed(bytes([150 + n]) * 32).peer_id for n in range(60)]
