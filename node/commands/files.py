@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,9 @@ def keygen(
             fix="give a file this user may write with --out",
         ) from error
     typer.echo(identity.peer_id)
+    if out is not None:  # apart from the id, which scripts read
+        use = f"node bootstrap --identity {shlex.quote(str(path))}"
+        typer.echo(f"A node has it with --identity, on each start: {use}", err=True)
 
 
 def export(

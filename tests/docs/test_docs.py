@@ -97,6 +97,21 @@ def test_every_command_of_the_readme_parses(command: str) -> None:
     parse(command)
 
 
+@every_page
+def test_a_key_that_is_made_is_given_to_a_node(page: Path) -> None:
+    """Else who follows the page has a seed with another identity."""
+    said = [line for block in blocks(page=page) for line in block.splitlines()]
+    said += spans(page.read_text())
+    made = [
+        words[words.index("--out") + 1]
+        for words in map(str.split, said)
+        if "--out" in words and words[:2] == ["node", "keygen"]
+    ]
+    for path in made:
+        used = f"--identity {path}"
+        assert path == "FILE" or any(used in command for command in said), path
+
+
 def test_every_command_stands_in_the_table_of_commands() -> None:
     """The README says that all are there, by purpose."""
     page = ROOT / "docs" / "operators" / "commands.md"

@@ -142,9 +142,10 @@ def test_demo_gets_its_arguments(command, monkeypatch):
 
 def test_keygen_never_overwrites(command, tmp_path):
     path = tmp_path / "deep" / "key.pem"
-    status, out, _ = command("keygen", "--out", path)
+    status, out, told = command("keygen", "--out", path)
     assert status == 0
     assert Identity.load(path).peer_id == out.strip()
+    assert f"--identity {path}" in told, "else nobody knows what to do with it"
     before = path.read_bytes()
     status, _, err = command("keygen", "--out", path)
     assert status == 2
@@ -153,7 +154,7 @@ def test_keygen_never_overwrites(command, tmp_path):
 
 
 def test_keygen_writes_to_the_state_directory(command, tmp_path):
-    command("keygen")
+    assert command("keygen")[2] == ""  # nodes of that directory take it by themselves
     assert (tmp_path / "state" / "identity.pem").stat().st_mode & 0o777 == 0o600
     status, _, err = command("keygen", "--out", tmp_path / "state" / "identity.pem" / "x")
     assert (status, err[:10]) == (2, "error E104")
