@@ -50,7 +50,7 @@ from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.addresses import hostport
 from protocols.errors import Malformed, OperatorError, is_full
-from protocols.tasks import Background
+from protocols.tasks import Background, beside
 from protocols.wire import decode_any
 
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
@@ -325,7 +325,7 @@ class Island:
         """Read events until the first rank ends; then end the rest and say why."""
         ended: list[tuple[int, int]] = []
         try:
-            async with asyncio.TaskGroup() as group:
+            async with beside(self.vectors.keep_beating()), asyncio.TaskGroup() as group:
                 reading = group.create_task(self._read(life.reader))
                 looking = group.create_task(self._hangs())
                 exits = [group.create_task(rank.wait()) for rank in self._ranks]

@@ -15,7 +15,6 @@ from node.interrupts import SCRIPT_GONE
 from node.island.island import STOP_GRACE_S, Island
 from node.island.rank_ends import TrainerDied
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
-from node.script.standstill import BEAT_S
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.framing import frame
 from node.trainer.settings import TrainerSettings
@@ -34,9 +33,7 @@ class Script:
 
     async def beat(self) -> None:
         """Show the script that this node lives, as long as its event loop does."""
-        while True:
-            self.vectors.beat()
-            await asyncio.sleep(BEAT_S)
+        await self.vectors.keep_beating()
 
 
 class Attached(Island):

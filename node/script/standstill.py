@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 # of a node, or of its checkpoint, which stands still while it waits for a round, or for space on a
 # full disk
 STILL_S = 120.0
-BEAT_S = 5.0  # between two signs of life
 GAP_S = 60.0  # between two looks at most counts: longer, and this process may have been stopped too
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from node.trainer.channel import COMMANDS, Command, TrainerEnd
-from node.trainer.shared import SharedVectors
+from node.trainer.shared import BEAT_S, SharedVectors
 from protocols.wire import Message
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # Rank 0 waits for the daemon only in pieces of this many seconds, far below the time after which
 # the other ranks give a collective call up.
 LONGEST_WAIT_S = 5.0
+# A daemon that does not show for so long that it lives was stopped, or hangs: no round can come.
+UNHEARD_S = 10.0
+UNHEARD = 3  # rounds' worth of inner steps without it: more would be merged as one round's work
 WRITING_POLL_S = 0.05  # between its looks at a checkpoint that is being written
 
 
@@ -52,6 +55,8 @@ class Leader:
     longest_s: float = LONGEST_WAIT_S  # that it waits for the daemon in one go
     wait_until: float | None = field(default=None, init=False)
     _waited_s: float = field(default=0.0, init=False)
+    _beats: int = field(default=0, init=False)  # of the daemon; 0: it shows nothing
+    _heard: tuple[float, int] = field(default=(0.0, 0), init=False)  # when and at which inner step
 
     def decide(self, trainer: Progress) -> Action:
         """What to do at this step boundary: a command first, then a snapshot, then a step."""
@@ -72,7 +77,18 @@ class Leader:
             self.wait_until = self.clock() + self.wait_s
         if not trainer.begun or trainer.resting:
             return LONGEST_WAIT_S
+        if self._unheard(trainer):
+            return BEAT_S
         return 0.0 if self.wait_until is None else max(0.0, self.wait_until - self.clock())
+
+    def _unheard(self, trainer: Progress) -> bool:
+        """Whether the daemon stands still, and enough was trained without it."""
+        beats, now = self.vectors.beats, self.clock()
+        if beats != self._beats or not beats:
+            self._beats, self._heard = beats, (now, trainer.step)
+        since, step = self._heard
+        most = UNHEARD * trainer.target_steps
+        return now - since > UNHEARD_S and trainer.step - step > most
 
     def choose(self, trainer: Progress, command: Command | None, left: float) -> Action:
         """What to do after the ``command`` that came, if one did in the ``left`` seconds."""

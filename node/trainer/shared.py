@@ -18,6 +18,7 @@ one is written until the daemon claims the vectors again.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import mmap
 import os
@@ -41,6 +42,7 @@ HEADER_BYTES = 4096  # one page: three int64 flags for each fragment, at its end
 # _SNAPSHOT: round of the unanswered snapshot + 1, or 0; _CLAIMED and _KEPT: 0 or 1
 _SNAPSHOT, _CLAIMED, _KEPT = 0, 1, 2
 FLOAT_BYTES = 4
+BEAT_S = 1.0  # between two signs of life
 SHM = Path("/dev/shm")
 
 
@@ -157,6 +159,12 @@ class SharedVectors:
     def beat(self) -> None:
         """Show the other side that this process lives."""
         self._beats += 1
+
+    async def keep_beating(self) -> None:
+        """Show it as long as this process's event loop runs, until cancelled."""
+        while True:
+            self.beat()
+            await asyncio.sleep(BEAT_S)
 
     # --- the trainer's side -------------------------------------------------------------------
 

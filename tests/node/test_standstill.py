@@ -103,6 +103,7 @@ async def test_ranks_train_on_while_the_daemon_alone_is_stopped(tmp_path: Path) 
         await until(running, Ready)
         await running.send(begin(target_steps=MANY))
         await until(running, StepDone)
+        assert running.vectors.beats, "by which they know how long it has stood still"
         wait_until(lambda: running.vectors.snapshot() is not None, "the snapshot")
         assert (await until(running, Snapshot)).steps == MANY
 

@@ -14,7 +14,7 @@ from script_kit import TARGET, Played, silent
 
 from node.script.attached import Script
 from node.script.session import Joined
-from node.script.standstill import BEAT_S, GAP_S, SILENT_S, STILL_S
+from node.script.standstill import GAP_S, SILENT_S, STILL_S
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -24,7 +24,7 @@ from node.trainer.channel import (
     StepDone,
 )
 from node.trainer.framing import READ_BYTES, Unframer
-from node.trainer.shared import SharedVectors
+from node.trainer.shared import BEAT_S, SharedVectors
 from node.trainer.unhurried import MOST_UNSENT, Unhurried
 from protocols.errors import OperatorError
 from protocols.tasks import beside
@@ -143,7 +143,7 @@ def test_a_node_that_goes_on_is_told_of_as_well(caplog: pytest.LogCaptureFixture
 
 
 async def test_a_node_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.script.attached.BEAT_S", BEAT_S / 1000)
+    monkeypatch.setattr("node.trainer.shared.BEAT_S", BEAT_S / 1000)
     vectors = SharedVectors.create(4)
     ours, theirs = socket.socketpair()
     with ours, theirs:

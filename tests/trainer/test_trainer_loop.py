@@ -135,6 +135,36 @@ def test_it_waits_once_and_trains_on(tmp_path: Path, overlap: int, wait: float) 
     assert len(script.of(Snapshot)) == 1  # the second waits for the answer to the first
 
 
+@pytest.mark.parametrize(("step_s", "ahead"), [(0.5, 21), (5.0, 13)])
+def test_of_a_daemon_that_stands_still_it_is_a_few_rounds_ahead_at_most(
+    tmp_path: Path, step_s: float, ahead: int
+) -> None:
+    """More would be merged as one round's work, which ruins a lone island."""
+    alive, waited_at = 10 * TARGET, list[int]()  # inner steps while it lives, though no round comes
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if not isinstance(report, StepDone):
+            return []
+        bench.script.now += step_s
+        if report.step <= alive:
+            bench.vectors.beat()
+        return [Stop()] if report.step == alive + ahead + 2 else []
+
+    bench = Bench(tmp_path, answer, wait_s=0.0)
+    receive = bench.script.receive
+
+    def waiting(timeout: float) -> Command | None:
+        if timeout > 0.0 and bench.trainer.begun:
+            waited_at.append(bench.trainer.step)
+            if len(waited_at) == 1000:  # it goes on, and has nothing to say for now
+                bench.vectors.beat()
+        return receive(timeout)
+
+    bench.script.receive = waiting  # type: ignore[method-assign]
+    bench.run(begin())
+    assert waited_at == [alive + ahead] * 1000
+
+
 def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
     """The answer comes after the wait was over and one more step was taken; twice."""
 
