@@ -21,7 +21,7 @@ from protocols.identity import PeerId
 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_SHORT_FAILURE = 1.0  # seconds after which an interrupted attempt counts as failed
+SHORT = 1.0  # seconds after which what is interrupted counts as failed: a dial, or a request
 
 _T = TypeVar("_T")
 
@@ -47,7 +47,7 @@ async def reach(book: AddressBook, peer: PeerId, open_: Callable[[str], Awaitabl
                 book.failed(peer, address)
                 tried[address] = error
             except asyncio.CancelledError:
-                if time.monotonic() - started > _SHORT_FAILURE:
+                if time.monotonic() - started > SHORT:
                     book.failed(peer, address)
                 raise
             else:

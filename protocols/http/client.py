@@ -23,6 +23,7 @@ from yarl import URL
 from protocols.address_book import AddressBook
 from protocols.connections import tls
 from protocols.connections.names import Names
+from protocols.dialling import SHORT
 from protocols.errors import (
     IdentityMismatch,
     Malformed,
@@ -49,7 +50,7 @@ from protocols.stats import TransportStats
 
 
 class _Body(payload.Payload):
-    """A request body that remembers on which connection it went, and when."""
+    """A request body that remembers on which connection it went, when, and whether that led on."""
 
     _default_content_type = "application/octet-stream"
 
@@ -61,6 +62,7 @@ class _Body(payload.Payload):
         self.transport: asyncio.WriteTransport | None = None
         self.began = 0.0
         self.ended = asyncio.Event()
+        self.answered = False  # at least the head of an answer has come
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return self._data.decode(encoding, errors)
@@ -107,6 +109,7 @@ class HttpClient:
         self._stats = stats
         self._limits = limits
         self._on_sent = on_sent
+        self.on_silent: Callable[[PeerId, float], None] = lambda peer, since: None
         self._proven: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._dial_numbers = itertools.count()
         self._connector = PeerConnector(book, names, context, limits, relays)
@@ -128,7 +131,8 @@ class HttpClient:
 
         A call on a pooled connection that turns out to be closed, before a byte of the reply, is
         made once more on a new one: the peer may then see it twice. Others of the pool have most
-        likely died with it, as when a machine was suspended or a router has forgotten them.
+        likely died with it, as when a machine was suspended or a router has forgotten them. Where
+        nobody says that they have, one of them has no answer in time, and the others are dropped.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
@@ -143,14 +147,13 @@ class HttpClient:
                     self._stats.measured_call(peer, clock() - sent.began - _took(response))
                     return reply
             except TimeoutError as error:
+                self._unanswered(peer, sent, 0.0)
                 raise _timed_out(peer, sent, timeout) from error
+            except asyncio.CancelledError:
+                self._unanswered(peer, sent, SHORT)
+                raise
             except Unreachable as error:
-                stale = (
-                    error.why is Why.RESET
-                    and sent.transport is not None
-                    and sent.transport in self._proven
-                    and not self._session.closed
-                )
+                stale = error.why is Why.RESET and self._reused(sent) and not self._session.closed
                 if last or not stale:
                     raise
                 self._connector.drop_idle(peer)
@@ -183,6 +186,19 @@ class HttpClient:
             raise IdentityMismatch(address, expected, peer)
         return peer
 
+    def _reused(self, sent: _Body) -> bool:
+        return sent.transport is not None and sent.transport in self._proven
+
+    def _unanswered(self, peer: PeerId, sent: _Body, least: float) -> None:
+        """A call was given up; if it had ``least`` seconds, its connection may have died."""
+        waited = asyncio.get_running_loop().time() - sent.began
+        if self._reused(sent) and not sent.answered and waited >= least:
+            self.on_silent(peer, sent.began)
+
+    def drop_idle(self, peer: PeerId, before: float) -> None:
+        """See :meth:`PeerConnector.drop_idle`."""
+        self._connector.drop_idle(peer, before)
+
     def own_end(self, peer: PeerId) -> str:
         """See :meth:`PeerConnector.own_end`."""
         return self._connector.own_end(peer)
@@ -206,6 +222,7 @@ class HttpClient:
                 response = await self._session.post(
                     _url(host, path), data=body, allow_redirects=False
                 )
+                body.answered = True
                 self._check_answer(response, peer)
                 if not self._secure and response.headers.get(PEER_HEADER) != peer:
                     raise IdentityMismatch(peer, peer, response.headers.get(PEER_HEADER, ""))

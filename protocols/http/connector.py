@@ -7,6 +7,7 @@ lives (:mod:`protocols.dialling`), and TLS proves that it is that peer.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import weakref
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from protocols.relay.client import Relays, told_by
 
 if TYPE_CHECKING:
     from aiohttp.client import ClientTimeout
-    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.client_reqrep import ClientRequest, ConnectionKey
     from aiohttp.tracing import Trace
 
 
@@ -72,13 +73,22 @@ class PeerConnector(aiohttp.BaseConnector):
         ends = [link for link in self.links() if self._links[link] == peer]
         return hostport(*ends[-1].get_extra_info("sockname")[:2]) if ends else ""
 
-    def drop_idle(self, peer: PeerId) -> None:
-        """Close the connections to ``peer`` that serve nothing at the moment."""
+    def drop_idle(self, peer: PeerId, before: float = math.inf) -> None:
+        """Close the connections to ``peer`` that serve nothing now, nor have since ``before``."""
         host = tls.server_name(peer)
         for key, idle in self._conns.items():
-            for protocol, _ in idle if key.host == host else ():
-                if protocol.transport is not None:
+            for protocol, since in idle if key.host == host else ():
+                if since <= before and protocol.transport is not None:
                     protocol.transport.abort()  # a closed one is not taken again
+
+    def _release(
+        self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False
+    ) -> None:
+        """Put it back as the first to be taken, and not as the last: of all it is known to work."""
+        super()._release(key, protocol, should_close=should_close)
+        idle = self._conns.get(key)
+        if idle and idle[-1][0] is protocol:
+            idle.rotate()
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout

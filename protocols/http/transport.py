@@ -182,6 +182,7 @@ class HttpTransport:
             limits=self.limits,
             relays=self.relays,
         )
+        self._client.on_silent = self._lanes.on_silent = self._silent
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -299,6 +300,16 @@ class HttpTransport:
     ) -> bool:
         """A connection said for which call it is; returns whether somebody waited for it."""
         return self.relays.arrived(sock, said) or await self.relay.join(sock, said, bounded)
+
+    def _silent(self, peer: PeerId, since: float) -> None:
+        """Nothing came since then on a connection with ``peer`` that had worked before.
+
+        Whatever has died without a word took others with it, of either kind: what has been idle
+        for as long is dropped, so that none of it costs another call its time.
+        """
+        if self._client is not None and self._lanes is not None:
+            self._client.drop_idle(peer, since)
+            self._lanes.drop_idle(peer, since)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
         if self._client is None:

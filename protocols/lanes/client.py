@@ -2,14 +2,15 @@
 
 One lane carries one transfer at a time; transfers with one peer that run at the same time each
 have a lane, up to a bound. A lane that was in the middle of something when its transfer ended is
-cut, and so is one that nobody has used for a while.
+cut, and so is one that nobody has used for a while. Where nothing comes on one that had been kept,
+the others that are as old are cut with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -18,12 +19,13 @@ from protocols.addresses import is_relayed
 from protocols.connections import same_machine, tls
 from protocols.connections.names import Names
 from protocols.connections.sockets import prepare_lane
-from protocols.dialling import reach, unreached
+from protocols.dialling import SHORT, reach, unreached
 from protocols.errors import (
     IdentityMismatch,
     LocalProtocolError,
     Malformed,
     RemoteRefused,
+    TransferStalled,
     TransportError,
     Unreachable,
     Why,
@@ -72,6 +74,7 @@ class LaneClient:
         self._context = context
         self._stats = stats
         self._limits = limits
+        self.on_silent: Callable[[PeerId, float], None] = lambda peer, since: None
         self._places: dict[PeerId, _PeerLanes] = {}
         self._closed = False
 
@@ -89,7 +92,7 @@ class LaneClient:
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
             sending = link.start_sending(request, feed, stall=timeout, slow=True)
             try:
-                await _either(link, sending, receiving)
+                await self._heard(peer, link, sending, receiving)
             finally:
                 sent = max(sending.what.moved - (len(request) - len(header)), 0)
                 self._stats.sent(peer, name, sent)
@@ -118,7 +121,7 @@ class LaneClient:
             frame = reply_frame(None)
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
             sending = link.start_sending(request, None, stall=timeout)
-            await _either(link, sending, receiving)
+            await self._heard(peer, link, sending, receiving)
             reply = _reply(frame.data, peer)
             link.reusable = bool(reply.code) and len(reply.detail) == reply.length
             self._check(reply, max_length, link)
@@ -134,6 +137,13 @@ class LaneClient:
                 self._stats.measured_download(
                     peer, reply.length, body.took, clock() - asked, linked=not link.local
                 )
+
+    def drop_idle(self, peer: PeerId, before: float) -> None:
+        """Cut the lanes to ``peer`` that carry nothing now, nor have since ``before``."""
+        place = self._places.get(peer)
+        for link in place.idle if place is not None else ():
+            if link.idle_since is not None and link.idle_since <= before:
+                link.abort()
 
     def close(self) -> None:
         """Cut everything and open nothing more."""
@@ -186,6 +196,7 @@ class LaneClient:
 
     def _put_back(self, place: _PeerLanes, link: LaneHandle) -> None:
         if link.reusable and link.alive and not self._closed:
+            link.idle_since = asyncio.get_running_loop().time()
             place.idle.append(link)
             link.rest(self._limits.idle_client)
         else:
@@ -234,6 +245,20 @@ class LaneClient:
             self._forget(peer, self._places[peer])
 
     # --- replies ------------------------------------------------------------------------------
+
+    async def _heard(
+        self, peer: PeerId, link: LaneHandle, sending: Transfer, receiving: Transfer
+    ) -> None:
+        """As :func:`_either`; nothing on a lane that was idle: others may be dead, too."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            await _either(link, sending, receiving)
+        except (TransferStalled, asyncio.CancelledError) as error:
+            long = isinstance(error, TransferStalled) or clock() - began >= SHORT
+            if long and link.idle_since is not None and not receiving.what.moved:
+                self.on_silent(peer, began)
+            raise
 
     def _check(self, reply: Reply, limit: int, link: LaneHandle) -> None:
         if reply.code:

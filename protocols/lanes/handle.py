@@ -67,7 +67,11 @@ class Transfer:
 
 
 class LaneHandle:
-    """One lane. ``reusable`` is for its owner to note that the next exchange may begin."""
+    """One lane, and two notes of its owner's.
+
+    ``reusable``: the next exchange may begin. ``idle_since``: when it last began to wait for one,
+    by the loop's clock; None while it is new.
+    """
 
     def __init__(self, reactor: Reactor, sock: socket.socket, who: str, limits: Limits) -> None:
         self._loop = asyncio.get_running_loop()
@@ -76,6 +80,7 @@ class LaneHandle:
         self.lost = self._loop.create_future()
         self.on_lost: Callable[[], None] = lambda: None
         self.reusable = False
+        self.idle_since: float | None = None
         self._aborted = False
         self.who = who
         self.lane = Lane(reactor, sock, who, self._end)  # to be used on the data thread only
