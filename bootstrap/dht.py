@@ -109,6 +109,7 @@ class Dht:
             node_id=DHTID.from_bytes(records.node_id(transport.peer_id)),
             bucket_size=BUCKET,
             num_replicas=REPLICAS,
+            num_workers=BUCKET,  # as many as are asked anyway: silent ones cost their time together
             wait_timeout=RPC_TIMEOUT,
             cache_locally=False,
             cache_nearest=0,

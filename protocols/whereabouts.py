@@ -10,10 +10,12 @@ highest sequence number wins: a peer that moves publishes a new one and the old 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from protocols import envelope
 from protocols.address_book import AddressBook
@@ -29,7 +31,10 @@ LIFETIME = 3600.0  # seconds a record is valid; it is signed anew at half of tha
 MAX_RECORD_BYTES = 4096
 MAX_KNOWN = 4096  # records and mentions kept
 MAX_INFORMANTS = 4  # peers remembered for, and asked about, one id
+MAX_ASKED = 32  # ids in one question
 ASK_TIMEOUT = 3.0  # seconds
+GATHER_S = 0.01  # until a question is asked: others may have one for the same informant
+MORE_S = 0.3  # that the others have once one has answered: they may know of a later move
 
 
 def milliseconds(now: float) -> int:
@@ -45,6 +50,13 @@ class VerifiedRecord:
     sequence: int
     expires: float
     data: bytes
+
+
+@dataclass(eq=False, slots=True)
+class _Question:
+    """Of whom one informant is asked at a time."""
+
+    peers: list[PeerId] = field(default_factory=list)
 
 
 class Whereabouts:
@@ -76,6 +88,8 @@ class Whereabouts:
         self._known: OrderedDict[PeerId, VerifiedRecord] = OrderedDict()
         self._mentions: OrderedDict[PeerId, OrderedDict[PeerId, None]] = OrderedDict()
         self._asking: Together[PeerId, VerifiedRecord | None] = Together()
+        self._questions: dict[PeerId, _Question] = {}  # not asked yet, by informant
+        self._answers: Together[_Question, dict[PeerId, VerifiedRecord]] = Together()
         self._book = book
         if book is not None:
             book.resolver = self._resolve
@@ -131,6 +145,11 @@ class Whereabouts:
         peer = known.record.peer
         if expected is not None and peer != expected:
             raise Malformed(f"the record of {peer} where that of {expected} was due")
+        return self._keep(known)
+
+    def _keep(self, known: VerifiedRecord) -> VerifiedRecord:
+        """The newest record of its peer, which may be another."""
+        peer = known.record.peer
         if peer == self._identity.peer_id:
             return known
         held = self._known.get(peer)
@@ -203,23 +222,58 @@ class Whereabouts:
         before = self.sequence(peer)
         # only those whose own address is at hand: else two unknown peers could wait for each other
         informants = [p for p in reversed(self._mentions.get(peer, ())) if self.get(p) is not None]
-        question = Where((peer,))
+        found: list[VerifiedRecord] = []
 
-        async def one(informant: PeerId) -> VerifiedRecord | None:
+        async def one(informant: PeerId) -> None:
             try:
-                found = await ask(
-                    self._transport, informant, "where", question, Found, timeout=ASK_TIMEOUT
-                )
-                for data in found.records:
-                    known = self.learn(data, expected=peer)
-                    if known.sequence > before:
-                        return known
+                known = await self._told(informant, peer)
             except (TransportError, RemoteProtocolError):
-                pass  # an informant that is gone or lies is one answer less, the others remain
-            return None
+                return  # an informant that is gone or lies is one answer less, the others remain
+            if known is not None and known.sequence > before:
+                found.append(known)
 
-        answers = await asyncio.gather(*[one(informant) for informant in informants])
-        return max((a for a in answers if a), key=lambda known: known.sequence, default=None)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(informant)) for informant in informants]
+            while not found and (left := [task for task in tasks if not task.done()]):
+                await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if found:
+                await asyncio.wait(tasks, timeout=MORE_S)
+            for task in tasks:
+                task.cancel()  # who says nothing holds up nobody
+        return max(found, key=lambda known: known.sequence, default=None)
+
+    async def _told(self, informant: PeerId, peer: PeerId) -> VerifiedRecord | None:
+        """What ``informant`` says of ``peer``; what it is asked at one time is one question."""
+        question = self._questions.get(informant)
+        if question is None or len(question.peers) == MAX_ASKED:
+            question = self._questions[informant] = _Question()
+        question.peers.append(peer)
+        try:
+            answer = await self._answers.do(question, partial(self._put, informant, question))
+        finally:
+            question.peers.remove(peer)
+            if not question.peers:
+                self._close(informant, question)
+        return answer.get(peer)
+
+    async def _put(self, informant: PeerId, question: _Question) -> dict[PeerId, VerifiedRecord]:
+        """Ask it, once all are in it who have the same informant to ask; the records by peer."""
+        await asyncio.sleep(GATHER_S)
+        self._close(informant, question)
+        wanted = Where(tuple(question.peers))
+        answer = await ask(self._transport, informant, "where", wanted, Found, timeout=ASK_TIMEOUT)
+        found = dict[PeerId, VerifiedRecord]()
+        for data in answer.records:
+            with contextlib.suppress(RemoteProtocolError):  # that spoils no other one
+                known = self.verify(data)
+                if known.record.peer in wanted.peers:
+                    found[known.record.peer] = self._keep(known)
+        return found
+
+    def _close(self, informant: PeerId, question: _Question) -> None:
+        """Nobody else is added to it."""
+        if self._questions.get(informant) is question:
+            del self._questions[informant]
 
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
         wanted = (self.get(asked) for asked in Where.decode(body).peers)

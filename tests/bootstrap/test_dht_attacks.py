@@ -13,7 +13,10 @@ from dht_kit import RUN, Swarm
 from identity_kit import identity
 
 from bootstrap import records
+from bootstrap.dht import RPC_TIMEOUT
 from protocols.envelope import seal
+from protocols.identity import Identity, PeerId
+from protocols.memory import virtual_time
 from protocols.messages import PeerRecord
 from protocols.p2p import BURST, bindings
 
@@ -146,3 +149,41 @@ async def test_nobody_gets_past_the_bounds_by_a_stream(swarm: Swarm) -> None:
                 node.peer_id, f"DHTProtocol.{one}", oversized, dht_pb2.StoreResponse
             ):
                 pass
+
+
+def test_made_up_ids_take_a_look_up_no_longer_than_one_of_them() -> None:
+    """One stranger may name as many as it likes, which take a call each and answer none."""
+
+    async def unanswered(peer: PeerId, body: bytes) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+    async def main() -> None:
+        from hivemind.dht.routing import DHTID
+
+        swarm = Swarm()
+        await swarm.grow(6)
+        for index, dht in enumerate(swarm.dhts):
+            assert await dht.announce(swarm.record(index))
+        named = []
+        for number in range(records.MAX_NEIGHBOURS):
+            peer = Identity.from_seed((1000 + number).to_bytes(32, "big")).peer_id
+            swarm.network.join(peer).on_call("p2p", unanswered)
+            place = DHTID.from_bytes(records.node_id(peer))
+            named.append((place, bindings().PeerID.from_base58(peer)))
+        table = swarm.dhts[-1]._node.protocol.routing_table
+        table.get_nearest_neighbors = lambda *_, **__: named
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        newcomer = await swarm.add()
+        met = clock()
+        found = await newcomer.islands()
+        done = clock()
+        await swarm.upkeep.aclose()
+        for dht in swarm.dhts:
+            await dht.aclose()
+        assert len(found) == 6
+        assert met - began < RPC_TIMEOUT + 1
+        assert done - met < RPC_TIMEOUT + 1
+
+    virtual_time.run(main())
