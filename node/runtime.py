@@ -103,6 +103,7 @@ class Node:
         )
         ProbeServer(transport)
         self.is_member: Callable[[PeerId], bool] = lambda peer: False
+        self.whereabouts.is_member = self._in_swarm
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events, clock=clock.wall)
         self.state.providers.strangers = self._strangers
@@ -149,7 +150,10 @@ class Node:
         return self._known(peer)
 
     def _known(self, peer: PeerId) -> bool:
-        return self.gate.admitted(peer) or self.is_member(peer)
+        return self.gate.admitted(peer) or self._in_swarm(peer)
+
+    def _in_swarm(self, peer: PeerId) -> bool:
+        return self.is_member(peer)  # which is known once there is a run
 
     def _observed(self, peer: PeerId) -> str:
         """The address a peer connects from; empty where that may be its relay's."""

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from protocols import envelope
 from protocols.address_book import AddressBook
@@ -66,7 +67,8 @@ class Whereabouts:
     when it knows no address of a peer or all of them failed. ``clock`` is wall time (Unix
     seconds): records carry expiries that other machines set. ``number`` makes a record's sequence
     number of it: a key that outlives the process needs one that remembers the last, or its records
-    are old to others once the clock was put back between two starts.
+    are old to others once the clock was put back between two starts. ``is_member``: whether a peer
+    is one of the node's own swarm, and is not forgotten for a stranger: keys cost nothing.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Whereabouts:
         self._identity = identity
         self._clock, self._number = clock, number
         self._limit = limit
+        self.is_member: Callable[[PeerId], bool] = lambda peer: False
         self._run = b""
         self._own: VerifiedRecord | None = None
         self._known: OrderedDict[PeerId, VerifiedRecord] = OrderedDict()
@@ -158,7 +161,7 @@ class Whereabouts:
         self._known[peer] = known
         self._known.move_to_end(peer)
         while len(self._known) > self._limit:
-            self._known.popitem(last=False)
+            self._forget_one(self._known)
         if self._book is not None:
             self._book.add_record(known.record, known.sequence)
         return known
@@ -184,6 +187,15 @@ class Whereabouts:
             return None
         return known
 
+    def _forget_one(self, kept: OrderedDict[PeerId, Any]) -> None:
+        """The oldest stranger; where there is none, the oldest member."""
+        for _ in range(len(kept)):
+            oldest = next(iter(kept))
+            if not self.is_member(oldest):
+                break
+            kept.move_to_end(oldest)  # so that it is not looked at each time
+        kept.popitem(last=False)
+
     def has_met(self, peer: PeerId, address: str) -> bool:
         """Whether this node itself has reached ``peer`` at ``address``; False without a book."""
         return self._book is not None and self._book.has_worked(peer, address)
@@ -203,10 +215,10 @@ class Whereabouts:
         informants[by] = None
         informants.move_to_end(by)
         while len(informants) > MAX_INFORMANTS:
-            informants.popitem(last=False)
+            self._forget_one(informants)
         self._mentions.move_to_end(peer)
         while len(self._mentions) > self._limit:
-            self._mentions.popitem(last=False)
+            self._forget_one(self._mentions)
 
     async def ask(self, peer: PeerId) -> VerifiedRecord | None:
         """Ask those who spoke of ``peer``; None unless a record newer than ours turned up.
