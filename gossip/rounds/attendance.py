@@ -118,6 +118,23 @@ class Attendance:
         islands = [peer for peer in self._able(now) if self.role(peer) == "island"]
         return set(islands if self.clients is None else self.clients(self.place, islands))
 
+    def coming(self, now: float) -> set[PeerId]:
+        """Live islands that the last round brings into office, and that have yet to say so.
+
+        They stood one place before this one when they were last heard. Until they are heard here,
+        nobody knows that they vote (:meth:`training`). Where only some train, those are drawn from
+        who is here.
+        """
+        if self.clients is not None:
+            return set()
+        return {peer for peer in self.agreement.office if self._is_coming(peer, now)}
+
+    def _is_coming(self, peer: PeerId, now: float) -> bool:
+        said = self.membership.announcement(peer)
+        if said is None or (said.role, said.status) != ("island", "joining"):
+            return False
+        return said.round == self.place.round - 1 and self.alive(peer, now)
+
     def servers(self, contributors: Sequence[Contributor]) -> int:
         """How many of those in office do not train, by their last word or by what they brought."""
         brought = {contributor.peer for contributor in contributors if contributor.tokens}

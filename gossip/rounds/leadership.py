@@ -90,8 +90,9 @@ class Leadership:
         if len(self.agreement.roster) > SMALL:
             grace += NEWS_S  # the news that a member is ready may still be spreading
         left = self.quorum_since + grace - now
-        return left <= 0 or not any(
-            self.company.eta(late_one, now) <= left * 1.25 for late_one in late
+        return left <= 0 or not (
+            self.company.coming(now)
+            or any(self.company.eta(late_one, now) <= left * 1.25 for late_one in late)
         )
 
     def wanted(self, now: float) -> bool:

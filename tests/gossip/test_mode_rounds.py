@@ -249,6 +249,24 @@ def test_what_follows_from_the_manifest() -> None:
     assert weight_of(late, 2**40, 1) == 2**40
 
 
+EVERYBODY = dataclasses.replace(RULES, quorum=1.0)
+
+
+def gathered(seed: int, rules: Rules = EVERYBODY, rounds: int = 2) -> tuple[World, Peer]:
+    """Three whose inner steps are nothing beside a message, once they have begun; the creator."""
+    world = World(3, seed, rules=rules, think=(0.0, 0.01), outside=2)
+    creator = next(iter(world.peers.values()))
+    creator.gathering.least, creator.gathering.able = 3, True
+    creator.slower = 1e6
+    world.open(creator)
+    world.run(0.5)
+    creator.slower = 1.0
+    while len(outcomes(world)) < rounds:
+        assert world.now < 20.0
+        world.run(world.now + 0.01)
+    return world, creator
+
+
 def test_a_creator_that_waits_begins_with_all_it_waits_for() -> None:
     """Until they are enough there is no round; then one that merges nothing lets them in."""
     world = World(3, 1, outside=2)
@@ -266,6 +284,31 @@ def test_a_creator_that_waits_begins_with_all_it_waits_for() -> None:
     assert not merged(first)
     assert set(first.next_roster) == set(world.peers)
     assert merged(later[0]) == set(world.peers)
+
+
+@pytest.mark.parametrize("seed", [6, 7])
+def test_whom_a_roll_brings_into_office_is_waited_for_before_it_has_said_that_it_is_here(
+    seed: int,
+) -> None:
+    """The others may have taken their inner steps by then, and all of three are to be ready."""
+    world, creator = gathered(seed)
+    assert merged(outcomes(world)[1]) == set(world.peers)
+    assert creator.round is not None
+    assert not creator.round.company.coming(world.now)
+
+
+def test_who_comes_into_office_and_says_nothing_more_holds_the_others_up_for_the_grace() -> None:
+    rules = dataclasses.replace(EVERYBODY, min_grace_s=2.0)
+    world, creator = gathered(6, rules, rounds=1)
+    _, second, third = world.peers.values()
+    world.cut = {frozenset({third.identity.peer_id, p}) for p in world.peers}
+    began = world.now
+    world.run(began + 1.9)
+    assert len(outcomes(world)) == 1
+    world.run(began + 2.6)  # it is not missed yet: a heartbeat or two have not come
+    assert creator.round is not None
+    assert creator.round.company.alive(third.identity.peer_id, world.now)
+    assert merged(outcomes(world)[1]) == {creator.identity.peer_id, second.identity.peer_id}
 
 
 def test_a_creator_that_leaves_before_all_are_there_lets_in_who_is() -> None:
