@@ -40,7 +40,7 @@ from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.replicas.replica import OuterReplica
 from node.run_rules import replicas_of
-from node.simulate.churn import churned
+from node.simulate.churn import Churn
 from node.simulate.learner import layout_of
 from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
@@ -351,14 +351,14 @@ async def live(world: World) -> None:
             await members.start(world.nodes[me])
 
         world.views = members.views
-        churn = group.create_task(churned(world, members)) if one.churn else None
+        churn = Churn(world, members) if one.churn else None
         try:
             async with asyncio.timeout(members.patience(world.rounds)):
                 await members.over()
         except TimeoutError as error:
             raise _still(world, members, str(error)) from None
         if churn is not None:
-            churn.cancel()
+            churn.end()
         world.notes["rounds"] = members.furthest.replicas[0].place.round
         world.notes |= world.decisions.notes()
         if members.meetings is not None:

@@ -103,6 +103,23 @@ def test_as_many_islands_are_replaced_however_long_rounds_take() -> None:
     assert fast.notes["replaced"] == slow.notes["replaced"] == 2
 
 
+@pytest.mark.parametrize(("mode", "codec"), [("diloco", "int4"), ("gossip", "int8")])
+def test_as_many_islands_are_replaced_where_several_go_in_each_round(mode: str, codec: str) -> None:
+    asks = {"islands": 8, "rounds": 4, "inner_steps": 4, "codec": codec, "churn": 2.5}
+    first, again = (run(mode, **asks) for _ in range(2))
+    assert first.notes["replaced"] == 8 * 2.5 * 4 / 10
+    assert again.points == first.points
+    assert first.loss < first.points[0].loss - 0.1
+
+
+def test_a_swarm_from_which_all_go_before_newcomers_are_let_in_keeps_half_of_its_islands() -> None:
+    """Or nobody would be left who can decide on a round, and the run would not end."""
+    asks = {"islands": 6, "rounds": 3, "inner_steps": 4, "churn": 10.0}
+    result = run("diloco", bandwidth=NARROW, **asks)
+    assert result.notes["rounds"] == 3
+    assert 3 <= result.notes["replaced"] <= 3 * 3
+
+
 def test_steps_that_islands_had_no_time_for_are_told() -> None:
     asks = {"islands": 4, "rounds": 10, "inner_steps": 4, "codec": "fp32"}
     slow = run("diloco", bandwidth=NARROW, churn=2.0, **asks)
