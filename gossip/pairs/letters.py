@@ -62,6 +62,7 @@ class Mail:
     arrived: Callable[[Letter], None]
     dropped: Callable[[Stamp], None]
     rejected: Callable[[PeerId, RemoteProtocolError], None]
+    counts: Callable[[Stamp], bool]  # whether an answer does
 
 
 @dataclass
@@ -271,13 +272,17 @@ class Letters:
         return [stamp for stamp in self.held if stamp not in self._claimed]
 
     def _put(self, letter: Letter) -> None:
-        if not self.keep_all:
-            for old in replaced(self._free(), letter.stamp):
-                del self.held[old]
-            for oldest in self._free()[: max(0, len(self.held) - self.room + 1)]:
-                del self.held[oldest]
-                self.mail.dropped(oldest)
-        self.held[letter.stamp] = letter
+        if self.keep_all:
+            self.held[letter.stamp] = letter
+        else:
+            gone = replaced(self._free(), letter.stamp, self.mail.counts)
+            for old in gone:
+                self.held.pop(old, None)
+            if letter.stamp not in gone:
+                for oldest in self._free()[: max(0, len(self.held) - self.room + 1)]:
+                    del self.held[oldest]
+                    self.mail.dropped(oldest)
+                self.held[letter.stamp] = letter
         self.mail.arrived(letter)
 
     async def withdrawn(self, sender: PeerId, header: TransferHeader) -> bytes:

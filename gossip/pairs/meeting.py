@@ -6,7 +6,7 @@ letters, the instructions, and what was done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,12 +36,13 @@ class Stamp:
     number: int  # of all letters that came
 
 
-def replaced(held: Iterable[Stamp], newer: Stamp) -> list[Stamp]:
+def replaced(held: Iterable[Stamp], newer: Stamp, counts: Callable[[Stamp], bool]) -> list[Stamp]:
     """Of letters that are here, the oldest first, those that ``newer`` replaces.
 
     An opening replaces an opening of its sender, and an answer one to the same letter, but nothing
     else: an answer's sender has moved by it already. Of a peer's answers two can count, to a letter
-    that is open and to one that was taken for lost, so the third takes the place of the oldest.
+    that is open and to one that was taken for lost. Of three the newest that does not count goes,
+    which may be ``newer`` itself; if all seem to count, the oldest.
     """
     alike = [
         one
@@ -49,7 +50,11 @@ def replaced(held: Iterable[Stamp], newer: Stamp) -> list[Stamp]:
         if one.sender == newer.sender and (one.answers is None) == (newer.answers is None)
     ]
     same = [one for one in alike if one.answers == newer.answers]
-    return same or alike[: len(alike) - ANSWERS + 1]
+    if same or newer.answers is None:
+        return same
+    alike.append(newer)
+    in_vain = [one for one in reversed(alike) if not counts(one)]
+    return [*in_vain, *(one for one in alike if one not in in_vain)][: len(alike) - ANSWERS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class Roamer(FragmentPresence):
             arrived=self._arrived,
             dropped=self.core.on_dropped,
             rejected=self.rejected,
+            counts=self.core.counts,
         )
         room = 2 * self.neighbours + SPARE
         self.letters = Letters(

@@ -113,6 +113,11 @@ class Wandering:
         """Who may have a share of this island's by now, or not."""
         return self.owed | self._posting if self.habits.one_way else set()
 
+    def counts(self, answer: Stamp) -> bool:
+        """Whether it answers a letter of this island's to which answers may still come."""
+        sender = answer.sender
+        return answer.answers in (self._opened.get(sender), self._failed.get(sender))
+
     def others(self, now: float) -> list[Announce]:
         """Live islands that take part."""
         return [a for a in self.membership.islands_alive(now) if a.status == "active"]
@@ -159,10 +164,10 @@ class Wandering:
         self._count_moving(now)
         self._coming.discard(stamp.sender)
         held = self._held.setdefault(stamp.sender, [])
-        if not self.habits.one_way:
-            for one in replaced(held, stamp):  # all shares count
-                held.remove(one)
+        gone = [] if self.habits.one_way else replaced(held, stamp, self.counts)  # shares all count
         held.append(stamp)
+        for one in gone:
+            held.remove(one)
         if self._phase == "meeting" and stamp.sender == self._partner and stamp in self._fresh():
             self.patience.answered(stamp.sender, now - self._since)
         return self.tick(now)
@@ -283,8 +288,7 @@ class Wandering:
                 if stamp.answers is None:  # both may have opened one at the same time
                     good = age <= self.habits.max_staleness
                 else:
-                    keys = self._opened.get(stamp.sender), self._failed.get(stamp.sender)
-                    good = stamp.answers in keys
+                    good = self.counts(stamp)
                 if good:
                     found.append(stamp)
         return found

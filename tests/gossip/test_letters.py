@@ -116,6 +116,19 @@ def test_of_each_the_newest_opening_and_its_answers_to_two_letters_are_kept() ->
     with_boxes(test)
 
 
+def test_an_answer_that_counts_makes_way_for_none_that_does_not() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        b.in_vain = {(1, 0), (9, 0)}
+        for answers in ((2, 0), (1, 0), (3, 0)):
+            await a.send(B, 1.0, answers=answers)
+        assert [stamp.answers for stamp in b.letters.held] == [(2, 0), (3, 0)]
+        await a.send(B, 1.0, answers=(9, 0))
+        assert [stamp.answers for stamp in b.letters.held] == [(2, 0), (3, 0)]
+        assert len(b.arrived) == 4, "who waits for its letter is told that it is through"
+
+    with_boxes(test)
+
+
 def test_what_is_about_to_be_taken_makes_way_for_nothing() -> None:
     """It is answered before, so its sender has moved by it, or will."""
 

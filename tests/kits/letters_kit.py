@@ -32,6 +32,7 @@ class Box:
         self.arrived: list[Letter] = []
         self.rejected: list[str] = []
         self.strangers: set[PeerId] = set()
+        self.in_vain: set[Key | None] = set()  # its letters to which no answer counts any more
         self.coming = 0  # letters that have begun to arrive
         self.broken = 0  # and have stopped to
 
@@ -52,6 +53,7 @@ class Box:
             arrived=self.arrived.append,
             dropped=lambda stamp: None,
             rejected=lambda peer, error: self.rejected.append(str(error)),
+            counts=lambda answer: answer.answers not in self.in_vain,
         )
         self.letters = Letters(wiring, SIZE, mail, **more)
         receive([self.letters])
