@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -84,15 +83,17 @@ class NodeDirectory:
 def look(directory: Path) -> NodeDirectory:
     """How things stand in one directory."""
     home = StateDir(directory)
-    pid = home.holder()
-    if pid is None:
+    holder = home.held_by()
+    if holder is None:
         newest = newest_checkpoint(home.checkpoints)
         facts = _facts(newest) if newest else {}
         manifest = kept_manifest(newest) if newest else None
         run = manifest.label if manifest else str(facts.get("run", ""))[:8]
         return NodeDirectory(str(directory), "stopped", None, run, facts.get("round"), "", "", None)
-    if host := _host(home):
-        return NodeDirectory(str(directory), "running", pid, "", None, host, "", None)
+    pid = holder.pid
+    if holder.host:
+        role = f"host {holder.host}"  # it has no API
+        return NodeDirectory(str(directory), "running", pid, "", None, role, "", None)
     from node.status import fetch
 
     found = home.find_api()
@@ -114,15 +115,6 @@ def look(directory: Path) -> NodeDirectory:
     except (KeyError, TypeError, ValueError):
         status = "other version"
     return NodeDirectory(str(directory), status, pid, "", None, "", address, None)
-
-
-def _host(home: StateDir) -> str:
-    """``host 1``, say, if what runs in a directory is a host beside its island's host 0.
-
-    Such a one has no API.
-    """
-    found = re.fullmatch(f"{HOST}([0-9]+)", home.root.name)
-    return f"host {found[1]}" if found and home.find_api() is None else ""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -234,7 +226,7 @@ def stop(
             fix="run `node stop` where it runs, or stop its container",
         )
     pid = found.pid
-    who = f"{host} of an island, " if (host := _host(home)) else ""
+    who = f"host {found.host} of an island, " if found.host else ""
     tell(f"{who}process {pid}: asked to " + ("end at once" if now else "leave"))
     began = time.monotonic()
     _signal(pid, signal.SIGTERM)
@@ -258,8 +250,9 @@ def _only_host(directory: Path) -> tuple[StateDir, Holder]:
 
     The disk may be shared with other machines: beside those of this one theirs do not count.
     """
-    homes = [home for path in sorted(directory.glob(f"{HOST}*")) if _host(home := StateDir(path))]
-    running = [(home, found) for home in homes if (found := home.held_by()) is not None]
+    homes = map(StateDir, sorted(directory.glob(f"{HOST}*")))
+    held = [(home, found) for home in homes if (found := home.held_by()) is not None]
+    running = [each for each in held if each[1].host]  # a node's folder may have such a name
     running = [each for each in running if each[1].here] or running
     if len(running) == 1:
         return running[0]

@@ -32,6 +32,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -75,6 +76,7 @@ class Holder:
 
     pid: int
     here: bool  # else its number is of another container or machine, and of no use here
+    host: int = 0  # of an island, where it is none that runs the daemon
 
     def __str__(self) -> str:
         return f"process {self.pid}" + ("" if self.here else " of another container or machine")
@@ -139,10 +141,11 @@ class StateDir:
         except OSError as error:
             raise unusable(self.root, error) from error
 
-    def lock(self) -> None:
+    def lock(self, host: int = 0) -> None:
         """Create the directory and keep it for this process; raises E105 if another has it.
 
-        What ranks of a daemon that was killed have left goes: they died with it.
+        ``host``: the process's number where it only serves an island's host 0. What ranks of a
+        daemon that was killed have left goes: they died with it.
         """
         self.make()
         try:
@@ -165,7 +168,8 @@ class StateDir:
         for left in self.logs.glob(f"{RANKS}*"):
             shutil.rmtree(left, ignore_errors=True)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {numbering()}".rstrip().encode() + b"\n", 0)
+        lines = [f"{os.getpid()} {numbering()}".rstrip(), *([f"{HOST}{host}"] if host else [])]
+        os.pwrite(descriptor, "".join(f"{line}\n" for line in lines).encode(), 0)
         self._lock = descriptor  # the lock ends with the process, however that ends
 
     def unlock(self) -> None:
@@ -335,11 +339,14 @@ def numbering() -> str:
 def _written(descriptor: int) -> Holder | None:
     """The process that a lock file names; None where it names none."""
     text = os.pread(descriptor, _MAX_LOCK_FILE, 0).decode(errors="replace").strip()
-    number, _, where = text.partition(" ")
+    line, _, role = text.partition("\n")
+    number, _, where = line.partition(" ")
     if not (number.isascii() and number.isdecimal()):
         return None
     pid, where = int(number), where.strip()
-    return Holder(pid, here=where in ("", numbering()) and _exists(pid))
+    host = re.fullmatch(f"{HOST}([0-9]{{1,9}})", role)
+    here = where in ("", numbering()) and _exists(pid)
+    return Holder(pid, here, int(host[1]) if host else 0)
 
 
 def _exists(pid: int) -> bool:

@@ -98,7 +98,7 @@ class Helper:
 
     async def main(self) -> int:
         """Until the end; raises OperatorError E409, E410, or what host 0 says."""
-        self.home.lock()
+        self.home.lock(self.meeting.host)
         directories.note(self.home.root)
         with ExitStack() as stack:
             stack.callback(self.home.unlock)

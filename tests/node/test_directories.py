@@ -299,15 +299,15 @@ def test_a_process_of_another_container_is_not_asked_by_its_number(
     home.unlock()
 
 
-def held(directory):
-    """By this process, which tells nothing of itself."""
+def held(directory, host):
+    """By this process, which is a host beside host 0."""
     home = StateDir(directory)
-    home.lock()
+    home.lock(host)
     return home
 
 
 def test_hosts_of_an_island_in_one_directory_are_told_apart(tmp_path, monkeypatch):
-    one, two = (held(tmp_path / f"host-{number}") for number in (1, 2))
+    one, two = (held(tmp_path / f"host-{number}", number) for number in (1, 2))
     found = look(one.root)
     assert (found.status, found.pid, found.role) == ("running", os.getpid(), "host 1")
     asked = []
@@ -332,8 +332,8 @@ def test_hosts_of_an_island_in_one_directory_are_told_apart(tmp_path, monkeypatc
 
 
 def test_of_the_hosts_that_share_a_disk_the_one_of_this_machine_is_stopped(tmp_path, monkeypatch):
-    here, there = (held(tmp_path / f"host-{number}") for number in (1, 2))
-    (there.root / "daemon.lock").write_text("7 another boot/pid:[1]\n")
+    here, there = (held(tmp_path / f"host-{number}", number) for number in (1, 2))
+    (there.root / "daemon.lock").write_text("7 another boot/pid:[1]\nhost-2\n")
     monkeypatch.setattr(directories, "_signal", lambda *_: here.unlock())
     assert stop(tmp_path, timeout_s=1, now=False) == os.getpid()
     with pytest.raises(OperatorError, match="another container or machine") as error:
@@ -349,3 +349,13 @@ def test_a_node_whose_directory_is_called_like_a_host_s_is_none(tmp_path, daemon
         stop(tmp_path, timeout_s=1, now=False)
     assert error.value.code == "E106"
     assert process.poll() is None
+
+
+def test_nor_is_one_that_has_yet_to_say_where_its_api_is(tmp_path):
+    home = StateDir(tmp_path / "host-1")
+    home.lock()
+    assert look(home.root).status == "no answer"
+    with pytest.raises(OperatorError) as error:
+        stop(tmp_path, timeout_s=1, now=False)
+    assert error.value.code == "E106"
+    home.unlock()

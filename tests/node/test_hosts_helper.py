@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from node.hosts.helper import Helper
 from node.hosts.remote import HOST_LOST
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Challenge, HostConnection, HostLostError, Job, Welcome, nonce
+from node.statedir import Holder, StateDir
 from protocols.errors import OperatorError
 
 
@@ -70,6 +72,13 @@ async def test_a_host_0_that_does_not_know_the_id_is_not_followed(tmp_path: Path
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(OperatorError, match="host 0 does not know the rendezvous id"):
             await helper(tmp_path, port).main()
+
+
+async def test_its_folder_says_which_host_it_is(tmp_path: Path) -> None:
+    async with hub() as (made, _), following(tmp_path, made.port) as running:
+        await until(lambda: made.hosts or running.done())
+        holder = StateDir(tmp_path / "host-1").held_by()
+        assert holder == Holder(os.getpid(), here=True, host=1)
 
 
 async def test_host_0_is_found_at_whichever_of_its_addresses_answers(
