@@ -35,6 +35,7 @@ from protocols.wire import Max, Message, decode_any
 
 BEAT_S = 2.0
 SILENT_BEATS = 5  # in a row without a word, after which the other side is lost
+SILENT_S = SILENT_BEATS * BEAT_S
 GREETING_S = 20.0  # for a stranger to show who it is
 FAREWELL_S = 3.0  # for a last word to leave
 MAX_GREETED_FRAME = 256 * 1024 * 1024  # a job has the evaluation shard and the tokenizer's file

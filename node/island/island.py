@@ -20,7 +20,7 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,8 +29,9 @@ from node.errors import operator_error
 from node.hosts.crew import Crew
 from node.hosts.listening import listening_for_ranks
 from node.hosts.remote import Host, RemoteRank
+from node.hosts.wire import SILENT_S
 from node.island.absence import Absence
-from node.island.rank_ends import TrainerDied, obituary, settle, silent
+from node.island.rank_ends import TrainerDied, obituary, settle, silent, without_host
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.island.silence import Silence, Silent
 from node.modes import by_gradients
@@ -348,11 +349,12 @@ class Island:
         if hangs:
             died = silent(self._ranks[0], self._silence.seconds)
         else:
-            limit_s = self.settings.collective_s
-            stood_s = self._absence.within(limit_s, asyncio.get_running_loop().time())
+            now, limit_s = asyncio.get_running_loop().time(), self.settings.collective_s
+            stood_s = self._absence.within(limit_s, now)
             died = obituary(self._ranks, ended, self._failed, life.oom_kills, limit_s, stood_s)
             if died.code == "E408" and self.crew is not None:
-                died = replace(died, spared=self.crew.enough)
+                stood_s = self._absence.within(SILENT_S, now)
+                died = without_host(died, enough=self.crew.enough, stood_s=stood_s)
         self._events.put_nowait(died)
 
     async def _hangs(self) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.errors import TABLE, operator_error
@@ -47,7 +47,8 @@ class TrainerDied:
     log: Path  # that rank's output,
     log_tail: str  # and its end
     error: OperatorError | None = None  # where no rank was the cause
-    spared: bool = False  # a host was lost that the island can do without, or the node stood still
+    # a host was lost that the island can do without, or the node, or its host 0, stood still
+    spared: bool = False
 
 
 async def settle(exits: Sequence[asyncio.Task[int]]) -> list[tuple[int, int]]:
@@ -113,6 +114,18 @@ def obituary(
         error=error,
         spared=status == EXIT_STUCK and stood_s > 0,
     )
+
+
+def without_host(died: TrainerDied, *, enough: bool, stood_s: float) -> TrainerDied:
+    """A host is lost (E408), and ``enough`` others are there; or this one stood still before.
+
+    By that host 0 was given up: the other host is back in a moment.
+    """
+    error = died.error
+    if stood_s and error is not None:
+        why = f"{error.why}; this host stood still for {duration(stood_s)}"
+        error = operator_error("E408", error.what, why=why)
+    return replace(died, error=error, spared=enough or stood_s > 0)
 
 
 def silent(rank: Rank, seconds: float) -> TrainerDied:

@@ -39,7 +39,7 @@ class Restarts:
         stepped = begun or settings.compile
         less = bool(changes) and stepped and settings.halved < settings.at_once
         # nor is the loss of a host that others go on without: node.hosts.hub counts those; nor what
-        # befell the whole node
+        # befell the whole node, or its host 0
         self._count += not (less or died.spared)
         survived = self._count <= MAX_RESTARTS and died.code in SURVIVED
         return changes if survived else None

@@ -31,7 +31,7 @@ from node.hosts.wire import (
     farewell,
     fitting,
 )
-from node.island.island import Island, _Life
+from node.island.island import LOOK_S, Island, _Life
 from node.island.rank_ends import TrainerDied
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
@@ -153,10 +153,13 @@ async def test_a_host_that_the_island_needs_is_taken_in_however_often_it_was_los
             assert not made.enough
 
 
-@pytest.mark.parametrize("needed", [True, False])
+@pytest.mark.parametrize(
+    ("needed", "stood_s"), [(True, 0.0), (False, 0.0), (True, 12.0), (False, 12.0)]
+)
 async def test_a_death_tells_whether_the_island_can_do_without_the_host_that_it_lost(
-    tmp_path: Path, needed: bool
+    tmp_path: Path, needed: bool, stood_s: float
 ) -> None:
+    """Or this host has stood still, so that the other one gave it up, and is no less there."""
     async with hub(minimum=2 if needed else 1) as (made, _):
         vectors: Any = SimpleNamespace(clear=lambda: None)
         crew = Crew(made, 1, lambda ranks, hosts: ParallelDims())
@@ -170,10 +173,13 @@ async def test_a_death_tells_whether_the_island_can_do_without_the_host_that_it_
             await asyncio.wait_for(rank.wait(), WAIT_S)
         island._ranks, reader = [rank], asyncio.StreamReader()
         reader.feed_eof()  # of rank 0
+        island._absence.look(asyncio.get_running_loop().time() - LOOK_S - stood_s)
         await asyncio.wait_for(island._supervise(_Life(reader, tmp_path / "store", 0)), WAIT_S)
         died = await island.next_event()
         assert isinstance(died, TrainerDied)
-        assert (died.code, died.spared) == ("E408", not needed)
+        assert (died.code, died.spared) == ("E408", not needed or stood_s > 0)
+        assert died.error is not None
+        assert ("this host stood still for 12s" in died.error.why) == (stood_s > 0)
 
 
 async def test_a_host_that_connects_anew_takes_its_old_place() -> None:
