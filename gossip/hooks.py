@@ -48,7 +48,8 @@ class Hooks:
     # a certified round has moved the replica; without an exchange it was replayed
     applied: Callable[[Certificate, Exchange | None], None] = lambda certificate, exchange: None
     moved: Callable[[], None] = lambda: None  # a download has put a replica elsewhere
-    peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
+    # alive, suspect, …; joining or active, where only that has changed; fault, …
+    peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     notice: Callable[[str], None] = lambda text: None  # what the operator is to know
     # only a download of the fragment's state can help

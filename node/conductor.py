@@ -438,7 +438,7 @@ class Conductor:
         self.course.transferred(seconds, chain.timed())
 
     async def look_again(self) -> None:
-        """Somebody came or went: an island at rest may be needed now."""
+        """Somebody came, went or changed its status: an island at rest may be needed now."""
         if self.beginning.begun and self.course.needed(self.swarm):
             self.course.aim(self.swarm)
             await self._tell_target()

@@ -60,9 +60,10 @@ AGAIN_S = 60.0  # before it is reported once more that a place has too many iden
 class Presence:
     """This node's presence in a run. ``status`` is what it says of itself.
 
-    ``on_news`` is called with every new announcement, ``on_change`` when the liveness of a peer
-    has changed (peer, what it is now, what it was), ``on_rejected`` for what was refused, and
-    ``on_double`` when a process that has this node's key and started later announces itself.
+    ``on_news`` is called with every new announcement, ``on_change`` when the liveness of a peer, or
+    else its status, has changed (peer, what it is now, what it was), ``on_rejected`` for what was
+    refused, and ``on_double`` when a process that has this node's key and started later announces
+    itself.
     ``observed`` tells the address from which a peer is connected, if it is.
     """
 
@@ -82,7 +83,8 @@ class Presence:
     _double: int = 0  # sequence number of the newest announcement from such a process
     _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when reported
     _awake: Wakefulness = field(default_factory=Wakefulness)
-    _seen: dict[PeerId, Liveness] = field(default_factory=dict)  # of those in the membership
+    # of those in the membership, with their status
+    _seen: dict[PeerId, tuple[Liveness, str]] = field(default_factory=dict)
     _newest: bytes = b""
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
@@ -375,15 +377,19 @@ class Presence:
         self.notice(peer)
 
     def notice(self, peer: PeerId) -> None:
-        """Tell when the liveness of a peer in the membership has changed."""
-        if peer not in self.membership.islands:
+        """Tell when the liveness or the status of a peer in the membership has changed."""
+        if (island := self.membership.islands.get(peer)) is None:
             return
-        now = self.membership.liveness(peer, self.wiring.now())
-        if (before := self._seen.get(peer)) is not now:
-            self._seen[peer] = now
-            if len(self._seen) > len(self.membership.islands):  # others made room for this one
-                self._forget()
-            self.on_change(peer, now.value, before.value if before else "")
+        now = self.membership.liveness(peer, self.wiring.now()), island.announce.status
+        if (before := self._seen.get(peer)) == now:
+            return
+        self._seen[peer] = now
+        if len(self._seen) > len(self.membership.islands):  # others made room for this one
+            self._forget()
+        if before is None or before[0] is not now[0]:
+            self.on_change(peer, now[0].value, before[0].value if before else "")
+        else:
+            self.on_change(peer, now[1], before[1])
 
     def _forget(self) -> None:
         """Know nothing more of whoever is not in the membership any more."""

@@ -100,6 +100,25 @@ def test_who_hears_its_own_key_from_a_later_start_tells(later: int, double: bool
     virtual_time.run(main())
 
 
+def test_a_status_that_changes_is_told_once_and_not_with_every_announcement() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            one, other = swarm.members.values()
+            await asyncio.sleep(3.0)
+            told: list[tuple[PeerId, str, str]] = []
+            other.swarm.presence.on_change = lambda *change: told.append(change)
+            for status in ("joining", "active", "leaving"):
+                one.swarm.chains[0].update(status=status)
+                await asyncio.sleep(3.0)
+            assert told == [
+                (one.peer, "joining", "active"),
+                (one.peer, "active", "joining"),
+                (one.peer, "left", "alive"),  # its liveness says it
+            ]
+
+    virtual_time.run(main())
+
+
 def test_nothing_is_kept_of_those_who_come_only_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MAX_PEERS", 8)
 
