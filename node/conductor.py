@@ -127,6 +127,10 @@ class Conductor:
         self.readiness.answered(fragment, contributed=contributed)
         await self._go_on(fragment, contributed=contributed, reset=reset)
 
+    def late_s(self, fragment: int) -> float:
+        """Seconds that the trainer takes to apply a fragment, beyond the longest it ever took."""
+        return self._ownership.late_s(fragment)
+
     async def _go_on(
         self, fragment: int, *, contributed: bool, reset: bool, steps_read: int = 0
     ) -> None:

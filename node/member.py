@@ -93,6 +93,7 @@ def swarm_of(
                 new_identity=origin.new_identity,
                 record=record(replica.place.fragment),
                 gathering=origin.gathering,
+                late_s=replica.late_s,
             )
             for replica, lineage in zip(replicas, origin.lineages, strict=True)
         ]

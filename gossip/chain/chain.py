@@ -83,6 +83,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
     new_identity: bool = False  # made just now: nobody can have promised anything under it
     record: PromiseRecord | None = None  # of what was promised; None: nothing outlives the process
     gathering: Gathering = field(default_factory=Gathering)  # whom a run's creator waits for
+    late_s: Callable[[], float] = lambda: 0.0  # for which the trainer should have taken a move in
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)

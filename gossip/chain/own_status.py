@@ -6,6 +6,7 @@ its trainer stands still.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from gossip.catchup.following import Following
@@ -16,6 +17,7 @@ from gossip.common import FragmentPresence
 from gossip.hooks import Replica
 from gossip.membership.members import MEMBERS
 from gossip.place import Place
+from gossip.plans.rules import Rules
 from gossip.rounds.round import Round
 from protocols.messages import Announce
 
@@ -26,12 +28,15 @@ class OwnStatus(FragmentPresence):
     """The part of a :class:`gossip.chain.chain.Chain` that the others know it by."""
 
     replica: Replica
+    rules: Rules
+    late_s: Callable[[], float]
     round: Round
     following: Following
     promises: Promises
     timing: Timing
     _forgetting: Forgetting
     _stepping_since: float | None = None  # the outer step of a round is under way
+    _stands_still = False  # the trainer, by this node's own word
 
     def announced_place(self) -> Place:
         """Our place; without its state, which would bring us into office, while we abstain."""
@@ -68,15 +73,30 @@ class OwnStatus(FragmentPresence):
         if (forgot or put_out) and self.status.status == "active":
             self.note(status="joining")
 
+    def _stuck(self) -> bool:
+        """Whether the trainer stands still and takes in no round.
+
+        That shows once the next one is to be applied. Where a part of the islands trains, there may
+        be none before this one has trained.
+        """
+        longest, since = max(STUCK_S, self.timing.round_s), self._stepping_since
+        if since is not None and self.now() > since + longest:
+            return True
+        return self.rules.clients is not None and self.late_s() > longest
+
     def _say_stuck(self) -> None:
-        """The trainer stands still and takes in no round: nobody is to wait for this node's vote.
+        """The trainer stands still: nobody is to wait for this node's work, or its vote.
 
         It comes back into office as soon as it is through (:meth:`_take_office`).
         """
-        since = self._stepping_since
-        stuck = since is not None and self.now() > since + max(STUCK_S, self.timing.round_s)
+        stuck = self._stuck()
         if stuck and self.status.status == "active":
+            self._stands_still = True
             self.note(status="joining")
+            self.presence.tell()
+        elif self._stands_still and not stuck:
+            self._stands_still = False
+            self._take_office()
             self.presence.tell()
 
     def _take_office_again(self, seen: Announce) -> None:
@@ -88,7 +108,7 @@ class OwnStatus(FragmentPresence):
         place = self.replica.place
         there = (seen.round, seen.head) == (place.round, place.previous)
         in_office = {self.me, seen.peer} <= set(self.replica.roster)
-        if not there or not in_office or self.status.status != "joining":
+        if not there or not in_office or self.status.status != "joining" or self._stuck():
             return
         if self._forgetting.remembers(*place.at):
             self.note(status="active")

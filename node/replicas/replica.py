@@ -274,6 +274,10 @@ class OuterReplica:
         if self.trainer is not None:
             await self.trainer.release(contributed=bool(counted), reset=keep == "nothing")
 
+    def late_s(self) -> float:
+        """Seconds that the trainer takes to go on from the last move, beyond what it ever took."""
+        return self.trainer.late_s() if self.trainer is not None else 0.0
+
     async def _hold(self) -> int | None:
         """Keep the trainer from the vectors; returns an unanswered snapshot's round, or None."""
         return await self.trainer.hold() if self.trainer is not None else None

@@ -24,6 +24,10 @@ class TrainerGate(Protocol):
         """
         ...
 
+    def late_s(self) -> float:
+        """Seconds for which it has had the vectors to apply, beyond the longest it ever took."""
+        ...
+
 
 class FragmentsGate(Protocol):
     """As :class:`TrainerGate`, for all fragments of a model."""
@@ -31,6 +35,8 @@ class FragmentsGate(Protocol):
     async def hold(self, fragment: int) -> int | None: ...
 
     async def release(self, fragment: int, *, contributed: bool, reset: bool) -> None: ...
+
+    def late_s(self, fragment: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -45,3 +51,6 @@ class FragmentGate:
 
     async def release(self, *, contributed: bool, reset: bool) -> None:
         await self.all_fragments.release(self.fragment, contributed=contributed, reset=reset)
+
+    def late_s(self) -> float:
+        return self.all_fragments.late_s(self.fragment)

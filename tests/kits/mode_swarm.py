@@ -95,6 +95,9 @@ class Walker:
         self.out, self.contributed = None, self.contributed + contributed
         self.save()
 
+    def late_s(self) -> float:
+        return 0.0
+
     def save(self) -> None:
         one = self.replica
         self.saved = Saved(

@@ -165,6 +165,7 @@ class SimulatedSwarm:
                 known_lineage=replica.lineage,
                 new_identity=new_identity,
                 record=self.record_of(peer, replica.place.fragment),
+                late_s=replica.late_s,
             )
             for replica in replicas
         ]

@@ -64,6 +64,10 @@ class ToyReplica:
     def roster(self) -> tuple[PeerId, ...]:
         return self._roster
 
+    def late_s(self) -> float:
+        """There is no trainer to be late."""
+        return 0.0
+
     def train(self, seed: int) -> None:
         """Local progress that differs between members and rounds."""
         generator = torch.Generator().manual_seed(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from node.island.ownership import VectorOwnership
+from protocols.memory import virtual_time
 
 
 async def soon() -> None:
@@ -58,3 +59,49 @@ async def test_two_who_want_the_same_fragment_have_it_in_turn() -> None:
 
     await asyncio.gather(*(use(number) for number in range(3)))
     assert order in ([0, 0, 1, 1, 2, 2], [0, 0, 2, 2, 1, 1])
+
+
+async def read(ownership: VectorOwnership, seconds: float, *, evaluates: bool = False) -> float:
+    """Give fragment 0 to a trainer that takes so long; how late it was just before."""
+    await ownership.take(0)
+    ownership.written(0)
+    if evaluates:
+        await ownership.all_to_read()
+    await asyncio.sleep(seconds)
+    late = ownership.late_s(0)
+    ownership.free(0)
+    assert ownership.late_s(0) == 0
+    return late
+
+
+def test_who_takes_longer_to_read_than_it_ever_did_is_late() -> None:
+    async def main() -> None:
+        ownership = VectorOwnership(2, free=True)
+        assert await read(ownership, 3.0) == 3.0
+        assert await read(ownership, 2.0) == 0.0
+        assert await read(ownership, 5.0) == 2.0
+        assert ownership.late_s(1) == 0.0
+        await ownership.take(0)
+        await asyncio.sleep(60.0)  # the daemon writes
+        assert ownership.late_s(0) == 0.0
+        ownership.written(0)
+        await asyncio.sleep(60.0)
+        ownership.free()  # nobody is there who could
+        assert ownership.late_s(0) == 0.0
+        assert await read(ownership, 6.0) == 1.0
+
+    virtual_time.run(main())
+
+
+def test_who_evaluates_before_it_reads_is_late_once_such_a_time_is_known() -> None:
+    async def main() -> None:
+        ownership = VectorOwnership(1, free=True)
+        assert await read(ownership, 1.0) == 1.0
+        assert await read(ownership, 40.0, evaluates=True) == 0.0
+        assert await read(ownership, 50.0, evaluates=True) == 10.0
+        assert await read(ownership, 5.0) == 4.0
+        ownership.begin()
+        await asyncio.sleep(90.0)
+        assert ownership.late_s(0) == 0.0
+
+    virtual_time.run(main())
