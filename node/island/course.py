@@ -57,7 +57,7 @@ class Course:
         """
         self.manifest, self.replicas, self.pace = manifest, replicas, pace
         self.chooser = Chooser(manifest, pace, events, own_inner_steps)
-        self.targets = Targets(manifest, me, replicas[0], self.chooser)
+        self.targets = Targets(manifest, me, replicas, self.chooser)
         self.target = 0  # inner steps from one contribution to the next; 0: at rest
         self.since = 0  # inner steps of the cycle so far
         self._ended = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median_high, median_low
 
 from bootstrap.manifest import Manifest
@@ -16,12 +17,12 @@ LOOK_EVERY = 10  # inner steps between two looks at how far the others are
 
 
 class Targets:
-    """Of one island; ``replica`` is fragment 0's, whose roster decides."""
+    """Of one island; ``replicas`` are by fragment, and fragment 0's roster decides."""
 
     def __init__(
-        self, manifest: Manifest, me: PeerId, replica: OuterReplica, chooser: Chooser
+        self, manifest: Manifest, me: PeerId, replicas: Sequence[OuterReplica], chooser: Chooser
     ) -> None:
-        self.me, self.replica, self.chooser = me, replica, chooser
+        self.me, self.replicas, self.replica, self.chooser = me, replicas, replicas[0], chooser
         self._clients = clients_of(manifest)
         readers = not (manifest.script.layout or manifest.numbered)  # else it is nobody's affair
         self._readers = readers * manifest.data.islands
@@ -82,14 +83,21 @@ class Targets:
         return [peer for peer, announce in said if announce is None or announce.role != "server"]
 
     def drawn(self, swarm: AnySwarm | None) -> bool:
-        """Whether this island is one of the round's clients, as far as it sees who is alive."""
-        replica = self.replica
-        if self._clients is None or swarm is None or self.me not in replica.roster:
+        """Whether this island is one of the round's clients, as far as it sees who is alive.
+
+        A fragment draws by its own rounds, which may be behind those of another; all wait for those
+        whom they have drawn.
+        """
+        choose = self._clients
+        if choose is None or swarm is None or self.me not in self.replica.roster:
             return True
         said = swarm.membership.islands_alive(swarm.now())
         alive = {a.peer for a in said if (a.role, a.status) == ("island", "active")}
-        there = [peer for peer in replica.roster if peer == self.me or peer in alive]
-        return self.me in self._clients(replica.place, there)
+        alive.add(self.me)
+        return any(
+            self.me in choose(replica.place, [peer for peer in replica.roster if peer in alive])
+            for replica in self.replicas
+        )
 
     def together(self, swarm: AnySwarm | None, done: int, target: int) -> int | None:
         """With a single merge, an island that began late ends with the others, not after them.

@@ -115,3 +115,32 @@ def test_who_hangs_at_rest_is_replaced_once_it_is_drawn_and_comes_back(
             swarm.check(here.founders)
 
     played(story)
+
+
+def test_fragments_that_draw_by_rounds_of_their_own_keep_up_with_each_other() -> None:
+    """Over links on which a fragment is on its way for as long as the inner steps take."""
+    rounds = ROUNDS | {"clients": 0.25, "fragments": 2, "alpha": 0.0, "inner_steps": 4}
+    tables = {"mode": "fedavg", "rounds": rounds, "merge": {"rule": "mean"}}
+
+    async def story() -> None:
+        async with scene(
+            4,
+            size=SIZE,
+            codec="fp32",
+            think=(0.5, 0.55),
+            uploads=[8e4] * 4,
+            fragments=2,
+            made=WorkingSwarm,
+            manifest=Manifest.model_validate(tables),
+            wait_s=1.0,
+        ) as here:
+            swarm = here.swarm
+            assert isinstance(swarm, WorkingSwarm)
+            await swarm.committed(24, 200.0)
+            behind = [m.replicas[0].place.round - m.replicas[1].place.round for m in here.founders]
+            assert max(map(abs, behind)) <= 2
+            swarm.over = True
+            await until(lambda: at_one_place(here.founders), 30.0)
+            swarm.check(here.founders)
+
+    played(story)

@@ -289,7 +289,7 @@ def test_the_schedule_stands_where_most_others_do(
     ):
         choosing = chooser(overlap_steps=4, **knobs)
         choosing.pace.position = mine
-        targets = Targets(choosing.manifest, me, replica, choosing)
+        targets = Targets(choosing.manifest, me, [replica], choosing)
         assert targets.position(swarm) == expected
         assert targets.position(None) == 0
 
@@ -311,7 +311,7 @@ def test_more_islands_than_a_round_has_windows_for_are_told_once(
     choosing = Chooser(Manifest.model_validate(run), Pace(), EventLog())
     roster = tuple(one.peer_id for one in EVERYBODY[:islands])
     replica: Any = SimpleNamespace(roster=roster, place=PLACE)
-    targets = Targets(choosing.manifest, roster[0], replica, choosing)
+    targets = Targets(choosing.manifest, roster[0], [replica], choosing)
     assert [targets.next(None), targets.next(None)] == [40, 40]
     texts = [r.event.text for r in choosing.events.recent if isinstance(r.event, Notice)]
     assert len(texts) == told
@@ -329,9 +329,9 @@ def test_servers_in_office_have_no_part_of_a_rounds_windows(serves: int) -> None
     run = {"data": {"islands": 2}, "rounds": {"inner_steps": 40}}
     choosing = Chooser(Manifest.model_validate(run), Pace(), EventLog())
     replica: Any = SimpleNamespace(roster=roster, place=PLACE)
-    targets = Targets(choosing.manifest, membership.me, replica, choosing)
+    targets = Targets(choosing.manifest, membership.me, [replica], choosing)
     assert targets.slot(swarm) == ((1, 2) if serves < 2 else (0, 2))
-    stranger = Targets(choosing.manifest, EVERYBODY[3].peer_id, replica, choosing)
+    stranger = Targets(choosing.manifest, EVERYBODY[3].peer_id, [replica], choosing)
     assert stranger.slot(swarm) == (2, 3)
     assert targets.slot(None)[1] == 3  # nobody has said anything yet
     targets.next(swarm)
@@ -355,7 +355,27 @@ def test_where_one_who_was_drawn_abstains_the_next_one_trains() -> None:
             membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
         )
         replica: Any = SimpleNamespace(place=PLACE, roster=peers)
-        return Targets(manifest, following, replica, chooser()).drawn(swarm)
+        return Targets(manifest, following, [replica], chooser()).drawn(swarm)
 
     assert not trains("active")
     assert trains("joining")
+
+
+def test_who_is_drawn_for_any_fragment_trains() -> None:
+    """Each draws by its own rounds: whose turn has passed in the first one may be awaited yet."""
+    manifest = Manifest.model_validate({"mode": "fedavg", "rounds": {"fragments": 2}})
+    choose = clients_of(manifest)
+    assert choose is not None
+    peers = [identity.peer_id for identity in EVERYBODY[:4]]
+    places = [
+        dataclasses.replace(PLACE, fragment=fragment, round=7 - fragment) for fragment in range(2)
+    ]
+    drawn = [set(choose(place, peers)) for place in places]
+    alive = [announce_of(peer) for peer in peers]
+    swarm: Any = SimpleNamespace(
+        membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
+    )
+    replicas: Any = [SimpleNamespace(place=place, roster=peers) for place in places]
+    trains = {p for p in peers if Targets(manifest, p, replicas, chooser()).drawn(swarm)}
+    assert drawn[0] != drawn[1]
+    assert trains == drawn[0] | drawn[1]
