@@ -10,7 +10,6 @@ trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,13 +24,14 @@ from gossip.catchup.lineage import Lineage
 from gossip.place import Place
 from gossip.plans.certificate import genesis, outcome_hash
 from node.checkpoints.freezing import FrozenOuter
+from node.replicas.arrivals import Arrived, arrived, by_chunk, together
 from node.replicas.residual import Residual
 from node.replicas.trainer_gate import TrainerGate
 from node.replicas.turning import Turning
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
-from protocols.messages import Certificate, Outcome
+from protocols.messages import Certificate, Outcome, PartResult
 from protocols.tasks import Offload
 
 
@@ -195,7 +195,7 @@ class OuterReplica:
             for result in outcome.parts:
                 if result.digest:
                     data = parts[result.start, result.stop]
-                    self._step_part(codec, result.start, result.stop, data, rates)
+                    self._step_part(codec, self._arrived(outcome, result), data, rates)
             if self.rule.end is not None:
                 self.rule.end(self.vectors, self.base, rates)
             self._keep_apart(mine)
@@ -350,15 +350,15 @@ class OuterReplica:
     def _step_part(
         self,
         codec: RangeCodec,
-        start: int,
-        stop: int,
+        part: Sequence[Arrived],
         data: torch.Tensor,
         rates: optimizers.Rates,
     ) -> None:
-        for chunk in codec.chunks(start, stop):
+        for chunk, here in by_chunk(codec, part):
             mean = torch.empty(chunk.stop - chunk.start)
             codec.decode_chunk(chunk, data[chunk.span], mean)
-            self._merge(slice(chunk.start, chunk.stop), mean, rates)
+            own = replace(rates, share=here.share, weight=here.weight)
+            self._merge(slice(chunk.start, chunk.stop), mean, own)
 
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
         """Take the outer step for some elements, with D = ``mean``."""
@@ -370,13 +370,15 @@ class OuterReplica:
         """Hook for other modes, after the outer step; ``mine``: ranges with this island's work."""
 
     def _rates(self, outcome: Outcome) -> optimizers.Rates:
-        """The numbers of this round's outer step, which follow from the certificate alone."""
-        merged = {included.contributor for part in outcome.parts for included in part.included}
-        share = min(1.0, len(merged) / max(1, len(self._roster) - outcome.servers))
+        """The numbers of a whole round's outer step, which follow from the certificate alone."""
         turns = self.vectors.get("turns")  # each about as many arrivals as other modes' rounds have
         rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
-        weights = [outcome.contributors[number].weight for number in merged]
-        return replace(rates, share=share, weight=statistics.fmean(weights or [0.0]))
+        share, weight = together(self._arrived(outcome, part) for part in outcome.parts)
+        return replace(rates, share=share, weight=weight)
+
+    def _arrived(self, outcome: Outcome, part: PartResult) -> list[Arrived]:
+        """Whose work is in the elements of a part."""
+        return arrived(outcome, part, len(self._roster) - outcome.servers)
 
     def _rates_of(self, round_: int) -> optimizers.Rates:
         settings = self.manifest.outer

@@ -8,6 +8,7 @@ a swarm of both builds would fall apart without a word; then the values here fol
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ from gossip.membership.sketch import sketch
 from gossip.plans.certificate import basis_of, genesis, leader_order, outcome_hash
 from gossip.plans.mix import Mix
 from node.replicas import mixing
+from node.replicas.arrivals import arrived, together
 from node.trainer.sampler import Sampler
 from protocols.codecs import NAMES, RangeCodec
+from protocols.counts import pack_counts
+from protocols.messages import Outcome, PartResult
 
 ENCODED = {
     "fp32": "ef54fccea7069528",
@@ -69,6 +73,7 @@ COMPUTED: dict[str, Any] = {
     "sketch": "2f6e4e7a74261b39",
     "windows": [[664522, 670090, 651786, 663178], [613548, 621932, 633196, 624428]],
     "sparta": [84, 47, 10, 73, 36, 99, 62, 25],
+    "arrived": ["0x1.e79e79e79e79ep-2", "0x1.2147ae147ae14p+1"],
     "sampled": ["6", "7", "10", "18", "19"],
 }
 
@@ -126,6 +131,20 @@ def merged(mix: Mix) -> str:
     return digest(struct.pack(f"<{len(found)}d", *found) + column)
 
 
+def part() -> PartResult:
+    """Some of one contributor, all of another."""
+    counts = pack_counts([700, 300])
+    return replace(decided(EVERYBODY[:3]).outcome.parts[0], start=0, stop=700, counts=counts)
+
+
+def partly() -> Outcome:
+    """A round with such a part."""
+    outcome = decided(EVERYBODY[:3]).outcome
+    weights = (0.1, 7.3)
+    who = zip(outcome.contributors, weights, strict=False)
+    return replace(outcome, contributors=tuple(replace(c, weight=weight) for c, weight in who))
+
+
 def computed() -> dict[str, Any]:
     certificate = decided(EVERYBODY[:3])
     chain = HashChain(EVERYBODY[0].peer_id, b"secret")
@@ -142,6 +161,7 @@ def computed() -> dict[str, Any]:
         "sketch": digest(sketch(numbers("sketch", 3000), RUN, start=5)),
         "windows": [sampler.starts(3, 1, 2, n).tolist() for n in (5, 70)],
         "sparta": sparta.coordinates(100, 0.08, step=17, seed=7).tolist(),
+        "arrived": [value.hex() for value in together([arrived(partly(), part(), 3)])],
         "sampled": federated.sampled([str(n) for n in range(20)], 0.25, round_=3, seed=7),
     }
 
