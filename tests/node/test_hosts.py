@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hub_kit import JOB, WAIT_S, Other, alive, hub, place, quicken, ready, until
@@ -161,7 +162,7 @@ async def test_a_death_tells_whether_the_island_can_do_without_the_host_that_it_
 ) -> None:
     """Or this host has stood still, so that the other one gave it up, and is no less there."""
     async with hub(minimum=2 if needed else 1) as (made, _):
-        vectors: Any = SimpleNamespace(clear=lambda: None)
+        vectors: Any = SimpleNamespace(clear=lambda: None, keep_beating=AsyncMock())
         crew = Crew(made, 1, lambda ranks, hosts: ParallelDims())
         island = Island(tiny_settings(tmp_path), vectors, tmp_path, crew)
         made.offer(JOB)
