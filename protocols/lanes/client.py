@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,6 +34,7 @@ from protocols.errors import (
 from protocols.identity import PeerId
 from protocols.lanes.bodies import feeding
 from protocols.lanes.handle import LaneBody, LaneHandle, Transfer
+from protocols.lanes.moves import Sending
 from protocols.lanes.reactor import Reactor
 from protocols.lanes.wire import PULL, PUSH, Reply, Request, reply_frame
 from protocols.limits import Limits
@@ -249,13 +251,19 @@ class LaneClient:
     async def _heard(
         self, peer: PeerId, link: LaneHandle, sending: Transfer, receiving: Transfer
     ) -> None:
-        """As :func:`_either`; nothing on a lane that was idle: others may be dead, too."""
+        """As :func:`_either`; nothing on a lane that was idle: others may be dead, too.
+
+        But a body that its caller cuts short has no answer yet, however well it is taken.
+        """
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
             await _either(link, sending, receiving)
         except (TransferStalled, asyncio.CancelledError) as error:
-            long = isinstance(error, TransferStalled) or clock() - began >= SHORT
+            what = sending.what
+            assert isinstance(what, Sending)
+            quiet = min(clock() - began, what.quiet(time.monotonic()))
+            long = isinstance(error, TransferStalled) or quiet >= SHORT
             if long and link.idle_since is not None and not receiving.what.moved:
                 self.on_silent(peer, began)
             raise

@@ -321,7 +321,7 @@ class Lane:
             self._reactor.gave(self, count)
             sending.moved += count
             sending.piece = sending.piece[count:]
-            self._progress.at = time.monotonic()
+            self._progress.at = sending.moved_at = time.monotonic()
         if not sending.starved:
             self._progress.blocked(self._sock)
             self._sent(None)

@@ -160,6 +160,7 @@ class Sending(_Move):
         self.feed = feed
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
         self.moved = 0
+        self.moved_at = time.monotonic()  # when the socket last took some
         self.piece = memoryview(b"")  # handed to the socket, which has not taken it yet
         self.granted = 0  # bytes that may be sent before it is somebody else's turn
         self.stall = stall
@@ -169,6 +170,10 @@ class Sending(_Move):
         self.since = 0.0
         self.blocked = False  # the socket takes no more
         self.queued = False  # waits for its turn under the limit of the node
+
+    def quiet(self, now: float) -> float:
+        """Seconds in which the peer has owed us something: room for more, or its answer."""
+        return 0.0 if self.starved or self.queued else now - self.moved_at
 
     def more(self) -> bool:
         """Have bytes in ``view``, from the feed if need be; False: it has none now, or no more."""

@@ -16,7 +16,7 @@ from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.lanes import client as lane_client
 from protocols.tasks import beside
-from protocols.transport import Feed, Incoming
+from protocols.transport import Buffer, Feed, Incoming
 
 MANY = 12  # connections
 SOON = 0.3  # seconds until a call is given up
@@ -193,6 +193,48 @@ async def test_a_caller_who_leaves_at_once_has_found_out_nothing(
         await what(b, SOON)
     await what(b, 10)
     assert router.opened == MANY + 1
+
+
+class Waiting:
+    """A body that has only its beginning for now."""
+
+    length = 100
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Nothing more comes."""
+
+    def next(self) -> Buffer | None:
+        if self._begun:
+            return None
+        self._begun = True
+        return bytes(9)
+
+
+@pytest.mark.parametrize(
+    ("upload", "body"),
+    [(1e6, lambda: BufferFeed(bytes(5_000_000))), (1e6, Waiting), (None, Waiting)],
+)
+async def test_a_body_that_is_cut_short_says_nothing_of_others(
+    body: Callable[[], Feed], upload: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no answer before its end, however well it was taken."""
+    a_while_is(monkeypatch, SOON / 2)
+    async with HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a:
+        held = Held(a)
+        a.on_push("take", take, max_length=5_000_000)
+        async with HttpTransport(B, limits=QUICK, max_upload=upload) as b:
+            b.book.add(A.peer_id, address(a))
+            await many_lanes(b, held)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(SOON):
+                    await b.push(A.peer_id, "take", b"", body(), timeout=20)
+            held.begun = 0
+            held.gate(b"").clear()
+            await many_lanes(b, held)
+            assert a.stats.connections == MANY + 1
 
 
 async def test_a_connection_that_was_used_meanwhile_stays(between: Between) -> None:
