@@ -15,7 +15,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from protocols import envelope
@@ -24,7 +23,7 @@ from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.messages import Found, PeerRecord, Where
-from protocols.tasks import Together
+from protocols.tasks import Background, Together
 from protocols.transport import Transport
 
 PURPOSE = "record"
@@ -55,9 +54,10 @@ class VerifiedRecord:
 
 @dataclass(eq=False, slots=True)
 class _Question:
-    """Of whom one informant is asked at a time."""
+    """Of whom one informant is asked at a time, and the task that asks it."""
 
     peers: list[PeerId] = field(default_factory=list)
+    task: asyncio.Task[dict[PeerId, VerifiedRecord]] = field(init=False)
 
 
 class Whereabouts:
@@ -92,7 +92,7 @@ class Whereabouts:
         self._mentions: OrderedDict[PeerId, OrderedDict[PeerId, None]] = OrderedDict()
         self._asking: Together[PeerId, VerifiedRecord | None] = Together()
         self._questions: dict[PeerId, _Question] = {}  # not asked yet, by informant
-        self._answers: Together[_Question, dict[PeerId, VerifiedRecord]] = Together()
+        self._tasks = Background()  # of questions: each ends with the last who waits for it
         self._book = book
         if book is not None:
             book.resolver = self._resolve
@@ -259,14 +259,24 @@ class Whereabouts:
         question = self._questions.get(informant)
         if question is None or len(question.peers) == MAX_ASKED:
             question = self._questions[informant] = _Question()
+            # not in the task of one who may leave: the others would wait from the beginning again
+            question.task = self._tasks.spawn(self._put(informant, question))
         question.peers.append(peer)
         try:
-            answer = await self._answers.do(question, partial(self._put, informant, question))
+            await asyncio.wait([question.task])
+            return question.task.result().get(peer)
         finally:
             question.peers.remove(peer)
             if not question.peers:
                 self._close(informant, question)
-        return answer.get(peer)
+                await self._ended(question)
+
+    async def _ended(self, question: _Question) -> None:
+        """Nobody waits for its answer any more."""
+        question.task.cancel()
+        await asyncio.wait([question.task])
+        if not question.task.cancelled():
+            question.task.exception()  # else asyncio says that nobody has seen it
 
     async def _put(self, informant: PeerId, question: _Question) -> dict[PeerId, VerifiedRecord]:
         """Ask it, once all are in it who have the same informant to ask; the records by peer."""

@@ -20,9 +20,11 @@ class Informant(Resident):
     def __init__(self, roads: Roads, number: int, record: bytes, after: float) -> None:
         super().__init__(roads, number)
         self.record, self.after, self.cancelled = record, after, False
+        self.asked = 0
         self.transport.on_call("where", self.answer)
 
     async def answer(self, peer: PeerId, body: bytes) -> bytes:
+        self.asked += 1
         try:
             await asyncio.sleep(self.after)
         except asyncio.CancelledError:
@@ -154,3 +156,31 @@ async def test_who_leaves_while_a_question_is_under_way_takes_it_from_nobody() -
     assert found is not None
     assert found.record.peer == other.peer
     assert not asker.whereabouts._questions
+
+
+def test_who_has_its_answer_from_another_has_no_question_asked_anew() -> None:
+    """Else those who share one wait from its beginning each time that the first of them leaves."""
+
+    async def main() -> tuple[VerifiedRecord | None, float, int]:
+        roads = Roads()
+        asker, last = Resident(roads, 1), Resident(Roads(), 2)
+        slow = Informant(roads, 10, last.whereabouts.publish([last.address]), 2.0)
+        await met(asker, slow, last.peer)
+        others = [Resident(Roads(), 20 + n) for n in range(5)]
+        for n, other in enumerate(others):
+            quick = Informant(
+                roads, 40 + n, other.whereabouts.publish([other.address]), 0.3 * (n + 1)
+            )
+            for one in (quick, slow):
+                await met(asker, one, other.peer)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(asker.whereabouts.ask(one.peer)) for one in (*others, last)]
+        assert all(task.result() is not None for task in tasks)
+        return tasks[-1].result(), clock() - began, slow.asked
+
+    known, took, asked = virtual_time.run(main())
+    assert known is not None
+    assert took == pytest.approx(2.0, abs=0.05)
+    assert asked == 1
