@@ -16,6 +16,7 @@ from exchange_kit import World, run, same_bytes, until
 from grouped_kit import counted, grouped, truthful
 
 from gossip.plans.certificate import basis_of
+from protocols.counts import pack_counts
 from protocols.identity import PeerId
 from protocols.messages import Group, Plan
 
@@ -40,6 +41,26 @@ def whole_and_true(here: World) -> None:
         assert truthful(here, peer)
         assert counted(here, peer) == {other.me: {0} for other in here.peers}
         assert not peer.faults
+
+
+def test_who_is_in_no_sum_of_a_part_is_missed() -> None:
+    """Its certificate names those alone who are in it."""
+
+    async def scene() -> None:
+        async with grouped(8, codec="fp32") as here:
+            here.work()
+            await until(here.whole)
+            whole_and_true(here)
+            parts = here.peers[0].exchange.parts
+            key, (result, data) = next(iter(parts.items()))
+            size = key[1] - key[0]
+            left_out = pack_counts([0] + [size] * (len(here.peers) - 1))
+            parts[key] = dataclasses.replace(result, counts=left_out), data
+            found = counted(here, here.peers[0])
+            assert found.pop(here.plan.contributors[0].peer) == {0, size}
+            assert all(lacks == {0} for lacks in found.values())
+
+    run(scene)
 
 
 @pytest.mark.parametrize(

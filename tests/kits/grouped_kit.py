@@ -81,13 +81,14 @@ async def grouped(
 
 
 def counted(here: World, peer: Peer) -> dict[PeerId, set[int]]:
-    """Elements of each contributor, in every part that ``peer`` holds."""
-    found: dict[PeerId, set[int]] = {}
+    """Elements that each contributor lacks, in every part that ``peer`` holds."""
+    contributors = here.plan.contributors
+    found: dict[PeerId, set[int]] = {contributor.peer: set() for contributor in contributors}
     for result, _ in peer.exchange.parts.values():
-        for included in result.included:
-            name = here.plan.contributors[included.contributor].peer
-            whole = result.stop - result.start
-            found.setdefault(name, set()).add(whole - included.elements)
+        elements = {included.contributor: included.elements for included in result.included}
+        for number, contributor in enumerate(contributors):
+            lacks = result.stop - result.start - elements.get(number, 0)
+            found[contributor.peer].add(lacks)
     return found
 
 
