@@ -31,7 +31,14 @@ from gossip.plans.grouping import joint_basis
 from gossip.plans.validity import PartKey
 from gossip.plans.weighing import draft_basis, gram_of
 from protocols.counts import pack_counts
-from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale, TransportError
+from protocols.errors import (
+    Malformed,
+    RemoteProtocolError,
+    RemoteRefused,
+    Stale,
+    TransferStalled,
+    TransportError,
+)
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, TransferHeader
 from protocols.transport import Incoming
@@ -154,10 +161,10 @@ class Owning(Collecting):
         for relay in before.keys() | after.keys():
             if before.get(relay) == after.get(relay):
                 continue
-            self._drop(part, relay, Stale("no relay any more, or of another group"))
+            self._drop(part, relay, _Regrouped("no relay any more, or of another group"))
             # its sums are not taken, so whoever was to come by itself has to do that still
             for peer in alone.intersection(after.get(relay, ())):
-                self.transfers.start(self._ask_for(part, peer))
+                self.transfers.start(self._ask_for(part, peer, regrouped=True))
         super()._renew(part, plan, paths)
         if part.gram is not None and plan.draft:
             self.listener.weighed(part.gram)  # there may be a new leader, which does not have it
@@ -267,21 +274,31 @@ class Owning(Collecting):
             return
         self.listener.refused(relay, why)
         for peer in members:
-            self.transfers.start(self._ask_for(part, peer))
+            regrouped = isinstance(why, _Regrouped)
+            self.transfers.start(self._ask_for(part, peer, regrouped=regrouped))
         if members:
             part.overseers.append(self.transfers.start(self._oversee(part, set(members))))
 
-    async def _ask_for(self, part: CollectedPart, peer: PeerId) -> None:
-        reached = part.merge.reached(peer)
-        header = dataclasses.replace(part.header, done=part.merge.elements(peer))
-        try:
-            await self.wiring.transport.call(
-                peer, "bring", header.encode(), timeout=part.plan.patience_s
-            )
-        except (TransportError, RemoteProtocolError) as error:  # the relay may be one of them
-            if part.merge.reached(peer) == reached:
+    async def _ask_for(self, part: CollectedPart, peer: PeerId, *, regrouped: bool) -> None:
+        """Ask for the slice of a member that sends it to its relay; if it does not answer, give up.
+
+        Where a plan has ``regrouped`` it, that plan may not be there yet: until it is, the member
+        has the time that contributors have (:meth:`_oversee`).
+        """
+        reached, patience = part.merge.reached(peer), part.plan.patience_s
+        while True:
+            header = dataclasses.replace(part.header, done=part.merge.elements(peer))
+            try:
+                await self.wiring.transport.call(peer, "bring", header.encode(), timeout=patience)
+            except (TransportError, RemoteProtocolError) as error:  # the relay may be one of them
+                if part.merge.reached(peer) > reached or peer not in part.merge.waits_for():
+                    return
+                if regrouped and _without_plan(error):
+                    await asyncio.sleep(patience / 8)
+                    continue
                 self._give_up(part, peer)
                 self.listener.refused(peer, RemoteProtocolError.of("does not answer", error))
+            return
 
     # --- the merged part -------------------------------------------------------------------------
 
@@ -336,3 +353,13 @@ class Owning(Collecting):
                 if member not in part.asked:
                     part.asked.add(member)
                     self._send_to(part, member)
+
+
+class _Regrouped(Stale):
+    """A newer plan has no such relay, or another group for it."""
+
+
+def _without_plan(error: Exception) -> bool:
+    """Whether it may be that the plan has not come to who was asked, which waits for it."""
+    early = isinstance(error, RemoteRefused) and error.code == "early"
+    return early or isinstance(error, TransferStalled)

@@ -115,3 +115,22 @@ def test_whoever_has_seen_which_plan_before_the_last_one_comes(seed: int) -> Non
             whole_and_true(here)
 
     run(scene)
+
+
+def test_whoever_has_the_plan_a_patience_late_is_merged_though_its_group_is_another() -> None:
+    """Without another group it has as long: owners that ask for its slice give it no less."""
+
+    async def scene() -> None:
+        async with grouped(8, codec="fp32") as here:
+            late = here.peers[2]
+            second = dataclasses.replace(here.plan, ballot=1)
+            here.work(without(here.plan, {late.me}), without=(late,))
+            await asyncio.sleep(0.05)
+            here.work(second, without=(late,))
+            await asyncio.sleep(second.patience_s)
+            late.exchange.work(second)
+            end = await until(here.whole)
+            assert end < second.expected_s + 3 * second.patience_s
+            whole_and_true(here)
+
+    run(scene)
