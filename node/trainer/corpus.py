@@ -8,9 +8,8 @@ the others fetch by its hash.
 
 Nothing that is evaluated may be trained on, anywhere. So whether a document may be in the shard
 follows from the document's own hash: one in ``HELD_OUT_ONE_IN`` is never trained on by any island.
-A training document that has a passage of the shard all the same, since another island cut the
-same text differently, is dropped as well; of a passage that many documents have, such as a
-licence, only the passage itself is.
+What a training document has of the shard all the same, since another island cut or edited the same
+text differently, is left out as well: see :mod:`node.trainer.passages`.
 """
 
 from __future__ import annotations
@@ -39,14 +38,11 @@ from node.data.tokenizer import (
 from node.errors import operator_error
 from node.headway import OnProgress, Tell, counted
 from node.trainer.data import DOCUMENT_END, token_type
+from node.trainer.passages import Passages
 
 FORMAT = 1  # of the cached documents; part of their names
-TOKENS_FORMAT = 2  # of the cached tokens, likewise
+TOKENS_FORMAT = 3  # of the cached tokens, likewise
 HELD_OUT_ONE_IN = 20
-MIN_PASSAGE = 64  # bytes; shorter ones are common phrases
-MIN_PASSAGE_TOKENS = 16  # likewise, of larger vocabularies
-EDGE_TOKENS = 4
-COPIES = 3  # documents that a passage takes with it; more of them have it in common
 NOTABLE = 0.01  # of the training text; less than that may be left out without a word
 
 MORE_TEXT = "give more text (a megabyte or more), or a smaller data.seq_len"
@@ -124,14 +120,17 @@ class Corpus:
         kind = token_type(vocab_size)
         passages = Passages(shard, seq_len, tokenizer, kind)
         kept = (document for document in self if not is_held_out(document))
+        of_text = tokenizer.digest == BYTES
         tokens = _cached(
             self.path.with_name(name),
-            lambda: passages.trainable(_coded(kept, tokenizer, kind)),
+            lambda: passages.trainable(
+                _coded(kept, tokenizer, kind), lambda part: of_text and is_held_out(part[:-1])
+            ),
             b"",
             lambda: passages.left_out,
         )
         count, left_out = tokens.size // kind.itemsize, tokens.left_out
-        unit = "bytes" if tokenizer.digest == BYTES else "tokens"
+        unit = "bytes" if of_text else "tokens"
         if count < 2 * seq_len:
             dropped = f" and {left_out:,} {unit} with passages of these" if left_out else ""
             raise operator_error(
@@ -166,72 +165,6 @@ def _coded(
     for batch in batches(documents, len):
         for ids in tokenizer.encode(batch):
             yield ids.astype(kind).tobytes() + end
-
-
-class Passages:
-    """The pieces of a shard's windows, cut by document, none of which is trained on.
-
-    A document that has one is another cut of what is evaluated, and left out whole. What more than
-    :data:`COPIES` documents have is a licence, a heading or a line of dashes: of the further ones
-    only the piece itself is left out, and what stands before and behind it are two documents.
-
-    Pieces of a few tokens are common phrases, and left out. What stands before and behind a
-    passage may change the tokens at its edges, so these do not count with larger vocabularies.
-    """
-
-    def __init__(
-        self, shard: bytes, seq_len: int, tokenizer: Tokenizer, kind: np.dtype[Any]
-    ) -> None:
-        self.left_out = 0  # tokens
-        self._width = kind.itemsize
-        self._end = np.array([tokenizer.document_end], dtype=kind).tobytes()
-        least, self._edge = (
-            (MIN_PASSAGE, 0) if tokenizer.digest == BYTES else (MIN_PASSAGE_TOKENS, EDGE_TOKENS)
-        )
-        self._least = max(1, min(seq_len - 2 * self._edge, least))
-        self._found: dict[bytes, int] = {}  # each piece, and how many documents had it so far
-        for window in np.frombuffer(shard, dtype=kind).reshape(-1, seq_len + 1):
-            ends = np.flatnonzero(window == tokenizer.document_end)
-            for piece in np.split(window, ends):
-                inner = piece[piece != tokenizer.document_end]
-                inner = inner[self._edge : len(inner) - self._edge]
-                if len(inner) >= self._least:
-                    self._found[inner.tobytes()] = 0
-
-    def trainable(self, coded: Iterable[bytes]) -> Iterator[bytes]:
-        """What may be trained on of documents, each with its end; again documents with theirs."""
-        for document in coded:
-            pieces = [piece for piece in self._found if self._at(document, piece) >= 0]
-            parts = self._parts(document, pieces) if pieces else [document]
-            if any(self._found[piece] < COPIES for piece in pieces):
-                parts = []
-            for piece in pieces:
-                self._found[piece] += 1
-            self.left_out += max(0, len(document) - sum(map(len, parts))) // self._width
-            yield from parts
-
-    def _parts(self, document: bytes, pieces: list[bytes]) -> list[bytes]:
-        """What is left between the pieces, but for a few tokens."""
-        length, edge = len(document) - len(self._end), self._edge * self._width
-        cuts = [(length, length)]
-        for piece in pieces:
-            at = self._at(document, piece)
-            while at >= 0:
-                cuts.append((at - edge, at + len(piece) + edge))
-                at = self._at(document, piece, at + len(piece))
-        parts, begin = [], 0
-        for start, end in sorted(cuts):
-            if start - begin >= self._least * self._width:
-                parts.append(document[begin:start] + self._end)
-            begin = max(begin, end)
-        return parts
-
-    def _at(self, document: bytes, piece: bytes, start: int = 0) -> int:
-        """Where a piece stands in a document, from ``start`` on; -1 if nowhere."""
-        at = document.find(piece, start)
-        while at >= 0 and at % self._width:  # the match is not aligned to tokens: look on
-            at = document.find(piece, at + 1)
-        return at
 
 
 def is_held_out(document: bytes) -> bool:

@@ -8,7 +8,8 @@ from data_kit import TEXTS, tokenizer_bytes
 
 from bootstrap.manifest import Data
 from node.data.tokenizer import FileTokenizer
-from node.trainer.corpus import COPIES, EDGE_TOKENS, Corpus, collect, is_held_out
+from node.trainer.corpus import Corpus, collect, is_held_out
+from node.trainer.passages import COPIES, EDGE_TOKENS
 from protocols.errors import OperatorError
 
 SEQ_LEN = 64
