@@ -180,13 +180,7 @@ def _untaken(state: Any) -> bool:
     count = state.get(COUNT)
     if isinstance(count, int | float) or (isinstance(count, Tensor) and count.numel() == 1):
         return float(count) == 0
-    return all(is_flag(value) or _is_zero(value) for value in state.values())
-
-
-def is_flag(value: Any) -> bool:
-    """Whether it says what a parameter is to its optimizer, Muon's or AdamW's, and not what it has
-    learnt of it."""
-    return value is None or isinstance(value, bool | str)
+    return all(value is None or _is_zero(value) for value in state.values())
 
 
 def _is_zero(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from node.script.optimizers import Several
 from node.trainer.afresh import begin_afresh
 from node.trainer.copies import Copies
-from node.trainer.optimizer_state import Unused, optimizer_steps, sanitise, untaken
+from node.trainer.optimizer_state import Unused, optimizer_steps, sanitise
 
 KINDS: dict[str, Any] = {
     name: getattr(torch.optim, name)
@@ -102,83 +102,6 @@ def test_where_its_constructor_cannot_be_asked_all_is_dropped() -> None:
     optimizer.state["all"] = 1  # type: ignore[index]
     begin_afresh(optimizer)
     assert not optimizer.state
-
-
-def test_who_drops_what_a_constructor_may_have_made_says_what_to_do(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = model()
-    optimizer = Demanding(made.parameters(), "s")
-    begin_afresh(optimizer)
-    assert not caplog.text, "there is nothing to drop"
-    for p in made.parameters():
-        optimizer.state[p]["sum"] = torch.ones_like(p)
-    begin_afresh(optimizer)
-    assert "the moments of Demanding are dropped" in caplog.text
-    assert "one that has taken no step" in caplog.text
-
-
-class Rooted(torch.optim.Optimizer):
-    """What its constructor asks for is no option of its groups, but an attribute."""
-
-    def __init__(self, parameters: Any, root: float, *, lr: float = 0.1) -> None:
-        super().__init__(parameters, {"lr": lr})
-        self.root = root
-        for p in self.param_groups[0]["params"]:
-            self.state[p]["sum"] = torch.full_like(p, root)
-
-
-def test_what_a_constructor_asks_for_may_be_an_attribute(caplog: pytest.LogCaptureFixture) -> None:
-    made = model()
-    optimizer = Rooted(made.parameters(), 0.5)
-    for state in optimizer.state.values():
-        state["sum"].zero_()
-    begin_afresh(optimizer)
-    assert len(optimizer.state) == 4
-    assert all(bool((state["sum"] == 0.5).all()) for state in optimizer.state.values())
-    assert not caplog.text
-
-
-class Flagged(torch.optim.Optimizer):
-    """As a Muon that is given its parameters by two names, and marks each in its constructor."""
-
-    def __init__(self, lr: float = 0.1, matrices: Any = (), others: Any = ()) -> None:
-        super().__init__([*matrices, *others], {"lr": lr})
-        for p in matrices:
-            self.state[p]["of"] = "matrices"
-        for p in others:
-            self.state[p]["counted"] = True
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for p in self.param_groups[0]["params"]:
-            state = self.state[p]
-            sums = state.setdefault("sum", torch.zeros_like(p)).add_(p.grad)
-            if "of" not in state and state["counted"]:
-                state["step"] = state.get("step", 0) + 1
-                sums = sums / state["step"]
-            p.sub_(sums, alpha=self.param_groups[0]["lr"])
-
-
-def flagged(made: nn.Module) -> Flagged:
-    sides: list[list[Tensor]] = [[], []]
-    for p in made.parameters():
-        sides[p.dim() != 2].append(p)
-    return Flagged(0.1, *sides)
-
-
-def test_flags_are_of_no_step_and_stay(caplog: pytest.LogCaptureFixture) -> None:
-    used, new = model(), model()
-    optimizer = flagged(used)
-    assert untaken(optimizer)
-    train(used, optimizer, 3)
-    assert not untaken(optimizer)
-    used.load_state_dict(new.state_dict())
-    begin_afresh(optimizer)
-    assert not caplog.text
-    fresh = flagged(new)
-    for mine, other in zip(train(used, optimizer, 3), train(new, fresh, 3), strict=True):
-        assert torch.equal(mine, other)
 
 
 class OfMatrices(torch.optim.Optimizer):
