@@ -253,11 +253,13 @@ class Entrance:
                 self.events.emit(Problem.of(explain(one.address.hostport, one.error)))
 
     async def _greet(self, where: str, peer: PeerId, run: bytes) -> Greeting:
+        stood = clock.wall() - clock.since_boot()
         try:
             greeting = await self.measure(peer, run)
         except TransportError as error:
             raise explain(where, error) from error
-        self.clocks.add(peer, greeting.offset, greeting.round_trip)
+        if abs(clock.wall() - clock.since_boot() - stood) < 1.0:  # else it was put meanwhile
+            self.clocks.add(peer, greeting.offset, greeting.round_trip)
         self.reaching.greeted(peer)
         return greeting
 

@@ -55,7 +55,9 @@ class VectorOwnership:
         if fragment is None:
             self._given.clear()
         elif fragment in self._given:
-            self._note(_now() - self._given.pop(fragment))
+            seconds = _now() - self._given.pop(fragment)
+            if not (fragment and self._reading_all):  # it may be from before the evaluation
+                self._note(seconds)
         for one in range(len(self._free)) if fragment is None else (fragment,):
             self._free[one] = True
         if not fragment:  # what reads all of them is a beginning, or answered by fragment 0's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from identity_kit import identity
@@ -13,6 +13,7 @@ from bootstrap.dial_back import Reach
 from bootstrap.manifest import Manifest
 from bootstrap.seeds import Dialled, PeerCache, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
+from node import clock
 from node.config import resolve
 from node.entry.entrance import Entrance
 from node.entry.reaching import ASKED_AGAIN, TRIED_AGAIN, Reaching
@@ -260,3 +261,22 @@ async def test_a_node_without_a_network_waits_for_one(
     assert scene.seen == []
     await scene.reaching.look_again([], b"")  # nobody is there: who comes has the new one
     assert scene.seen == [[]]
+
+
+@pytest.mark.parametrize("by", [0.0, 7200.0, -7200.0])
+async def test_a_greeting_across_which_the_clock_was_put_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float
+) -> None:
+    steady = clock.SteadyClock()
+    monkeypatch.setattr("node.clock.wall", steady)
+    made, measured = entrance(resolve({"dir": str(tmp_path)}, {})), []
+    made.clocks = cast("Any", SimpleNamespace(add=lambda *given: measured.append(given)))
+    made.reaching = cast("Any", SimpleNamespace(greeted=lambda peer: None))
+
+    async def greet(*_: Any, **__: Any) -> Any:
+        steady.put(by)
+        return SimpleNamespace(offset=-by / 2, round_trip=0.1 + by)
+
+    monkeypatch.setattr("node.entry.entrance.greet", greet)
+    await made._greet("there", identity(2).peer_id, b"")
+    assert len(measured) == (by == 0.0)

@@ -93,6 +93,22 @@ def test_who_takes_longer_to_read_than_it_ever_did_is_late() -> None:
     virtual_time.run(main())
 
 
+def test_what_another_fragment_took_to_read_is_no_time_of_an_evaluation() -> None:
+    async def main() -> None:
+        ownership = VectorOwnership(2, free=True)
+        await ownership.take(1)
+        ownership.written(1)
+        await ownership.take(0)
+        ownership.written(0)
+        await ownership.all_to_read()
+        await asyncio.sleep(3.0)
+        ownership.free(1)  # read before the evaluation
+        await asyncio.sleep(60.0)
+        assert ownership.late_s(0) == 0.0
+
+    virtual_time.run(main())
+
+
 def test_who_evaluates_before_it_reads_is_late_once_such_a_time_is_known() -> None:
     async def main() -> None:
         ownership = VectorOwnership(1, free=True)
