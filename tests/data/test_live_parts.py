@@ -166,6 +166,7 @@ def test_ranks_that_ask_at_once_make_a_part_once_and_few_are_kept(texts, tmp_pat
         first, second = (windows(rank, round, 0, ISLANDS) for rank in ranks)
         assert first == second
         ranks[0].parts.get(round + 1, 0)  # what the thread makes ahead
+    assert ranks[0].parts._lock.acquire(timeout=30)  # a part is there before it is counted
     assert ranks[0].parts.made + ranks[1].parts.made == 7
     kept = {file.stem for file in ranks[0].parts._directory.glob("part-*")}
     assert kept <= {f"part-{round}-0" for round in (4, 5, 6)}
