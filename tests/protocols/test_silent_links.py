@@ -163,17 +163,23 @@ async def test_of_many_connections_that_died_one_is_tried(
     assert router.opened == 2 * MANY + 1
 
 
-@pytest.mark.parametrize("what", [one_push, one_pull, one_call])
-async def test_a_caller_who_leaves_after_a_while_has_found_it_out_too(
-    between: Between, what: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a_while_is(monkeypatch, SOON / 2)
+async def left(between: Between, what: Use) -> tuple[HttpTransport, Router]:
+    """A router has forgotten all connections that were kept, and a caller has left over it."""
     b, router, held = between
     await (many_calls if what is one_call else many_lanes)(b, held)
     router.forget()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(SOON):
             await what(b, 20)
+    return b, router
+
+
+@pytest.mark.parametrize("what", [one_push, one_pull, one_call])
+async def test_a_caller_who_leaves_after_a_while_has_found_it_out_too(
+    between: Between, what: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_while_is(monkeypatch, SOON / 2)
+    b, router = await left(between, what)
     await what(b, 10)
     assert router.opened == MANY + 1
 
@@ -183,12 +189,7 @@ async def test_a_caller_who_leaves_at_once_has_found_out_nothing(
     between: Between, what: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_while_is(monkeypatch, 3600)
-    b, router, held = between
-    await (many_calls if what is one_call else many_lanes)(b, held)
-    router.forget()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(SOON):
-            await what(b, 20)
+    b, router = await left(between, what)
     with pytest.raises(TransferStalled):
         await what(b, SOON)
     await what(b, 10)
