@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from node.trainer.copies import POINTS, each_of
+from node.trainer.copies import POINTS, PULLED, each_of
 from node.trainer.optimizer_state import bare
 from node.trainer.weights import local
 
@@ -30,7 +30,10 @@ def begin_afresh(optimizer: torch.optim.Optimizer) -> None:
                 kept = had.get(parameter)
                 if kept is None:
                     continue
-                if isinstance(kept, Mapping) and kept.keys() <= POINTS:  # no moments: see copies
+                if isinstance(kept, Mapping) and kept.keys() <= POINTS | PULLED:  # see copies
+                    for name, value in kept.items():
+                        if name in PULLED and isinstance(value, Tensor):
+                            local(value).zero_()
                     one.state[parameter] = kept
                     continue
                 made = _made(bare(one), group, parameter)

@@ -28,6 +28,9 @@ POINTS = MASTERS | {
     "ax",  # ASGD
 }
 BEGINNINGS = {"x0"}
+# momentum that Lookahead pulls the inner one's back to, beside slow weights: no point, and zero
+# before its first step
+PULLED = {"cached_mom", "slow_momentum"}
 # of schedule-free optimizers, which are known by a key of their groups: FTRL's z is no point
 SCHEDULE_FREE = POINTS | {"x", "y", "z"}
 OF_SCHEDULE_FREE = "weight_sum"

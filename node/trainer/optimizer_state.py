@@ -240,7 +240,7 @@ def _by_parameter(optimizer: torch.optim.Optimizer) -> dict[Tensor, Mapping[str,
 @torch.no_grad()
 def sanitise(optimizer: torch.optim.Optimizer) -> None:
     """Replace moments that are not finite by zero: a NaN in them would never leave again."""
-    for state in _by_parameter(optimizer).values():
+    for state in (kept for one in each_of(optimizer) for kept in _by_parameter(one).values()):
         for name, value in state.items():
             if name != COUNT and isinstance(value, Tensor) and value.is_floating_point():
                 local(value).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -158,6 +158,71 @@ def test_slow_weights_stay_where_they_are_as_moments_are_dropped() -> None:
         assert torch.equal(outer.state[p]["slow_params"], was)
 
 
+class Pulling(torch.optim.Optimizer):
+    """Lookahead whose every second step also leads momentum half of the way back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer, self.steps = optimizer, 0
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {"cached_params": p.detach().clone(), "cached_mom": torch.zeros_like(p)}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+        self.steps += 1
+        for p in self.param_groups[0]["params"] if self.steps % 2 == 0 else ():
+            slow, momentum = self.state[p], self.optimizer.state[p]["momentum_buffer"]
+            p.copy_(slow["cached_params"].lerp_(p, 0.5))
+            momentum.copy_(slow["cached_mom"].lerp_(momentum, 0.5))
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_pulls_momentum_back_begins_with_none_where_its_slow_weights_are(steps: int) -> None:
+    made = model()
+    inner = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+    outer = Pulling(inner)
+    both = Several([inner, outer])
+    train(made, outer, steps)
+    slow = {p: state["cached_params"].clone() for p, state in outer.state.items()}
+    begin_afresh(both)
+    assert not inner.state
+    assert slow.keys() == outer.state.keys()
+    for p, state in outer.state.items():
+        assert torch.equal(state["cached_params"], slow[p])
+        assert not state["cached_mom"].any()
+    train(made, outer, 3)
+
+
+def test_a_merge_moves_slow_weights_and_not_the_momentum_beside_them() -> None:
+    made = model()
+    inner = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+    outer = Pulling(inner)
+    train(made, outer, 3)
+    had = {p: {n: v.clone() for n, v in state.items()} for p, state in outer.state.items()}
+    with torch.no_grad(), Copies(Several([inner, outer])).follow(*made.parameters()):
+        for p in made.parameters():
+            p += 1.0
+    for p, state in outer.state.items():
+        assert torch.allclose(state["cached_params"], had[p]["cached_params"] + 1.0)
+        assert torch.equal(state["cached_mom"], had[p]["cached_mom"])
+
+
+def test_no_nan_stays_in_what_any_of_several_keeps() -> None:
+    made = model()
+    inner = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+    outer = Pulling(inner)
+    train(made, outer, 1)
+    for one in (inner, outer):
+        for state in one.state.values():
+            for value in state.values():
+                value.fill_(math.nan)
+    sanitise(Several([inner, outer]))
+    kept = [v for one in (inner, outer) for state in one.state.values() for v in state.values()]
+    assert len(kept) == 12
+    assert all(bool(value.isfinite().all()) for value in kept)
+
+
 def test_a_point_that_a_sum_leads_on_from_is_moved_and_not_set() -> None:
     """MADGRAD's x0: with all that was learnt since, its sum would count a second time."""
     theta = nn.Parameter(torch.zeros(2))
