@@ -91,7 +91,7 @@ def _within(began: float, ended: float, moved: deque[tuple[float, float, int]]) 
 
 @dataclass(slots=True)
 class TransportStats:
-    """Counters since the start. Byte counts are of headers and bodies as handlers see them."""
+    """Counters since the start. Byte counts are of headers, and of bodies as they travel."""
 
     in_by_name: Counter[str] = field(default_factory=Counter)
     out_by_name: Counter[str] = field(default_factory=Counter)

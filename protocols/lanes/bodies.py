@@ -17,6 +17,7 @@ from protocols.tasks import beside
 from protocols.transport import CHUNK_BYTES, Buffer, Feed, Outgoing
 
 _AHEAD = 2  # chunks taken from a source before they can be sent
+_SCRATCH_BYTES = 64 * 1024  # of what nobody wants, read at once
 _BUFFERS = 3  # chunks that wait for their reader, the one it holds included
 
 
@@ -85,6 +86,19 @@ class _ChunkFeed:
         finally:
             self._ended = True
             self._wake()
+
+
+class Nowhere:
+    """A drain for bytes that nobody wants."""
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is always room."""
+
+    def room(self) -> memoryview:
+        return memoryview(bytearray(_SCRATCH_BYTES))
+
+    def took(self, count: int) -> None:
+        """They are gone."""
 
 
 class ChunkDrain:

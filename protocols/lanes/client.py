@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from protocols.address_book import AddressBook
@@ -36,7 +37,7 @@ from protocols.lanes.bodies import feeding
 from protocols.lanes.handle import LaneBody, LaneHandle, Transfer
 from protocols.lanes.moves import Sending
 from protocols.lanes.reactor import Reactor
-from protocols.lanes.wire import PULL, PUSH, Reply, Request, reply_frame
+from protocols.lanes.wire import PACKED_PUSH, PULL, PUSH, Reply, Request, reply_frame
 from protocols.limits import Limits
 from protocols.relay.client import Relays
 from protocols.stats import TransportStats
@@ -85,14 +86,16 @@ class LaneClient:
     ) -> bytes:
         """See :class:`~protocols.transport.Transport`."""
         clock = asyncio.get_running_loop().time
-        request = _request(PUSH, name, header, body.length)
+        asks = _request(PUSH, name, header, body.length)
         async with feeding(body) as feed, self._lane(peer, timeout) as link:
             began = clock()
+            packed = link.packs(self._stats.peer(peer).upload)
+            request = (replace(asks, verb=PACKED_PUSH) if packed else asks).encode()
             frame = reply_frame(MAX_CALL_BYTES)
             # First: the reply may come while the body goes out, and a lane whose user expects
             # nothing is cut when something comes.
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
-            sending = link.start_sending(request, feed, stall=timeout, slow=True)
+            sending = link.start_sending(request, feed, stall=timeout, slow=True, packed=packed)
             try:
                 await self._heard(peer, link, sending, receiving)
             finally:
@@ -107,7 +110,8 @@ class LaneClient:
             if not given:
                 raise Unreachable(peer, Why.NOT_ATOLL, NOT_TAKEN)
             seconds = clock() - began - sending.what.held
-            self._stats.measured_upload(peer, body.length, seconds, linked=not link.unlimited)
+            count = sending.what.moved - len(request)
+            self._stats.measured_upload(peer, count, seconds, linked=not link.unlimited)
             return reply.detail
 
     @asynccontextmanager
@@ -116,7 +120,7 @@ class LaneClient:
     ) -> AsyncIterator[LaneBody]:
         """See :class:`~protocols.transport.Transport`."""
         clock = asyncio.get_running_loop().time
-        request = _request(PULL, name, header, max_length)
+        request = _request(PULL, name, header, max_length).encode()
         async with self._lane(peer, timeout) as link:
             asked = clock()
             self._stats.sent(peer, name, len(header))
@@ -131,13 +135,14 @@ class LaneClient:
                 link,
                 reply.length,
                 stall=timeout,
+                packed=reply.packed,
                 on_bytes=partial(self._stats.received, peer, name),
             )
             yield body
             if body.left == 0:
                 link.reusable = True
                 self._stats.measured_download(
-                    peer, reply.length, body.took, clock() - asked, linked=not link.local
+                    peer, body.came, body.took, clock() - asked, linked=not link.local
                 )
 
     def drop_idle(self, peer: PeerId, before: float) -> None:
@@ -306,10 +311,10 @@ async def _either(link: LaneHandle, sending: Transfer, receiving: Transfer) -> N
         raise Unreachable(link.who, Why.NOT_ATOLL, str(failure)) from failure
 
 
-def _request(verb: int, name: str, header: bytes, length: int) -> bytes:
+def _request(verb: int, name: str, header: bytes, length: int) -> Request:
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(f"header of {len(header)} bytes exceeds {MAX_HEADER_BYTES}")
-    return Request(verb, name, header, length).encode()
+    return Request(verb, name, header, length)
 
 
 def _reply(data: bytearray, peer: PeerId) -> Reply:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import ssl
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, Malformed, Unreachable, Why
 from protocols.identity import PeerId, public_key
-from protocols.lanes.bodies import ChunkDrain
+from protocols.lanes.bodies import ChunkDrain, Nowhere
 from protocols.lanes.lane import Lane
 from protocols.lanes.moves import Done, Receiving, Sending
+from protocols.lanes.packing import Unpacker, pays
 from protocols.lanes.reactor import Reactor
 from protocols.lanes.wire import PREAMBLE, Frame, claim, claim_frame, preamble_frame
 from protocols.limits import Limits
@@ -101,6 +103,10 @@ class LaneHandle:
         """Neither a link nor a setting limits what it sends."""
         return self._reactor.unlimited(self.lane)
 
+    def packs(self, to_peer: float | None) -> bool:
+        """Whether bodies are worth packing, for a peer to which they lately went at this speed."""
+        return not self.local and pays(self._reactor.speed, to_peer or math.inf)
+
     def name(self, peer: PeerId) -> None:
         """The peer is known now: its lanes share its turns under the upload limit."""
         self.who = peer
@@ -165,12 +171,18 @@ class LaneHandle:
     # --- transfers ----------------------------------------------------------------------------
 
     def start_sending(
-        self, head: bytes, feed: Feed | None, *, stall: float, slow: bool = False
+        self,
+        head: bytes,
+        feed: Feed | None,
+        *,
+        stall: float,
+        slow: bool = False,
+        packed: bool = False,
     ) -> Transfer:
         """Send a few bytes and a feed; ``slow`` as in :meth:`Limits.least`."""
         end, done = self._ending()
         least = self._limits.least(feed.length if feed is not None else 0, slow=slow)
-        sending = Sending(head, feed, stall=stall, min_rate=least, done=done)
+        sending = Sending(head, feed, stall=stall, min_rate=least, packed=packed, done=done)
         transfer = Transfer(sending, end)
         if not self._post(lambda: self.lane.send(sending)):
             end.settle(self._closed())
@@ -286,9 +298,17 @@ class LaneBody:
     """A body on its way in on a lane; :class:`~protocols.transport.Incoming`."""
 
     def __init__(
-        self, link: LaneHandle, length: int, *, stall: float, on_bytes: Callable[[int], None]
+        self,
+        link: LaneHandle,
+        length: int,
+        *,
+        stall: float,
+        packed: bool,
+        on_bytes: Callable[[int], None],
     ) -> None:
         self.length = length
+        self._unpacker = Unpacker(Nowhere(), length) if packed else None
+        self._counted = 0  # bytes that ``on_bytes`` was told of
         self._link = link
         self._stall = stall
         self._on_bytes = on_bytes
@@ -297,8 +317,14 @@ class LaneBody:
 
     @property
     def left(self) -> int:
-        """Bytes that have not been taken off the lane; exact only while nothing is under way."""
-        return self.length - (self._transfer.what.moved if self._transfer else 0)
+        """Bytes that nobody has got yet; exact only while nothing is under way."""
+        what = self._transfer.what if self._transfer is not None else None
+        return self.length - (what.given if isinstance(what, Receiving) else 0)
+
+    @property
+    def came(self) -> int:
+        """Bytes that came over the lane, exact as :attr:`left` is."""
+        return self._transfer.what.moved if self._transfer is not None else 0
 
     @property
     def took(self) -> float:
@@ -313,15 +339,21 @@ class LaneBody:
         try:
             await self._link.finish(transfer)
         finally:
-            self._on_bytes(transfer.what.moved)
+            self._count()
 
     def _begin(self, drain: Drain, *, slow: bool = False) -> Transfer:
         if self._transfer is not None:
             raise LocalProtocolError("a body can be taken once only")
         self._transfer = self._link.start_receiving(
-            drain, self.length, stall=self._stall, last=True, slow=slow
+            self._into(drain), self.length, stall=self._stall, last=True, slow=slow
         )
         return self._transfer
+
+    def _into(self, drain: Drain) -> Drain:
+        if self._unpacker is None:
+            return drain
+        self._unpacker.drain = drain
+        return self._unpacker
 
     def __aiter__(self) -> LaneBody:
         return self
@@ -332,13 +364,28 @@ class LaneBody:
             self._begin(self._drain)
         assert self._transfer is not None
         chunk = await self._drain.next(self._transfer.end.come)
+        self._count()
         if chunk is None:
             self._transfer.end.result()
             raise StopAsyncIteration
-        self._on_bytes(len(chunk))
         return chunk
+
+    def _count(self) -> None:
+        more, self._counted = self.came - self._counted, self.came
+        self._on_bytes(more)
 
     async def stop(self) -> None:
         """Take no more of it."""
         if self._transfer is not None and not self._transfer.ended:
             await self._link.stop(self._transfer)
+
+    async def discard(self, *, stall: float) -> bool:
+        """Read and drop what :meth:`stop` has left; returns whether that ended.
+
+        Raises as a lane does.
+        """
+        if self._unpacker is not None and self._unpacker.spoiled:
+            return False
+        rest = self._link.start_receiving(self._into(Nowhere()), self.left, stall=stall)
+        await self._link.finish(rest)
+        return True

@@ -329,7 +329,7 @@ class Lane:
     def _sent(self, error: BaseException | None) -> None:
         if self._sending is not None:
             sending, self._sending = self._sending, None
-            sending.view = sending.piece = memoryview(b"")
+            sending.let_go()
             if self._receiving is None:
                 self.blind = True  # the other end may speak next
             sending.end(error)
@@ -346,11 +346,13 @@ class Lane:
             if budget <= 0:
                 self._more_later()
                 return
-            room = receiving.drain.room()  # asked anew: it may have been taken back
+            room = receiving.room()  # asked anew: it may have been taken back
             if room is None:
                 receiving.paused, receiving.since = True, time.monotonic()
                 return
-            filled = fill(self._sock, room[: receiving.left], secure=self._secure)
+            if not receiving.left:  # what was held is handed on, and nothing comes behind it
+                break
+            filled = fill(self._sock, room, secure=self._secure)
             if filled.came or filled.put:
                 budget -= filled.put if filled.dry else max(filled.put, _LOOK_BYTES)
                 self._reactor.took(self, filled.came)

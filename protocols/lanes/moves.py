@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
 from protocols.lanes.losses import Losses
+from protocols.lanes.packing import PIECE, Packer, Unpacker
 from protocols.lanes.reactor import Load
 from protocols.lanes.socket import Told, prefer_bbr, send_evenly, told, unacknowledged, unsent
 from protocols.lanes.wire import Frame
@@ -98,7 +99,8 @@ def _nobody(error: BaseException | None) -> None:
 class Receiving(_Move):
     """A drain that is being filled with ``length`` bytes.
 
-    ``last``: the other end is to send nothing after them.
+    ``last``: the other end is to send nothing after them. Into an :class:`Unpacker` they come
+    packed, and ``moved`` and ``left`` are of what comes over the lane.
     """
 
     def __init__(
@@ -106,8 +108,9 @@ class Receiving(_Move):
     ) -> None:
         super().__init__(done)
         self.drain = drain
-        self.left = length
+        self.length = self.left = length
         self.moved = 0
+        self._learn()
         self.stall = stall
         self.min_rate = min_rate
         self.last = last
@@ -126,15 +129,34 @@ class Receiving(_Move):
     @property
     def amid(self) -> bool:
         """Whether it has begun and its end is not near."""
-        return self.moved > 0 and self.left >= _LONG
+        return self.moved > 0 and self.length - self.given >= _LONG
+
+    @property
+    def given(self) -> int:
+        """Bytes of the ``length`` that the drain has got."""
+        drain = self.drain
+        return self.length - drain.left if isinstance(drain, Unpacker) else self.moved
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes go, none of them if nothing is ``left``; None: there is no room."""
+        room = self.drain.room()
+        self._learn()
+        return None if room is None else room[: self.left]
 
     def took(self, count: int) -> None:
         """Tell the drain; raises what it raises."""
         self.moved += count
         self.left -= count
-        self.drain.took(count)
+        try:
+            self.drain.took(count)
+        finally:
+            self._learn()  # also of a packed body that is refused: more of it is to come
+
+    def _learn(self) -> None:
         if isinstance(self.drain, Frame):  # which learns its own length on the way
             self.left = self.drain.length - self.moved
+        elif isinstance(self.drain, Unpacker):
+            self.left = self.drain.to_come
 
     def waited(self, now: float, came: int, who: str) -> None:
         """Bytes came; raises :class:`TransferStalled` if they keep coming too slowly."""
@@ -150,13 +172,22 @@ class Receiving(_Move):
 
 
 class Sending(_Move):
-    """A few bytes, and behind them a feed."""
+    """A few bytes, and behind them a feed, ``packed`` or as it is."""
 
     def __init__(
-        self, head: bytes, feed: Feed | None, *, stall: float, min_rate: float, done: Done
+        self,
+        head: bytes,
+        feed: Feed | None,
+        *,
+        stall: float,
+        min_rate: float,
+        done: Done,
+        packed: bool = False,
     ) -> None:
         super().__init__(done)
         self.view = memoryview(head)
+        self.chunk = memoryview(b"")  # of the feed, not in ``view`` yet
+        self._packer = Packer() if packed else None
         self.feed = feed
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
         self.moved = 0
@@ -177,16 +208,32 @@ class Sending(_Move):
 
     def more(self) -> bool:
         """Have bytes in ``view``, from the feed if need be; False: it has none now, or no more."""
-        if self.view or not self.left or self.feed is None:
-            return bool(self.view)
+        if self.view:
+            return True
+        if not self.chunk and not self._next_chunk():
+            return False
+        if self._packer is None:
+            self.view, self.chunk = self.chunk, memoryview(b"")
+        else:
+            self.view = memoryview(self._packer.pack(self.chunk[:PIECE]))
+            self.chunk = self.chunk[PIECE:]
+        return True
+
+    def _next_chunk(self) -> bool:
+        if not self.left or self.feed is None:
+            return False
         chunk = self.feed.next()
         if chunk is None:
             self.starved, self.since = True, time.monotonic()
             return False
-        self.view = memoryview(chunk).cast("B")
-        if not self.view:
+        self.chunk = memoryview(chunk).cast("B")
+        if not self.chunk:
             raise LocalProtocolError(f"body {self.left} bytes shorter than announced")
-        if len(self.view) > self.left:
+        if len(self.chunk) > self.left:
             raise LocalProtocolError(f"body longer than the announced {self.length} bytes")
-        self.left -= len(self.view)
+        self.left -= len(self.chunk)
         return True
+
+    def let_go(self) -> None:
+        """Refer to no bytes any more: they are the feed's."""
+        self.view = self.piece = self.chunk = memoryview(b"")

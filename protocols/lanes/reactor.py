@@ -214,6 +214,11 @@ class Reactor:
         """Ask what is due at ``when`` at the latest."""
         self._sweep_at = min(self._sweep_at, when)
 
+    @property
+    def speed(self) -> float:
+        """Bytes a second that the node can send, as far as is known; any thread may ask."""
+        return min(self.pacer.speed or math.inf, self._max_upload)
+
     def unlimited(self, one: Watched) -> bool:
         """Whether neither a link nor a setting limits what it sends."""
         return one.local and self._max_upload == math.inf

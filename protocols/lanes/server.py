@@ -28,14 +28,12 @@ from protocols.identity import PeerId
 from protocols.lanes.bodies import feeding
 from protocols.lanes.handle import LaneBody, LaneHandle
 from protocols.lanes.reactor import Reactor
-from protocols.lanes.wire import PUSH, Reply, Request, request_frame
+from protocols.lanes.wire import PACKED_PUSH, PULL, Reply, Request, request_frame
 from protocols.limits import Limits
 from protocols.stats import TransportStats
-from protocols.transport import Drain
 
 logger = logging.getLogger(__name__)
 
-_SCRATCH_BYTES = 64 * 1024
 _LANES = 2  # times as many as a peer opens: some that it has cut may still seem open
 _Lanes = dict[LaneHandle, asyncio.Task[None]]  # with the task of each; the longest idle first
 
@@ -128,9 +126,9 @@ class LaneServer:
         try:
             self._stats.received(peer, request.name, len(request.header))
             with connection.serving():
-                if request.verb == PUSH:
-                    return await self._push(link, peer, request)
-                return await self._pull(link, peer, request)
+                if request.verb == PULL:
+                    return await self._pull(link, peer, request)
+                return await self._push(link, peer, request)
         except asyncio.CancelledError as cancelled:
             # the task keeps it, and it would keep the frames: those of the task, and the body
             cancelled.__traceback__ = None
@@ -144,6 +142,7 @@ class LaneServer:
             link,
             request.length,
             stall=self._limits.stall,
+            packed=request.verb == PACKED_PUSH,
             on_bytes=partial(self._stats.received, peer, request.name),
         )
         if request.length:
@@ -162,26 +161,23 @@ class LaneServer:
             took = time.perf_counter() - started
             reply = Reply("", took, len(answer), answer)
             self._stats.requests_by_name[request.name] += 1
-            self._stats.measured_download(
-                peer, request.length - body.left, body.took, took, linked=not link.local
-            )
+            self._stats.measured_download(peer, body.came, body.took, took, linked=not link.local)
         await body.stop()
         self._stats.sent(peer, request.name, len(reply.detail))
         try:
             await link.send(reply.encode(), stall=self._limits.stall)
-            return not body.left or await self._discard(link, body.left)
+            return not body.left or await self._discard(body)
         except TransportError:
             return False
 
-    async def _discard(self, link: LaneHandle, length: int) -> bool:
+    async def _discard(self, body: LaneBody) -> bool:
         """Read and drop the rest of a body, for ``linger`` seconds; returns whether it ended."""
+        linger = self._limits.linger
         try:
-            async with asyncio.timeout(self._limits.linger):
-                transfer = link.start_receiving(_Sink(), length, stall=self._limits.linger)
-                await link.finish(transfer)
-        except (TimeoutError, TransportError):
+            async with asyncio.timeout(linger):
+                return await body.discard(stall=linger)
+        except (TimeoutError, TransportError, Malformed):
             return False
-        return True
 
     async def _pull(self, link: LaneHandle, peer: PeerId, request: Request) -> bool:
         link.listen()
@@ -200,9 +196,12 @@ class LaneServer:
                 return False
             return True
         self._stats.requests_by_name[request.name] += 1
-        head = Reply("", time.perf_counter() - started, body.length).encode()
+        took = time.perf_counter() - started
+        packed = link.packs(self._stats.peer(peer).upload)
+        head = Reply("", took, body.length, packed=packed).encode()
         async with feeding(body) as feed:
-            transfer = link.start_sending(head, feed, stall=self._limits.stall, slow=slow)
+            stall = self._limits.stall
+            transfer = link.start_sending(head, feed, stall=stall, slow=slow, packed=packed)
             try:
                 await link.finish(transfer)
             except TransferStalled:
@@ -222,22 +221,6 @@ class LaneServer:
         self._stats.refused_requests += 1
         self._stats.stalled_bodies += refused.code == "stalled"
         return Reply.refusal(refused.code, refused.detail)
-
-
-class _Sink(Drain):
-    """Where bytes go that nobody wants."""
-
-    def __init__(self) -> None:
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-
-    def attach(self, wake: object) -> None:
-        """There is always room."""
-
-    def room(self) -> memoryview:
-        return self._scratch
-
-    def took(self, count: int) -> None:
-        """They are gone."""
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -12,6 +12,9 @@ A lane is a TCP connection to a node's one port that carries long bodies::
     server: reply     ok u8 | length of code u8 | took u32 (microseconds of the handler)
                       | length u64 | code | detail, reply, or the body of a pull
 
+Verb 3 is a push whose body comes packed (:mod:`protocols.lanes.packing`), and ok is 2 where that of
+a pull does. Lengths are of bodies as they are.
+
 A push may be refused before its body has been read to the end; the server then throws the rest
 away, for a short time, and the client closes the lane. A good reply that comes so early counts as
 none.
@@ -29,7 +32,7 @@ from protocols.transport import MAX_HEADER_BYTES
 
 MARK = b"\xa7"  # begins no HTTP request (a letter) and no TLS record
 PREAMBLE = {True: MARK + b"atoll2S", False: MARK + b"atoll1P"}  # by whether TLS follows
-PUSH, PULL = 1, 2
+PUSH, PULL, PACKED_PUSH = 1, 2, 3
 MAX_DETAIL_BYTES = 512
 MAX_CODE_BYTES = 64
 
@@ -41,7 +44,9 @@ _MAX_ID_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for. ``length`` is of the body pushed, or the most to be pulled.
+    """What a client asks for: one of three verbs.
+
+    ``length`` is of the body pushed, or the most to be pulled.
 
     The name and the bound of the header must have been checked before one is made.
     """
@@ -77,11 +82,13 @@ class Reply:
     took: float  # seconds
     length: int  # of what follows
     detail: bytes = b""  # what follows, except the body of a pull
+    packed: bool = False  # the body of a pull comes packed
 
     def encode(self) -> bytes:
         code = self.code.encode("ascii")
         took = min(int(self.took * 1e6), 2**32 - 1)
-        return _REPLY.pack(not code, len(code), took, self.length) + code + self.detail
+        ok = 0 if code else 1 + self.packed
+        return _REPLY.pack(ok, len(code), took, self.length) + code + self.detail
 
     @classmethod
     def refusal(cls, code: str, detail: str) -> Reply:
@@ -95,9 +102,9 @@ class Reply:
         ok, code_length, took, length = _REPLY.unpack_from(data)
         at = _REPLY.size
         code = bytes(data[at : at + code_length]).decode("ascii", errors="replace")
-        if ok != (not code) or (code and not _CODE.fullmatch(code)):
+        if bool(ok) == bool(code) or (code and not _CODE.fullmatch(code)):
             raise Malformed("a reply that is neither good nor bad")
-        return cls(code, took / 1e6, length, bytes(data[at + code_length :]))
+        return cls(code, took / 1e6, length, bytes(data[at + code_length :]), ok > 1)
 
 
 class Frame:
@@ -133,7 +140,7 @@ def request_frame() -> Frame:
 
 def _request_rest(first: bytearray) -> int:
     verb, name, header, length = _REQUEST.unpack(first)
-    if verb not in (PUSH, PULL) or not 0 < name <= 128 or header > MAX_HEADER_BYTES:
+    if verb not in (PUSH, PULL, PACKED_PUSH) or not 0 < name <= 128 or header > MAX_HEADER_BYTES:
         raise Malformed("not a request")
     if length >= 1 << 63:
         raise Malformed(f"a body of {length} bytes")
@@ -145,7 +152,7 @@ def reply_frame(max_bytes: int | None) -> Frame:
 
     def rest(first: bytearray) -> int:
         ok, code, _, length = _REPLY.unpack(first)
-        if ok > 1 or code > MAX_CODE_BYTES or bool(code) == bool(ok):
+        if ok > (2 if max_bytes is None else 1) or code > MAX_CODE_BYTES or bool(code) == bool(ok):
             raise Malformed("not a reply")
         if ok and max_bytes is None:
             return 0

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
+from unittest.mock import patch
 
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
+from protocols.lanes.handle import LaneHandle
 from protocols.limits import Limits
 from protocols.memory.network import Link
 from protocols.memory.transport import MemoryNetwork
@@ -25,10 +27,12 @@ SOON = 10.0  # seconds; nothing here should take that long
 class HttpNet:
     """Real transports on loopback; every one knows where the earlier ones live."""
 
-    def __init__(self, *, tls: bool, host: str = "127.0.0.1") -> None:
+    def __init__(self, *, tls: bool, host: str = "127.0.0.1", packed: bool = False) -> None:
         self.tls = tls
         self.host = host  # by which members are dialled: a name is always dialled by TCP
         self.stack = AsyncExitStack()
+        if packed:  # as on a slow link, which loopback is not
+            self.stack.enter_context(patch.object(LaneHandle, "packs", lambda *_: True))
         self.members: list[HttpTransport] = []
 
     async def join(self) -> Transport:
@@ -74,6 +78,8 @@ NETWORKS: dict[str, Callable[[], Net]] = {
     "plain": lambda: HttpNet(tls=False),
     "tls by tcp": lambda: HttpNet(tls=True, host="localhost"),
     "plain by tcp": lambda: HttpNet(tls=False, host="localhost"),
+    "packed": lambda: HttpNet(tls=True, packed=True),
+    "packed plain": lambda: HttpNet(tls=False, packed=True),
     "memory": MemoryNet,
 }
 

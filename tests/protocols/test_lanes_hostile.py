@@ -114,7 +114,7 @@ async def test_a_wrong_claim_without_tls_is_refused() -> None:
     [
         os.urandom(5000),
         b"\x00" * 100,
-        Request(3, "push", b"", 0).encode(),
+        Request(4, "push", b"", 0).encode(),
         Request(PUSH, "", b"", 0).encode(),
         Request(PUSH, "x" * 129, b"", 0).encode(),
         Request(PUSH, "push", bytes(64 * 1024 + 1), 0).encode(),

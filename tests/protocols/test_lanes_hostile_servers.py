@@ -54,7 +54,7 @@ async def pull_all(transport: HttpTransport, max_length: int, timeout: float) ->
         (Reply("busy", 0, 2, b"\xff\xfe").encode(), RemoteRefused),
         (Reply("", 0, 200).encode() + bytes(200), RemoteRefused),
         (Reply("", 0, 50).encode() + bytes(49), Unreachable),
-        (b"\x02" + bytes(13), Unreachable),
+        (b"\x03" + bytes(13), Unreachable),
         (b"\x00" + bytes(13), Unreachable),
         (b"\x01\x05" + bytes(12) + b"abcde", Unreachable),
         (b"\x00\x03" + bytes(12) + b"a\r\n", Unreachable),

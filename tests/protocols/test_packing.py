@@ -1,0 +1,235 @@
+"""Bodies packed for slow links: nothing is lost, less is sent, and nobody is flooded."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from math import inf
+
+import pytest
+import torch
+from http_kit import A, B, address
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.bodies import BufferDrain, BufferFeed
+from protocols.codecs import RangeCodec
+from protocols.errors import Malformed
+from protocols.http.transport import HttpTransport
+from protocols.identity import PeerId
+from protocols.lanes import lane
+from protocols.lanes.packing import PIECE, PLAIN, STRIDES, Packer, Unpacker, pays
+from protocols.transport import Feed, Incoming
+
+SIZE = 1_000_000  # elements
+
+
+class Gaps:
+    """A drain with room for a few bytes, and every other time for none."""
+
+    def __init__(self, rooms: list[int]) -> None:
+        self.data = bytearray()
+        self.rooms = rooms
+        self.asked = 0
+
+    def attach(self, wake: object) -> None:
+        """The test asks again by itself."""
+
+    def room(self) -> memoryview | None:
+        self.asked += 1
+        if self.asked % 2:
+            return None
+        self.scratch = bytearray(self.rooms[self.asked // 2 % len(self.rooms)])
+        return memoryview(self.scratch)
+
+    def took(self, count: int) -> None:
+        self.data += self.scratch[:count]
+
+
+def packed(body: bytes, piece: int = PIECE) -> bytes:
+    packer = Packer()
+    view = memoryview(body)
+    return b"".join(packer.pack(view[at : at + piece]) for at in range(0, len(body), piece))
+
+
+def pour(unpacker: Unpacker, data: bytes, most: int = PIECE) -> int:
+    """Give it what has come, ``most`` bytes at a time, and no more than it knows of."""
+    at, refused = 0, 0
+    while unpacker.to_come:
+        room = unpacker.room()
+        if room is None:
+            refused += 1
+            assert refused < 10 * len(data) + 100
+            continue
+        count = min(len(room), most, unpacker.to_come, len(data) - at)
+        if not count:  # all has come, or nothing more comes
+            break
+        room[:count] = data[at : at + count]
+        at += count
+        unpacker.took(count)
+    return at
+
+
+def piece(kind: int, data: bytes) -> bytes:
+    return bytes([kind]) + len(data).to_bytes(3, "big") + data
+
+
+def deflated(data: bytes) -> bytes:
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return coder.compress(data) + coder.flush()
+
+
+@given(
+    st.binary(max_size=3000),
+    st.integers(0, 40),
+    st.sampled_from([1500, 5000, PIECE]),
+    st.integers(1, 5000),
+    st.lists(st.integers(1, 4000), min_size=1, max_size=4),
+)
+def test_a_body_comes_out_as_it_went_in(
+    some: bytes, often: int, piece: int, arrive: int, rooms: list[int]
+) -> None:
+    body = some * often
+    sent, drain = packed(body, piece), Gaps(rooms)
+    unpacker = Unpacker(drain, len(body))
+    assert pour(unpacker, sent, arrive) == len(sent)
+    assert unpacker.to_come == 0
+    assert drain.data == body
+    assert unpacker.left == 0
+
+
+@pytest.mark.parametrize("codec", ["int2", "int4", "int8", "bf16", "fp16", "fp32"])
+def test_what_the_codecs_leave_gets_shorter(codec: str) -> None:
+    """Of normal values; those with heavy tails, as pseudo-gradients have, get shorter still."""
+    at_most = {"int2": 0.96, "int4": 0.93, "int8": 0.94, "bf16": 0.68, "fp16": 0.86, "fp32": 0.85}
+    values = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
+    ranges = RangeCodec(codec, SIZE)
+    encoded = torch.empty(ranges.encoded_size(0, SIZE), dtype=torch.uint8)
+    ranges.encode(0, values, encoded)
+    body = encoded.numpy().tobytes()
+    sent = packed(body)
+    assert len(sent) < at_most[codec] * len(body)
+    target = bytearray(len(body))
+    assert pour(Unpacker(BufferDrain(target), len(body)), sent) == len(sent)
+    assert target == body
+
+
+def test_what_is_dense_already_costs_four_bytes_a_piece() -> None:
+    body = os.urandom(40 * PIECE)
+    assert len(packed(body)) == len(body) + 4 * 40
+
+
+def test_a_dense_stretch_is_passed_over_and_the_rest_is_packed() -> None:
+    body = os.urandom(PIECE) + bytes(40 * PIECE)
+    assert len(packed(body)) < 18 * PIECE + 25 * PIECE / 7
+
+
+def test_a_short_end_says_nothing_of_the_next_piece() -> None:
+    packer, zeros = Packer(), memoryview(bytes(PIECE))
+    assert len(packer.pack(zeros)) < PIECE / 7
+    assert len(packer.pack(memoryview(os.urandom(100)))) == 104
+    assert len(packer.pack(zeros)) < PIECE / 7
+
+
+@given(st.binary(max_size=4000), st.integers(0, 5000))
+def test_garbage_is_refused_or_fills_no_more_than_was_announced(data: bytes, size: int) -> None:
+    target = bytearray(size)
+    unpacker = Unpacker(BufferDrain(target), size)
+    try:
+        pour(unpacker, data)
+    except Malformed:
+        return
+    assert 0 <= unpacker.left <= size
+    assert unpacker.to_come <= PIECE
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (piece(3, b"xyz"), "kind 3"),
+        (piece(1, b""), "0 bytes"),
+        (piece(PLAIN, bytes(PIECE + 1)), "bytes"),
+        (piece(PLAIN, bytes(2001)), "1 to 2000"),
+        (piece(1, deflated(os.urandom(2001))), "2001 bytes|end"),
+        (piece(1, b"\xff" * 50), "unpack"),
+        (piece(1, deflated(b"x" * 100)[:-1]), "end"),
+        (piece(1, deflated(os.urandom(100)) + b"more"), "end"),
+        (piece(1, deflated(bytes(2000))), "bytes|end"),  # a bomb: 2000 bytes out of a dozen
+    ],
+)
+def test_a_piece_that_nobody_may_send_is_refused(sent: bytes, why: str) -> None:
+    unpacker = Unpacker(BufferDrain(bytearray(2000)), 2000)
+    with pytest.raises(Malformed, match=why):
+        pour(unpacker, sent)
+    assert unpacker.left == 2000
+
+
+def test_strides_undo_each_other_at_any_length() -> None:
+    for length in (2_001, 2_002, 2_003, 2_004):
+        body = bytes(range(0, 64, 8)) * 300
+        body = body[:length]
+        for stride in STRIDES:
+            planes = b"".join(body[place::stride] for place in range(stride))
+            target = bytearray(length)
+            sent = piece(stride, deflated_as_packer(planes))
+            assert pour(Unpacker(BufferDrain(target), length), sent) == len(sent)
+            assert target == body
+
+
+def deflated_as_packer(data: bytes) -> bytes:
+    coder = zlib.compressobj(1, zlib.DEFLATED, -15, 8, zlib.Z_HUFFMAN_ONLY)
+    return coder.compress(data) + coder.flush()
+
+
+@pytest.mark.parametrize(
+    ("rate", "to_peer", "packs"),
+    [
+        (inf, inf, False),  # nothing is known yet
+        (2.5e6, inf, True),  # 20 Mbit
+        (12.5e6, 6e6, True),  # 100 Mbit
+        (62.5e6, 20e6, False),  # 500 Mbit, and its share of one of three peers
+        (125e6, 2.5e6, True),  # a fast node, and a peer behind a slow link
+    ],
+)
+def test_only_slow_links_are_packed_for(rate: float, to_peer: float, packs: bool) -> None:
+    assert pays(rate, to_peer) is packs
+
+
+@pytest.mark.parametrize(
+    ("limit", "near", "packs"), [(2e6, False, True), (2e8, False, False), (2e6, True, False)]
+)
+async def test_a_node_packs_both_ways_where_its_link_is_slow(
+    monkeypatch: pytest.MonkeyPatch, limit: float, near: bool, packs: bool
+) -> None:
+    """What is counted, and measured as the link's speed, is what went over it."""
+    monkeypatch.setattr(lane, "same_machine", lambda sock: near)
+    data = torch.randn(250_000).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    got = bytearray(len(data))
+
+    async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+        await body.into(BufferDrain(got))
+        return b"ok"
+
+    async def give(peer: PeerId, header: bytes) -> Feed:
+        return BufferFeed(data)
+
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", max_upload=limit) as a,
+        HttpTransport(B, max_upload=limit) as b,
+    ):
+        b.book.add(a.peer_id, address(a))
+        a.on_push("take", take, max_length=len(data))
+        a.on_pull("give", give)
+        assert await b.push(a.peer_id, "take", b"", BufferFeed(data), timeout=10) == b"ok"
+        assert got == data
+        got[:] = bytes(len(got))
+        async with b.pull(a.peer_id, "give", b"", max_length=len(data), timeout=10) as incoming:
+            await incoming.into(BufferDrain(got))
+        assert got == data
+        pushed, pulled = b.stats.out_by_name["take"], b.stats.in_by_name["give"]
+        assert (a.stats.in_by_name["take"], pulled) == (
+            pushed,
+            b.stats.peer(a.peer_id).bytes_in - 2,
+        )
+    assert [count < 0.7 * len(data) for count in (pushed, pulled)] == [packs, packs]
+    assert [count == len(data) for count in (pushed, pulled)] == [not packs, not packs]
