@@ -187,7 +187,7 @@ def make_conductor(
             joined=joined,
         ),
         on_applied,
-        swarm=swarm,
+        swarm,
         gathering=gathering,
         own_inner_steps=node.config.inner_steps,
         fitting=fitting,

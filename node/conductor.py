@@ -74,8 +74,8 @@ class Conductor:
     events: EventLog
     beginning: Beginning
     on_applied: Callable[[Applied], Awaitable[None]]
+    swarm: AnySwarm
     pace: Pace = field(default_factory=Pace)
-    swarm: AnySwarm | None = None
     gathering: Gathering = field(default_factory=Gathering)  # whom a run's creator waits for
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
     fitting: Fitting | None = None  # notes a micro-batch that memory was short for
@@ -261,7 +261,7 @@ class Conductor:
         Of itself it says nothing: nobody is to expect that it is ready by then.
         """
         place = self.replicas[0].place
-        if self.swarm is None or place.round or self.manifest.mode in PAIRED:
+        if place.round or self.manifest.mode in PAIRED:
             return
         self.gathering.able = True
         for chain in self.swarm.chains:
@@ -337,11 +337,11 @@ class Conductor:
             self.fitting.stepped(self.island.settings, done.micro_batch)
         self.pace.add(done)
         self.course.heard(done)
-        if (swarm := self.swarm) is not None:
-            for chain in swarm.chains:
-                chain.note(eta=self.eta(chain.fragment))
-            swarm.presence.note(**self.pace.said)
-        peers = 1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1
+        swarm = self.swarm
+        for chain in swarm.chains:
+            chain.note(eta=self.eta(chain.fragment))
+        swarm.presence.note(**self.pace.said)
+        peers = 1 + len(swarm.membership.islands_alive(swarm.now()))
         self.events.emit(step_of(done, self.pace.tokens_per_second, peers))
 
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
@@ -349,8 +349,6 @@ class Conductor:
         self.readiness.came(self.swarm, snapshot, asyncio.get_running_loop().time())
         if flaw := await self.readiness.flaw(snapshot):
             await self._discard(flaw)
-            return
-        if self.swarm is None:
             return
         try:
             ready = await self.readiness.contribution(
@@ -435,7 +433,7 @@ class Conductor:
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
-        if self.swarm is None or not (chain := self.swarm.chains[fragment]).under_way:
+        if not (chain := self.swarm.chains[fragment]).under_way:
             return
         taken = self.readiness.out_since(fragment)
         seconds = asyncio.get_running_loop().time() - taken if taken is not None else None

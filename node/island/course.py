@@ -68,7 +68,7 @@ class Course:
 
     # --- what is told ----------------------------------------------------------------------------
 
-    def begin(self, beginning: Beginning, swarm: AnySwarm | None, steps_read: int) -> Begin:
+    def begin(self, beginning: Beginning, swarm: AnySwarm, steps_read: int) -> Begin:
         """For ranks that begin; data of so many ``steps_read`` is not read again."""
         rounds, checkpoint = [r.place.round for r in self.replicas], beginning.checkpoint
         called = self._roll_was_called
@@ -99,7 +99,7 @@ class Course:
         trained = place.work or self.pace.step or self.manifest.mode in PAIRED
         return place.round == 1 and not trained
 
-    def next_data(self, fragment: int, swarm: AnySwarm | None) -> DataAssignment:
+    def next_data(self, fragment: int, swarm: AnySwarm) -> DataAssignment:
         """What is read once a fragment has moved; the batches that this brings are given once."""
         slot, slots = self.targets.slot(swarm)
         if fragment:  # fragment 0's rounds count
@@ -114,7 +114,7 @@ class Course:
         self,
         round_: int,
         fragment: int,
-        swarm: AnySwarm | None,
+        swarm: AnySwarm,
         data: DataAssignment,
         *,
         contributed: bool,
@@ -165,7 +165,7 @@ class Course:
         if fragment == 0 and (reset or contributed or not self._at_will):
             self.since = 0 if self._at_will else steps_read
 
-    def aim(self, swarm: AnySwarm | None, *, anew: Sequence[int] = ()) -> None:
+    def aim(self, swarm: AnySwarm, *, anew: Sequence[int] = ()) -> None:
         """Choose the inner steps that come next; fragments ``anew`` have no unmerged work left."""
         self.take(self.targets.next(swarm), anew=anew)
 
@@ -185,13 +185,13 @@ class Course:
         self._ended = True
         self.take(0)
 
-    def ends_with_others(self, swarm: AnySwarm | None) -> int | None:
+    def ends_with_others(self, swarm: AnySwarm) -> int | None:
         """With a single merge, the target that lets a late island end with the others."""
         if not once(self.manifest):
             return None
         return self.targets.together(swarm, self.since, self.target)
 
-    def needed(self, swarm: AnySwarm | None) -> bool:
+    def needed(self, swarm: AnySwarm) -> bool:
         """Whether an island at rest is one of the round's clients after all."""
         return not (self.target or self._ended) and self.targets.drawn(swarm)
 

@@ -61,37 +61,36 @@ class Readiness:
         if fragment == 0:  # steps are counted from here
             self.snapshot_step, self._merged_step = [0] * len(self.merged), 0
 
-    def came(self, swarm: AnySwarm | None, snapshot: Snapshot, now: float) -> None:
+    def came(self, swarm: AnySwarm, snapshot: Snapshot, now: float) -> None:
         """A snapshot has been taken, in this moment of the event loop."""
         fragment = snapshot.fragment
         self.snapshot_at[fragment] = now
         # in pairs a round exchanges its first snapshot, even if the ranks were restarted since
-        again = snapshot.round == self.snapshot_of[fragment] and _has_work(swarm, fragment)
+        again = snapshot.round == self.snapshot_of[fragment] and swarm.chains[fragment].has_work
         self.snapshot_of[fragment] = snapshot.round
         # with another round it is of an earlier cycle
         if snapshot.round == self.replicas[fragment].place.round and not again:
             self.snapshot_step[fragment] = snapshot.round_step
 
-    def withdraw(self, swarm: AnySwarm | None, fragment: int, eta: float) -> None:
+    def withdraw(self, swarm: AnySwarm, fragment: int, eta: float) -> None:
         """Announce that this island is not ready, since its trainer goes back to the base.
 
         But not where its snapshot may still be merged: the round would wait for a next snapshot,
         which waits for that merge (:meth:`keep`).
         """
-        if swarm is not None and not (chain := swarm.chains[fragment]).contributes:
+        if not (chain := swarm.chains[fragment]).contributes:
             chain.update(ready=False, eta=eta)
 
-    def keep(self, swarm: AnySwarm | None, fragment: int) -> None:
+    def keep(self, swarm: AnySwarm, fragment: int) -> None:
         """Let no new snapshot replace the last one while that may still be merged.
 
         The round that counts it ends with a merge; after that the next snapshot may come.
         """
-        kept = swarm is not None and swarm.chains[fragment].contributes
-        self.island.vectors.keep(fragment, on=kept)
+        self.island.vectors.keep(fragment, on=swarm.chains[fragment].contributes)
 
-    def steps_read(self, swarm: AnySwarm | None) -> int:
+    def steps_read(self, swarm: AnySwarm) -> int:
         """Inner steps of this cycle whose data a trainer that begins anew does not read again."""
-        return self.steps_read_of([_has_work(swarm, f) for f in range(len(self.replicas))])
+        return self.steps_read_of([chain.has_work for chain in swarm.chains])
 
     def steps_read_of(self, offered: Sequence[bool]) -> int:
         """Inner steps of this cycle whose windows a trainer that begins anew does not read again.
@@ -170,7 +169,3 @@ class Readiness:
             "weight": weight * (ramp(self.merged[fragment]) if ramped else 1.0),
             "norm": norm,
         }
-
-
-def _has_work(swarm: AnySwarm | None, fragment: int) -> bool:
-    return swarm is not None and swarm.chains[fragment].has_work

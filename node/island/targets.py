@@ -27,18 +27,16 @@ class Targets:
         readers = not (manifest.script.layout or manifest.numbered)  # else it is nobody's affair
         self._readers = readers * manifest.data.islands
 
-    def next(self, swarm: AnySwarm | None) -> int:
+    def next(self, swarm: AnySwarm) -> int:
         """Inner steps until the next contribution; 0: the next round does without this island."""
         self._count_readers(swarm)
         if not self.drawn(swarm):
             return 0
-        if swarm is None:
-            return self.chooser.steps(())
         chosen = self.chooser.steps(swarm.membership.islands_alive(swarm.now()))
         swarm.presence.note(wanted_steps=self.chooser.wanted)
         return chosen
 
-    def _count_readers(self, swarm: AnySwarm | None) -> None:
+    def _count_readers(self, swarm: AnySwarm) -> None:
         """Say, once, that a round has not as many windows as its islands read."""
         islands = len(self._reading(swarm))
         if 0 < self._readers < islands:
@@ -46,7 +44,7 @@ class Targets:
             self.chooser.events.emit(Notice(text=f"{text}: some windows are read twice"))
             self._readers = 0
 
-    def position(self, swarm: AnySwarm | None) -> int:
+    def position(self, swarm: AnySwarm) -> int:
         """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.
 
         The median, but no further than so many rounds can have brought anybody: islands that come
@@ -55,8 +53,6 @@ class Targets:
         median is of this island's place and the bound as well, and one of two others who lies
         moves nobody: neither this island nor, through a newcomer, the others.
         """
-        if swarm is None:
-            return 0
         alive = swarm.membership.islands_alive(swarm.now())
         said = [a.position for a in alive if a.role == "island" and a.position > 0]
         if not said:
@@ -67,29 +63,26 @@ class Targets:
             return min(median_low([*said, self.chooser.pace.position, bound]), bound)
         return min(median_high(said), bound)
 
-    def slot(self, swarm: AnySwarm | None) -> tuple[int, int]:
+    def slot(self, swarm: AnySwarm) -> tuple[int, int]:
         """This island's place among those that read this round's windows, and how many they are."""
         reading = self._reading(swarm)
         if self.me in reading:
             return reading.index(self.me), len(reading)
         return len(reading), len(reading) + 1  # out of office, and training on meanwhile
 
-    def _reading(self, swarm: AnySwarm | None) -> list[PeerId]:
+    def _reading(self, swarm: AnySwarm) -> list[PeerId]:
         """The roster without those that are known to be servers, which do not train."""
-        roster = self.replica.roster
-        if swarm is None:
-            return list(roster)
-        said = ((peer, swarm.membership.announcement(peer)) for peer in roster)
+        said = ((peer, swarm.membership.announcement(peer)) for peer in self.replica.roster)
         return [peer for peer, announce in said if announce is None or announce.role != "server"]
 
-    def drawn(self, swarm: AnySwarm | None) -> bool:
+    def drawn(self, swarm: AnySwarm) -> bool:
         """Whether this island is one of the round's clients, as far as it sees who is alive.
 
         A fragment draws by its own rounds, which may be behind those of another; all wait for those
         whom they have drawn.
         """
         choose = self._clients
-        if choose is None or swarm is None or self.me not in self.replica.roster:
+        if choose is None or self.me not in self.replica.roster:
             return True
         said = swarm.membership.islands_alive(swarm.now())
         alive = {a.peer for a in said if (a.role, a.status) == ("island", "active")}
@@ -99,12 +92,12 @@ class Targets:
             for replica in self.replicas
         )
 
-    def together(self, swarm: AnySwarm | None, done: int, target: int) -> int | None:
+    def together(self, swarm: AnySwarm, done: int, target: int) -> int | None:
         """With a single merge, an island that began late ends with the others, not after them.
 
         The end that ``target`` becomes, after ``done`` steps; None: it stays.
         """
-        if swarm is None or done % LOOK_EVERY:
+        if done % LOOK_EVERY:
             return None
         now = swarm.now()
         others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]

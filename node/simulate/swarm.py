@@ -137,7 +137,7 @@ class Members:
         if island is not None:
             member.conductor = Conductor(
                 manifest, node.me, island, replicas, self.layout, events,
-                Beginning(manifest, joined=joins), _nothing, swarm=swarm,
+                Beginning(manifest, joined=joins), _nothing, swarm,
             )  # fmt: skip
             if joins and self.meetings is not None:  # in rounds it follows the others meanwhile
                 newer = partial(take_newer, swarm, replicas, arrival, lambda: _unseen)

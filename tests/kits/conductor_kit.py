@@ -87,6 +87,15 @@ class Chain:
         pass
 
 
+def quiet_swarm(*chains: Chain) -> Any:
+    """Of which nobody else has been heard."""
+    nobody = SimpleNamespace(islands_alive=lambda now: (), announcement=lambda peer: None)
+    presence = SimpleNamespace(note=lambda **changes: None, status=None)
+    return SimpleNamespace(
+        chains=chains, me=ME, presence=presence, membership=nobody, now=lambda: 0.0
+    )
+
+
 def conductor(
     vectors: SharedVectors,
     offload: Offload,
@@ -103,6 +112,7 @@ def conductor(
     async def on_applied(applied: Any) -> None:
         pass
 
+    chain = Chain()
     made = Conductor(
         manifest,
         ME,
@@ -112,15 +122,7 @@ def conductor(
         cast(Any, SimpleNamespace(emit=lambda event: None)),
         Beginning(manifest),
         on_applied,
-    )
-    chain = Chain()
-    nobody = SimpleNamespace(islands_alive=lambda now: (), announcement=lambda peer: None)
-    presence = SimpleNamespace(note=lambda **changes: None, status=None)
-    made.swarm = cast(
-        Any,
-        SimpleNamespace(
-            chains=[chain], me=ME, presence=presence, membership=nobody, now=lambda: 0.0
-        ),
+        quiet_swarm(chain),
     )
     made.beginning.stage = Stage.BEGUN
     return made, chain

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +257,12 @@ class Life:
         self.report = island._take
         self.trainer = island.trainer = Trainer(self, layout, theta, swarm.wait_s)
         resumed = Path("saved") if saved else None
-        self.conductor = Conductor(
-            manifest, peer, island, tuple(self.replicas), layout, EventLog(),
-            Beginning(manifest, checkpoint=resumed, joined=peer not in founders), self._applied,
+        beginning = Beginning(manifest, checkpoint=resumed, joined=peer not in founders)
+        self.conducted = partial(
+            Conductor, manifest, peer, island, tuple(self.replicas), layout, EventLog(),
+            beginning, self._applied,
         )  # fmt: skip
+        self.conductor: Conductor
 
     async def _applied(self, applied: Applied) -> None:
         pass
@@ -308,7 +311,7 @@ class WorkingSwarm(SimulatedSwarm):
         life = replicas[0].life
         if life.trainer is None:
             return []
-        life.conductor.swarm, life.spawn = swarm, spawn
+        life.conductor, life.spawn = life.conducted(swarm), spawn
         return [life.conductor.run(), life.trainer.run()]
 
     def came_or_went(self, peer: PeerId) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from conductor_kit import quiet_swarm
 from gossip_kit import EVERYBODY, PLACE, announce_of
 
 from bootstrap.manifest import Manifest
@@ -291,7 +292,7 @@ def test_the_schedule_stands_where_most_others_do(
         choosing.pace.position = mine
         targets = Targets(choosing.manifest, me, [replica], choosing)
         assert targets.position(swarm) == expected
-        assert targets.position(None) == 0
+        assert targets.position(quiet_swarm()) == 0
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_more_islands_than_a_round_has_windows_for_are_told_once(
     roster = tuple(one.peer_id for one in EVERYBODY[:islands])
     replica: Any = SimpleNamespace(roster=roster, place=PLACE)
     targets = Targets(choosing.manifest, roster[0], [replica], choosing)
-    assert [targets.next(None), targets.next(None)] == [40, 40]
+    assert [targets.next(quiet_swarm()), targets.next(quiet_swarm())] == [40, 40]
     texts = [r.event.text for r in choosing.events.recent if isinstance(r.event, Notice)]
     assert len(texts) == told
     assert all(text.startswith("3 islands read what a round has for 2") for text in texts)
@@ -333,7 +334,7 @@ def test_servers_in_office_have_no_part_of_a_rounds_windows(serves: int) -> None
     assert targets.slot(swarm) == ((1, 2) if serves < 2 else (0, 2))
     stranger = Targets(choosing.manifest, EVERYBODY[3].peer_id, [replica], choosing)
     assert stranger.slot(swarm) == (2, 3)
-    assert targets.slot(None)[1] == 3  # nobody has said anything yet
+    assert targets.slot(quiet_swarm())[1] == 3  # nobody has said anything yet
     targets.next(swarm)
     assert not [r for r in choosing.events.recent if isinstance(r.event, Notice)]
 

@@ -273,7 +273,7 @@ async def test_a_host_that_came_is_taken_in_when_nothing_is_written_any_more(
         trainer.grown = False
 
     trainer.restart = restart
-    made.swarm, made.course.since = None, 7
+    made.course.since = 7
 
     async def step() -> None:
         await made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
@@ -298,7 +298,6 @@ async def test_hosts_that_were_lost_are_taken_in_again_after_a_round_that_was_me
     vectors: SharedVectors,
 ) -> None:
     made, _ = conductor(vectors, at_once)
-    made.swarm = None
     trainer, merged = cast(Any, made.island), []
     trainer.merged = lambda: merged.append(made.replicas[0].place.round)
     await take_in(made, Applied(0, 0, 0, None, None))  # what it begins with

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from conductor_kit import quiet_swarm
 from replica_kit import ME, OTHER
 
 from bootstrap.manifest import Manifest
@@ -14,6 +15,8 @@ from node.island.beginning import Beginning
 from node.island.course import Course
 from node.island.pace import Pace
 from node.trainer.channel import StepDone
+
+NOBODY = quiet_swarm()
 
 
 def replicas(count: int) -> Any:
@@ -43,7 +46,7 @@ def made(fragments: int = 1, **tables: Any) -> Course:
 
 
 def begun(course: Course, checkpoint: Path | None = None, read: int = 0) -> Any:
-    return course.begin(Beginning(course.manifest, checkpoint=checkpoint), None, read)
+    return course.begin(Beginning(course.manifest, checkpoint=checkpoint), NOBODY, read)
 
 
 def steps(course: Course, count: int) -> None:
@@ -139,9 +142,9 @@ def test_an_island_at_rest_is_needed_once_it_is_drawn() -> None:
     cast(Any, course.targets).drawn = lambda swarm: drawn
     begun(course)
     assert course.target == 0
-    assert not course.needed(None)
+    assert not course.needed(NOBODY)
     drawn = True
-    assert course.needed(None)
-    course.aim(None)
+    assert course.needed(NOBODY)
+    course.aim(NOBODY)
     assert course.target == 100
-    assert not course.needed(None)
+    assert not course.needed(NOBODY)
