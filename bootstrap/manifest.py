@@ -359,7 +359,7 @@ class Manifest(Section):
 
         Not with a script, which reads what it likes, nor in pairs, where nobody counts for all.
         """
-        alone = self.rounds.at_will and self.mode not in PAIRED
+        alone = self.rounds.one_is_enough and self.mode not in PAIRED
         return alone and not self.script.layout
 
     @property

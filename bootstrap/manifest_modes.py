@@ -190,7 +190,7 @@ def check_gradients(mode: str, outer: Outer, rounds: Rounds, inner: str) -> None
 
 def check_trust(rounds: Rounds, merge: Merge) -> None:
     """Raise ValueError where strangers are let in and nothing is there to judge them by."""
-    if merge.trust == "open" and rounds.at_will and rounds.staleness != 0:
+    if merge.trust == "open" and rounds.one_is_enough and rounds.staleness != 0:
         raise ValueError(
             f"merge.trust open with rounds.quorum {rounds.quorum:g}: a round begins as soon as one "
             "island is ready, and a contribution that is alone in it has nothing to be compared "

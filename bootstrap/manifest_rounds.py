@@ -221,7 +221,7 @@ class Rounds(Section):
         return next((name for name in self.allowed_codecs if name in SPARSE), None)
 
     @property
-    def at_will(self) -> bool:
+    def one_is_enough(self) -> bool:
         """Whether rounds begin as soon as one island is ready: then islands have no common beat."""
         return self.quorum <= ONE
 
@@ -288,7 +288,7 @@ class Merge(Section):
 
 
 def _one_is_enough(rounds: Mapping[str, Any]) -> bool:
-    """As :attr:`Rounds.at_will`, of a table that is not validated yet."""
+    """As :attr:`Rounds.one_is_enough`, of a table that is not validated yet."""
     try:
         return float(rounds.get("quorum", 1.0)) <= ONE
     except (TypeError, ValueError, OverflowError):

@@ -18,7 +18,7 @@ MOST_LR_AT_WILL = 0.5
 
 def check_new(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError for what no run is made with any more."""
-    if rounds.at_will and rounds.staleness != 0 and mode not in PAIRED:
+    if rounds.one_is_enough and rounds.staleness != 0 and mode not in PAIRED:
         check_arrivals(outer.optimizer, outer.highest_lr)
         _check_kept(rounds)
     _check_moments(outer)

@@ -95,7 +95,7 @@ def doubts(manifest: Manifest, *, schedule: bool = True) -> list[str]:
             f"outer.lr {outer.lr:g} with mode eager: inner steps start from guesses, and with a "
             f"mean that comes late more than {EAGER_LR:g} makes their errors grow"
         )
-    if rounds.at_will and rounds.staleness != 0 and manifest.merge.rule not in PLAIN:
+    if rounds.one_is_enough and rounds.staleness != 0 and manifest.merge.rule not in PLAIN:
         found.append(
             f"merge.rule {manifest.merge.rule} where a round begins as soon as one island is "
             "ready: work that is alone in a round is merged whatever it is"
@@ -127,7 +127,7 @@ def _off_schedule(manifest: Manifest) -> list[str]:
     flat = inner.schedule == "constant" or inner.min_lr_ratio == 1
     whole, total = rounds.inner_steps * rounds.total_rounds, inner.total_steps
     near = abs(total - whole) <= OFF_SCHEDULE * whole
-    if unknown or flat or near or rounds.at_will or once(manifest):
+    if unknown or flat or near or rounds.one_is_enough or once(manifest):
         return []
     if total < whole:
         what = (
@@ -158,7 +158,7 @@ def by_gradients(manifest: Manifest) -> bool:
 
 def at_will(manifest: Manifest) -> bool:
     """Whether an island's steps count from its own last contribution, not from the last round."""
-    return manifest.rounds.at_will or once(manifest) or eager(manifest)
+    return manifest.rounds.one_is_enough or once(manifest) or eager(manifest)
 
 
 def is_over(manifest: Manifest, round_: int, work: int) -> bool:

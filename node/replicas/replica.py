@@ -207,7 +207,7 @@ class OuterReplica:
         self.inherited = self.inherited and not (merged if self.whole else mine)
         if self.turning is not None:
             # a common round is one, however few were in it
-            whole = rates.share if self.manifest.rounds.at_will else math.ceil(rates.share)
+            whole = rates.share if self.manifest.rounds.one_is_enough else math.ceil(rates.share)
             self.turning.note(whole, mine=bool(merged))
         self.certificate = certificate
         self._place = replace(
@@ -269,7 +269,7 @@ class OuterReplica:
         await self.settle(state)
         if self.turning is not None and onward and not merged:
             # what each of them merged is not known: where islands arrive one by one, one's work
-            share = 1 / len(state.roster) if self.manifest.rounds.at_will else 1.0
+            share = 1 / len(state.roster) if self.manifest.rounds.one_is_enough else 1.0
             self.turning.note(missed * share, mine=False)
         if self.trainer is not None:
             await self.trainer.release(contributed=bool(counted), reset=keep == "nothing")

@@ -76,7 +76,7 @@ def drawn(dice: random.Random) -> Drawn:
         joiners.append("island")
     manifest = Manifest.model_validate(tables)
     # many who come by a lone member's narrow link, and need not be waited for, take minutes
-    unbounded = manifest.rounds.at_will and manifest.rounds.staleness < 0
+    unbounded = manifest.rounds.one_is_enough and manifest.rounds.staleness < 0
     crowded = unbounded and count + len(joiners) > 4
     return Drawn(
         manifest=manifest,

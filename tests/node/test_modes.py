@@ -198,8 +198,8 @@ def test_signs_follow_gradients_after_a_share_of_the_rounds() -> None:
 def test_a_mode_alone_is_a_whole_description() -> None:
     assert of().mode == "diloco"
     alone = of(mode="async")
-    assert alone.rounds.at_will
-    assert not of().rounds.at_will
+    assert alone.rounds.one_is_enough
+    assert not of().rounds.one_is_enough
     assert alone.outer.optimizer == "delayed-nesterov"
     assert alone.merge.weights == "rate"
     assert of(mode="server").rounds.staleness == 0
@@ -221,7 +221,7 @@ def test_what_is_said_is_kept() -> None:
 def test_strangers_may_meet_where_a_round_has_several_of_them() -> None:
     assert of(mode="async", rounds={"quorum": 0.5}, merge={"trust": "open"}).mode == "async"
     assert of(mode="server", merge={"trust": "open"}).rounds.staleness == 0
-    assert of(mode="async", rounds={"staleness": 0}, merge={"trust": "open"}).rounds.at_will
+    assert of(mode="async", rounds={"staleness": 0}, merge={"trust": "open"}).rounds.one_is_enough
 
 
 def test_branches_are_not_merged_by_their_claims_among_strangers() -> None:
@@ -235,7 +235,8 @@ def test_arrivals_are_taken_for_their_share() -> None:
     mean = {"optimizer": "delayed-nesterov", "momentum": 0.0}
     assert of(mode="async", outer=mean).outer.momentum == 0.0
     whole = {"optimizer": "adam"}
-    assert of(mode="async", rounds={"staleness": 0}, outer=whole).rounds.at_will  # in lock-step
+    in_lock_step = of(mode="async", rounds={"staleness": 0}, outer=whole)
+    assert in_lock_step.rounds.one_is_enough
     assert of(mode="server", outer=whole).outer.optimizer == "adam"
     assert of(mode="gossip", rounds={"quorum": 0.001}).mode == "gossip"  # no rounds of several
 
