@@ -70,7 +70,6 @@ class Participation:
     def __init__(self, node: Node, entrance: Entrance) -> None:
         self.node, self.entrance = node, entrance
         self.config, self.events = node.config, node.events
-        self.island: Island | None = None
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
         self.finishing = False
@@ -86,6 +85,11 @@ class Participation:
         self._saves: Multiples  # rounds after which there is a checkpoint
         self.reporter: PeerReports
         self.lookout: Lookout
+
+    @property
+    def island(self) -> Island | None:
+        """The trainer's ranks, where this node trains."""
+        return self.conductor.island if self.conductor is not None else None
 
     @property
     def _newcomer(self) -> bool:
@@ -188,7 +192,6 @@ class Participation:
                 joined=self.fetcher.joined_under_way if restored is None else restored.cold,
             )
             self.conductor.refresh = self.fetcher.refresher(self.swarm)
-            self.island = self.conductor.island
             self.keeper.conductor = self.conductor
             self.conductor.spare = self.keeper.moments
         self.reporter = make_reports(self.node, run.manifest, self.swarm, self.conductor)
@@ -242,12 +245,12 @@ class Participation:
         spawn = self.node.tasks.spawn
         over = is_over(self.manifest, self.reporter.round, self.replicas[0].place.work)
         trains = not over or self.node.daemon.script is not None  # which is there, and is told
-        if self.island is not None and self.conductor is not None and trains:
-            await self.island.start()
-            stack.push_async_callback(self.island.stop)
-            spawn(self._conduct(self.conductor))
-            if self.conductor.beginning.expects_moments:
-                spawn(self._take_moments(self.conductor))
+        if (conductor := self.conductor) is not None and trains:
+            await conductor.island.start()
+            stack.push_async_callback(conductor.island.stop)
+            spawn(self._conduct(conductor))
+            if conductor.beginning.expects_moments:
+                spawn(self._take_moments(conductor))
         self.node.say_started(run.manifest.label, device_kind(self.config))
         self._check_end()  # a node that resumes or comes late may find the run over
         if self.fetcher.joined_under_way and not self.finishing:

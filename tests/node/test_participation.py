@@ -128,14 +128,14 @@ async def test_no_rank_is_started_for_a_run_that_is_over(
     part.config.rounds, part.node.daemon.script = 0, script
     part.reporter.round = manifest.rounds.total_rounds - (mode == "diloco" and not over)
     part.replicas[0].place.work = int(over)
-    part.island.start = AsyncMock()
+    part.conductor.island.start = AsyncMock()
     part.node.welcome_others = AsyncMock()
     part._check_end = partial(Participation._check_end, part)
     async with AsyncExitStack() as stack:
         await Participation._start(part, stack, MagicMock(greetings=[], peers=[]))
         stack.pop_all()
     starts = not over or script is not None
-    assert part.island.start.called is part._conduct.called is starts
+    assert part.conductor.island.start.called is part._conduct.called is starts
     assert part.finishing is part.node.leave.called is over
 
 
