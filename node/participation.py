@@ -337,12 +337,11 @@ class Participation:
         await self.keeper.save()
 
     def _check_end(self) -> None:
-        limit, place = self.config.rounds, self.replicas[0].place
-        if is_over(self.manifest, self.reporter.round, place.work):
-            self.finishing = True
-            self.node.leave(f"the run is over after {counted(self.reporter.round, 'round')}")
-        elif limit and self.reporter.rounds_committed >= limit:
-            self.node.leave(f"{counted(limit, 'round')} done, as --rounds says")
+        round_, committed = self.reporter.round, self.reporter.rounds_committed
+        over = is_over(self.manifest, round_, self.replicas[0].place.work)
+        self.finishing = self.finishing or over
+        if why := reason_to_end(round_, committed, self.config.rounds, over=over):
+            self.node.leave(why)
 
     def at_end(self, said: Announce) -> bool:
         """Whether a peer says that it has come to the end of the run."""
@@ -387,3 +386,16 @@ class Participation:
 
     def _notice(self, text: str) -> None:
         self.events.emit(Notice(text=text))
+
+
+def reason_to_end(round_: int, committed: int, limit: int, *, over: bool) -> str | None:
+    """Why a node leaves by itself after a round, None: it goes on.
+
+    ``round_``: of the run, which may be ``over``; ``committed``: since this node came, of at most
+    ``limit``, 0: as many as come.
+    """
+    if over:
+        return f"the run is over after {counted(round_, 'round')}"
+    if limit and committed >= limit:
+        return f"{counted(limit, 'round')} done, as --rounds says"
+    return None

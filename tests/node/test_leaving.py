@@ -7,8 +7,10 @@ import math
 from contextlib import AsyncExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from gossip_kit import PLACE
 from leaving_kit import Leaver
 from simulated_swarm import simulated_swarm
 
@@ -265,8 +267,10 @@ async def test_a_trainer_that_cannot_be_kept_alive_has_its_node_leave_in_order(l
     assert reasons == ["E999: internal error"] * last
 
 
-@pytest.mark.parametrize("why", ["rounds", "seconds"])
-def test_who_stops_by_itself_says_so_to_its_peers_and_here(why: str) -> None:
+@pytest.mark.parametrize(
+    ("why", "told"), [("rounds", "3 rounds done, as --rounds says"), ("seconds", "1 s are over")]
+)
+def test_who_stops_by_itself_says_so_to_its_peers_and_here(why: str, told: str) -> None:
     """As after Ctrl-C: else the others would wait for it, and its operator see no reason."""
 
     async def main() -> None:
@@ -277,18 +281,21 @@ def test_who_stops_by_itself_says_so_to_its_peers_and_here(why: str) -> None:
             state = NodeState(NodeView(peer=first.peer), log=log)
             stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             node: Any = SimpleNamespace(
-                events=log, daemon=SimpleNamespace(stop_reason=stopped, stop=stopped.set_result)
+                events=log,
+                config=SimpleNamespace(rounds=3),
+                daemon=SimpleNamespace(stop_reason=stopped, stop=stopped.set_result),
             )
             node.leave = lambda reason: Node.leave(node, reason)
             part: Any = Leaver()
-            part.node.leave, part.manifest, part.swarm = node.leave, Manifest(), first.swarm
-            part.replicas, part.config.rounds = first.replicas, 3
-            part.reporter = SimpleNamespace(round=3, rounds_committed=3)
+            part.manifest, part.swarm, part.replicas = Manifest(), first.swarm, first.replicas
             if why == "rounds":
-                Participation._check_end(part)
+                ends: Any = Participation(node, MagicMock())
+                ends.replicas = (SimpleNamespace(manifest=Manifest(), place=PLACE),)
+                ends.reporter = SimpleNamespace(round=4, rounds_committed=3)
+                ends._on_moved()
             else:
                 await Node._stop_after(node, 1.0)
-            assert "3 rounds done" in await stopped or why == "seconds"
+            assert await stopped == told
             assert [record.event.kind for record in log.recent] == ["stopping"]
             assert state.status == "leaving"
             await leave(part, AsyncExitStack())

@@ -22,7 +22,7 @@ from node.entry.entrance import Run
 from node.entry.preflight import preflight
 from node.groundwork import Groundwork
 from node.multiples import Multiples
-from node.participation import Participation
+from node.participation import Participation, reason_to_end
 from node.trainer.channel import Applied
 from protocols.codecs import kernels
 from protocols.envelope import seal
@@ -105,14 +105,33 @@ async def test_who_comes_when_the_run_is_over_leaves_again(
 @pytest.mark.parametrize("trainer", ["none", "follows", "applies"])
 def test_the_last_round_ends_a_node_without_a_trainer_that_would_apply_it(trainer: str) -> None:
     """A newcomer's, too: no further round will let it in."""
-    part: Any = MagicMock(finishing=False, manifest=Manifest())
-    part.config.rounds = part.config.max_upload = 0
+    node: Any = MagicMock()
+    node.config.rounds = node.config.max_upload = 0
+    part: Any = Participation(node, MagicMock())
+    part.swarm, part.reporter, part.lookout = MagicMock(), MagicMock(), MagicMock()
+    part.replicas = (SimpleNamespace(manifest=Manifest(), place=PLACE),)
     part.reporter.round = Manifest().rounds.total_rounds
     part.conductor = None if trainer == "none" else SimpleNamespace(follows=trainer == "follows")
-    part._check_end = partial(Participation._check_end, part)
-    part._on_moved = partial(Participation._on_moved, part)
-    Participation._on_committed(part, MagicMock(), None)
-    assert part.finishing is part.node.leave.called is (trainer != "applies")
+    part._on_committed(MagicMock(), None)
+    assert part.finishing is node.leave.called is (trainer != "applies")
+
+
+@pytest.mark.parametrize(
+    ("over", "committed", "limit", "reason"),
+    [
+        (False, 7, 0, None),
+        (False, 2, 3, None),
+        (False, 3, 3, "3 rounds done, as --rounds says"),
+        (False, 4, 3, "3 rounds done, as --rounds says"),
+        (False, 1, 1, "1 round done, as --rounds says"),
+        (True, 0, 0, "the run is over after 9 rounds"),
+        (True, 3, 3, "the run is over after 9 rounds"),
+    ],
+)
+def test_a_node_ends_with_the_run_or_after_as_many_rounds_as_it_is_to_take(
+    over: bool, committed: int, limit: int, reason: str | None
+) -> None:
+    assert reason_to_end(9, committed, limit, over=over) == reason
 
 
 @pytest.mark.parametrize("mode", ["diloco", "btm"])
