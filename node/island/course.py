@@ -26,6 +26,10 @@ from node.trainer.channel import Applied, Apply, Begin, StepDone
 from node.trainer.fragment_progress import offset
 from protocols.identity import PeerId
 
+# Before a step was timed. Less than UNKNOWN_ETA_S, which says that an island cannot begin yet:
+# by that a run's creator counts whom it waits for, and a newcomer knows whom a round waits for.
+UNTIMED_ETA_S = 60.0
+
 
 @dataclass(frozen=True)
 class DataAssignment:
@@ -198,7 +202,7 @@ class Course:
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""
         if self.pace.steps_per_second <= 0:
-            return 60.0
+            return UNTIMED_ETA_S
         left = offset(fragment, len(self.replicas), self.target) - self.since
         had = self.replicas[fragment].place.round > self.replicas[0].place.round
         return max(0, left + self.target * had) / self.pace.steps_per_second

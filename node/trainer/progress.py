@@ -165,7 +165,7 @@ class Progress(Cycle):
         elif command.moments and not (self.forgets or self.gradients):
             with self.remainders.through():
                 cold = self._take_moments(Path(command.moments), command.moments_steps)
-        self._set_pace(command)
+        self._take_terms(command)
         for progress, state in zip(self.fragments, states, strict=True):
             progress.begin(state)
         self.begun = True
@@ -305,7 +305,7 @@ class Progress(Cycle):
         if self.numbers is not None and command.batches:
             self.numbers.give(command.batches, anew=command.anew)
         self.slot, self.slots = command.slot, command.slots
-        self._set_pace(command)
+        self._take_terms(command)
         self._read_vectors(loss, command.fragment)
 
     @torch.no_grad()
@@ -348,7 +348,7 @@ class Progress(Cycle):
     def _of(self, progress: FragmentProgress) -> list[str]:
         return [name for name in self.weights.names if name in progress.names]
 
-    def _set_pace(self, command: Begin | Apply) -> None:
+    def _take_terms(self, command: Begin | Apply) -> None:
         self.target_steps = command.target_steps
         self.position = max(self.position, command.position)
         if command.tau is not None:
