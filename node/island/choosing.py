@@ -22,7 +22,6 @@ from bootstrap.manifest_gossip import PAIRED
 from diloco.fragments import delay_for
 from diloco.knobs import Decision
 from diloco.knobs import inner_steps as for_exposure
-from gossip.common import AnyChain
 from node.island.pace import Pace, Usual, fastest_of, inner_steps
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet
@@ -187,22 +186,3 @@ class Chooser:
             return
         self._told[name] = value
         self.events.emit(KnobSet(name=name, value=value, before=before, inputs=inputs, why=why))
-
-
-@dataclass
-class Codecs:
-    """Tells when links change the codec of a round, or of this island's letters."""
-
-    events: EventLog
-    _told: dict[int, str] = field(default_factory=dict)  # by fragment
-
-    def look(self, chain: AnyChain) -> None:
-        """A round of a fragment is over."""
-        chosen, before = chain.chosen, self._told.get(chain.fragment)
-        if chosen is None or chosen.codec == before:
-            return
-        self._told[chain.fragment] = chosen.codec
-        inputs = dict(chosen.inputs) | ({"fragment": chain.fragment} if chain.fragment else {})
-        self.events.emit(
-            KnobSet(name="codec", value=chosen.codec, before=before, inputs=inputs, why=chosen.why)
-        )

@@ -79,7 +79,7 @@ class GossipReports(PeerReports):
                 )
             )
             self._exchanges[ended.fragment] = ended.exchanges
-        self.codecs.look(self.swarm.chains[ended.fragment])
+        self.codec_news.look(self.swarm.chains[ended.fragment])
         self._pending[ended.fragment] = ended
 
     @property

@@ -16,12 +16,12 @@ from gossip.membership.members import Liveness
 from gossip.pairs.rounded import Rounded
 from node.conductor import Conductor
 from node.errors import operator_error
-from node.island.choosing import Codecs
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, PeerJoined, PeerLeft, PeerSuspected, Problem, Rejected
 from node.monitor.state import NodeState
 from node.monitor.views import PeerView, Traffic
 from node.monitor.wording import short
+from node.reports.codecs import CodecNews
 from node.reports.links import LinkTable, Measuring
 from node.trainer.channel import Applied
 from protocols.addresses import host_of, is_relayed
@@ -74,7 +74,7 @@ class PeerReports(ABC):
     mute: bool = False  # its disk keeps nothing that it promises
 
     def __post_init__(self) -> None:
-        self.codecs = Codecs(self.events)
+        self.codec_news = CodecNews(self.events)
         membership = self.swarm.membership
         self.links = LinkTable(
             self.transport,

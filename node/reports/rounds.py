@@ -89,7 +89,7 @@ class Reporter(PeerReports):
         now = self.now()
         chain = self.swarm.chains[fragment]
         self._remember(certificate)
-        self.codecs.look(chain)
+        self.codec_news.look(chain)
         took_part = exchange is not None and exchange.plan is not None
         self.mute = self.mute and not took_part
         self._pending[fragment] = Pending(

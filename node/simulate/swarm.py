@@ -34,11 +34,11 @@ from node.conductor import Conductor
 from node.entry.arrival import Arrival
 from node.entry.downloading import take_newer, take_state
 from node.island.beginning import Beginning
-from node.island.choosing import Codecs
 from node.member import Origin, arrival_of, state_server, swarm_of
 from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.replicas.replica import OuterReplica
+from node.reports.codecs import CodecNews
 from node.run_rules import replicas_of
 from node.simulate.churn import Churn
 from node.simulate.learner import layout_of
@@ -182,7 +182,7 @@ class Members:
 
     def _hooks(self, member: Member, events: EventLog) -> tuple[Hooks, Callable[[Rounded], None]]:
         """What is to happen as a member moves on, and in pairs after each round."""
-        codecs, spawn = Codecs(events), member.present.wiring.spawn
+        codec_news, spawn = CodecNews(events), member.present.wiring.spawn
 
         def behind(fragment: int, ending: Ending) -> None:
             spawn(self._catch_up(member, fragment, ending))
@@ -194,7 +194,7 @@ class Members:
         def moved() -> None:
             _note_speeds(member.present)
             for chain in member.swarm.chains:
-                codecs.look(chain)
+                codec_news.look(chain)
 
         def applied(certificate: Certificate, exchange: Exchange | None) -> None:
             moved()
