@@ -202,8 +202,7 @@ def _round_failed(event: RoundFailed) -> str:
 @_line.register
 def _behind(event: Behind) -> str:
     missed = event.head - event.round
-    how = "replays them" if event.action == "replay" else "downloads the state"
-    return f"behind by {missed} round{'s' * (missed != 1)}: {how}"
+    return f"behind by {missed} round{'s' * (missed != 1)}: downloads the state"
 
 
 @_line.register

@@ -191,12 +191,12 @@ class ExchangesChosen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind(Event):
-    """This node missed rounds and catches up, by replay or by download."""
+    """This node missed rounds, and has to download the state."""
 
     kind: ClassVar[str] = "behind"
     round: int  # its own
     head: int  # the swarm's
-    action: Literal["replay", "download"]
+    action: Literal["download"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,7 +347,8 @@ def test_join_steps():
 
 
 def test_other_lines():
-    assert "replays them" in render(Behind(round=3, head=5, action="replay"))
+    behind = Behind(round=3, head=5, action="download")
+    assert render(behind) == "behind by 2 rounds: downloads the state"
     assert "error E301: clock" in render(
         Problem(code="E301", what="clock", why="w", fix="f", fatal=True)
     )
