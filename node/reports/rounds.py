@@ -1,4 +1,4 @@
-"""What the monitor is told: rounds as events, and peers, traffic and health on request."""
+"""What the monitor is told in a run of certified rounds: each round, and who agrees after it."""
 
 from __future__ import annotations
 
