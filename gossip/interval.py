@@ -21,9 +21,13 @@ class Interval:
     _late: deque[float] = field(default_factory=lambda: deque(maxlen=LATE))
 
     def add(self, seconds: float, *, repeated: bool = False) -> None:
-        """One more; rounds that are only ``repeated`` say nothing of how long others may take."""
+        """One more. Rounds that are only ``repeated`` count for nothing once there was another."""
+        weight = SMOOTHING if self.usual_s else 1.0
         if not repeated:
             longest = max(self._late, default=0.0)
             seconds = min(seconds, OUTAGE * longest) if longest else seconds
             self._late.append(seconds)
-        self.usual_s += (SMOOTHING if self.usual_s else 1.0) * (seconds - self.usual_s)
+            weight = max(SMOOTHING, 1 / len(self._late))  # the first takes the repeated ones' place
+        elif self._late:
+            return
+        self.usual_s += weight * (seconds - self.usual_s)

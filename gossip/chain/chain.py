@@ -203,6 +203,8 @@ class Chain(Reports, OwnStatus, RoundFacts):
             self.note(ready=False)  # the work that was ready belongs to another place
             if self.trial is not None and not same:
                 self.trial = Trial()  # the rounds in between may have shown something of anybody
+            if not same:
+                self.timing.leapt()
             self._open_round()
             if not same:
                 self._take_office()

@@ -21,6 +21,7 @@ class Timing:
     chosen: Chosen | None = None  # how the newest round came to its codec, where links decide
     _interval: Interval = field(default_factory=Interval)
     _last_commit: float | None = None
+    _caught_up: bool = False  # with the newest: this member came into the middle of the next
 
     @property
     def round_s(self) -> float:
@@ -31,6 +32,10 @@ class Timing:
         """``codec`` is that of the newest round, however this member came to it."""
         if codec != self.ladder.codec:
             self.ladder = Ladder(codec)
+
+    def leapt(self) -> None:
+        """A download has put this member elsewhere, past rounds that nobody counts."""
+        self._last_commit = None
 
     def committed(
         self, now: float, certificate: Certificate, plan: Plan | None, rules: Rules
@@ -44,8 +49,9 @@ class Timing:
                 plan.expected_s if plan is not None else None,
             )
         last, self._last_commit = self._last_commit, now
+        part, self._caught_up = self._caught_up, plan is None
         if last is not None:
-            self._interval.add(now - last, repeated=plan is None)
+            self._interval.add(now - last, repeated=plan is None or part)
         took = self.held_at - self.planned_at
         smooth = plan is not None and plan.ballot == 0 and took > 0
         self.ladder.note(

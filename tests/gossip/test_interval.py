@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from gossip_kit import announce_of
+from planning_kit import RULES, Identities, fresh
+
+from gossip.chain.timing import Timing
 from gossip.interval import Interval
 
 
@@ -36,4 +42,33 @@ def test_rounds_that_are_repeated_make_none_of_what_follows_an_outage(repeated: 
     for _ in range(5):
         interval.add(repeated, repeated=True)
     interval.add(10.0)
-    assert interval.usual_s >= 3.0
+    assert interval.usual_s == pytest.approx(10.0)
+
+
+def test_rounds_that_are_repeated_say_nothing_once_there_was_another() -> None:
+    """Who was away for a while makes up for the rounds of the others in moments."""
+    interval = Interval()
+    for _ in range(5):
+        interval.add(60.0)
+    for _ in range(20):
+        interval.add(0.05, repeated=True)
+    assert interval.usual_s == pytest.approx(60.0)
+
+
+def test_rounds_that_others_had_made_leave_the_usual_time_alone(identities: Identities) -> None:
+    """Nor does the one that this node comes into the middle of, nor the way past by a download."""
+    members = identities(3)
+    plan = fresh(members, [announce_of(one.peer_id) for one in members])
+    certificate: Any = SimpleNamespace(outcome=SimpleNamespace(codec=plan.codec))
+    timing, now = Timing(), 0.0
+    for seconds in (60.0,) * 4:
+        now += seconds
+        timing.committed(now, certificate, plan, RULES)
+    for _ in range(20):
+        now += 0.05
+        timing.committed(now, certificate, None, RULES)
+    timing.committed(now + 6.0, certificate, plan, RULES)
+    assert timing.round_s == pytest.approx(60.0)
+    timing.leapt()
+    timing.committed(now + 9000.0, certificate, plan, RULES)
+    assert timing.round_s == pytest.approx(60.0)
