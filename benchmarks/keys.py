@@ -42,6 +42,7 @@ def faster(piece: str, theirs: str, ours: str) -> Callable[[Pieces], float]:
 def efficiency(piece: str, mbit: float, codec: str, of: str = "") -> Callable[[Pieces], float]:
     """The time in which a butterfly's bytes would pass the link, over the time it took.
 
+    The bytes are those that the codec makes, though slow links carry fewer (see :func:`use`).
     ``of`` is another system that moved as many bytes; without, our own with TLS.
     """
 
@@ -52,6 +53,17 @@ def efficiency(piece: str, mbit: float, codec: str, of: str = "") -> Callable[[P
         encoded = RangeCodec(codec, size).encoded_size(0, size)
         least = 2 * (count - 1) / count * encoded * 8 / (mbit * 1e6)
         return least / seconds(pieces, piece, entry)
+
+    return value
+
+
+def use(piece: str, mbit: float, codec: str) -> Callable[[Pieces], float]:
+    """The time in which the bodies would pass that were sent, packed, over the time it took."""
+
+    def value(pieces: Pieces) -> float:
+        runs = pieces[piece]["runs"][f"atoll {codec} tls"]
+        sent = statistics.median(max(worker["sent"] for worker in run["workers"]) for run in runs)
+        return sent * 8 / (mbit * 1e6) / seconds(pieces, piece, f"atoll {codec} tls")
 
     return value
 
@@ -171,6 +183,21 @@ KEYS: dict[str, Key] = {
         "link500-two",
         efficiency("link500-two", 500, "fp32"),
     ),
+    **{
+        f"link_use_{name}": Key(
+            f"of the time of a link of {name}, what the bodies need as they were sent, packed",
+            math.inf,
+            True,
+            piece,
+            use(piece, mbit, codec),
+        )
+        for name, piece, mbit, codec in (
+            ("20mbit", "link20", 20, "int4"),
+            ("100mbit", "link100", 100, "int4"),
+            ("100mbit_fp32", "link100-fp32", 100, "fp32"),
+            ("500mbit", "link500", 500, "fp32"),
+        )
+    },
     **{
         f"gloo_link_efficiency_{name}": Key(
             f"the same for gloo, as many bytes, no encryption, {name}",

@@ -89,13 +89,13 @@ class LaneClient:
         asks = _request(PUSH, name, header, body.length)
         async with feeding(body) as feed, self._lane(peer, timeout) as link:
             began = clock()
-            packed = link.packs(self._stats.peer(peer).upload)
-            request = (replace(asks, verb=PACKED_PUSH) if packed else asks).encode()
+            packer = link.packer(self._stats.peer(peer).upload)
+            request = (replace(asks, verb=PACKED_PUSH) if packer else asks).encode()
             frame = reply_frame(MAX_CALL_BYTES)
             # First: the reply may come while the body goes out, and a lane whose user expects
             # nothing is cut when something comes.
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
-            sending = link.start_sending(request, feed, stall=timeout, slow=True, packed=packed)
+            sending = link.start_sending(request, feed, stall=timeout, slow=True, packer=packer)
             try:
                 await self._heard(peer, link, sending, receiving)
             finally:

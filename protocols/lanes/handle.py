@@ -19,7 +19,7 @@ from protocols.identity import PeerId, public_key
 from protocols.lanes.bodies import ChunkDrain, Nowhere
 from protocols.lanes.lane import Lane
 from protocols.lanes.moves import Done, Receiving, Sending
-from protocols.lanes.packing import Unpacker, pays
+from protocols.lanes.packing import Packer, Unpacker, packer
 from protocols.lanes.reactor import Reactor
 from protocols.lanes.wire import PREAMBLE, Frame, claim, claim_frame, preamble_frame
 from protocols.limits import Limits
@@ -103,9 +103,9 @@ class LaneHandle:
         """Neither a link nor a setting limits what it sends."""
         return self._reactor.unlimited(self.lane)
 
-    def packs(self, to_peer: float | None) -> bool:
-        """Whether bodies are worth packing, for a peer to which they lately went at this speed."""
-        return not self.local and pays(self._reactor.speed, to_peer or math.inf)
+    def packer(self, to_peer: float | None) -> Packer | None:
+        """For a body to a peer, to which they lately went at this speed; None: it does not pay."""
+        return None if self.local else packer(self._reactor.speed, to_peer or math.inf)
 
     def name(self, peer: PeerId) -> None:
         """The peer is known now: its lanes share its turns under the upload limit."""
@@ -177,12 +177,12 @@ class LaneHandle:
         *,
         stall: float,
         slow: bool = False,
-        packed: bool = False,
+        packer: Packer | None = None,
     ) -> Transfer:
         """Send a few bytes and a feed; ``slow`` as in :meth:`Limits.least`."""
         end, done = self._ending()
         least = self._limits.least(feed.length if feed is not None else 0, slow=slow)
-        sending = Sending(head, feed, stall=stall, min_rate=least, packed=packed, done=done)
+        sending = Sending(head, feed, stall=stall, min_rate=least, done=done, packer=packer)
         transfer = Transfer(sending, end)
         if not self._post(lambda: self.lane.send(sending)):
             end.settle(self._closed())

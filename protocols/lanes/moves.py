@@ -172,7 +172,7 @@ class Receiving(_Move):
 
 
 class Sending(_Move):
-    """A few bytes, and behind them a feed, ``packed`` or as it is."""
+    """A few bytes, and behind them a feed, packed where there is a ``packer``."""
 
     def __init__(
         self,
@@ -182,12 +182,12 @@ class Sending(_Move):
         stall: float,
         min_rate: float,
         done: Done,
-        packed: bool = False,
+        packer: Packer | None = None,
     ) -> None:
         super().__init__(done)
         self.view = memoryview(head)
         self.chunk = memoryview(b"")  # of the feed, not in ``view`` yet
-        self._packer = Packer() if packed else None
+        self._packer = packer
         self.feed = feed
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
         self.moved = 0

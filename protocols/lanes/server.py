@@ -197,11 +197,11 @@ class LaneServer:
             return True
         self._stats.requests_by_name[request.name] += 1
         took = time.perf_counter() - started
-        packed = link.packs(self._stats.peer(peer).upload)
-        head = Reply("", took, body.length, packed=packed).encode()
+        packer = link.packer(self._stats.peer(peer).upload)
+        head = Reply("", took, body.length, packed=packer is not None).encode()
         async with feeding(body) as feed:
             stall = self._limits.stall
-            transfer = link.start_sending(head, feed, stall=stall, slow=slow, packed=packed)
+            transfer = link.start_sending(head, feed, stall=stall, slow=slow, packer=packer)
             try:
                 await link.finish(transfer)
             except TransferStalled:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.lanes.handle import LaneHandle
+from protocols.lanes.packing import Packer
 from protocols.limits import Limits
 from protocols.memory.network import Link
 from protocols.memory.transport import MemoryNetwork
@@ -32,7 +33,7 @@ class HttpNet:
         self.host = host  # by which members are dialled: a name is always dialled by TCP
         self.stack = AsyncExitStack()
         if packed:  # as on a slow link, which loopback is not
-            self.stack.enter_context(patch.object(LaneHandle, "packs", lambda *_: True))
+            self.stack.enter_context(patch.object(LaneHandle, "packer", lambda *_: Packer()))
         self.members: list[HttpTransport] = []
 
     async def join(self) -> Transport:

@@ -18,7 +18,7 @@ from protocols.errors import Malformed
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
 from protocols.lanes import lane
-from protocols.lanes.packing import PIECE, PLAIN, STRIDES, Packer, Unpacker, pays
+from protocols.lanes.packing import MOST, PIECE, PLAIN, STRIDES, Packer, Unpacker, packer
 from protocols.transport import Feed, Incoming
 
 SIZE = 1_000_000  # elements
@@ -182,17 +182,28 @@ def deflated_as_packer(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("rate", "to_peer", "packs"),
+    ("rate", "to_peer", "least"),
     [
-        (inf, inf, False),  # nothing is known yet
-        (2.5e6, inf, True),  # 20 Mbit
-        (12.5e6, 6e6, True),  # 100 Mbit
-        (62.5e6, 20e6, False),  # 500 Mbit, and its share of one of three peers
-        (125e6, 2.5e6, True),  # a fast node, and a peer behind a slow link
+        (inf, inf, None),  # nothing is known yet
+        (1e5, inf, 0.03),
+        (2.5e6, inf, 0.06),  # 20 Mbit: int4
+        (6.25e6, 2e6, 0.15),  # 50 Mbit: not int4 any more, but fp32 of parameters
+        (12.5e6, 6e6, 0.3),  # 100 Mbit: bf16 alone
+        (62.5e6, 20e6, None),  # 500 Mbit, and its share of one of three peers
+        (125e6, 1e6, 0.096),  # a fast node, and a peer behind a slow link
     ],
 )
-def test_only_slow_links_are_packed_for(rate: float, to_peer: float, packs: bool) -> None:
-    assert pays(rate, to_peer) is packs
+def test_the_faster_a_link_the_more_has_to_be_gained(
+    rate: float, to_peer: float, least: float | None
+) -> None:
+    found = packer(rate, to_peer)
+    assert (found and found.gain) == (least if least is None else pytest.approx(least))
+
+
+def test_what_gains_too_little_for_the_link_goes_as_it_is() -> None:
+    body = (torch.randn(PIECE) * 20).to(torch.int8).numpy().tobytes()  # a fifth can be saved
+    assert len(Packer(0.1).pack(memoryview(body))) < 0.9 * PIECE
+    assert len(Packer(MOST - 0.01).pack(memoryview(body))) == PIECE + 4
 
 
 @pytest.mark.parametrize(
