@@ -34,7 +34,7 @@ from node.errors import operator_error
 from node.headway import OnProgress, Tell
 from node.hf.import_hf import import_hf, tokenizer_in
 from node.setting_values import is_url
-from node.trainer.corpus import MORE_TEXT, collect, spread
+from node.trainer.corpus import MORE_TEXT, Corpus, collect, spread
 from node.trainer.data import open_tokens, sampler_of, token_type
 
 OWN_TEXT = "tiny-text"  # the name of a run of its creator's text, where it was given none
@@ -96,32 +96,11 @@ def make(
     if folder is None:
         tell_of_gaps(tokenizer, tell)
     if folder is not None:
-        check_files(place, progress)
-        manifest = _filled_in(manifest, tokenizer)
-        kind = token_type(manifest.model.vocab_size)
-        held_out = folder.tokens(folder.index.held_out).astype(kind).tobytes()
-        wanted, seq_len = manifest.evaluation.sequences, manifest.data.seq_len
-        shard, tokens = spread(held_out, kind.itemsize, wanted, seq_len), place
-        _tell_of_repeats(manifest, folder.index.tokens, tell)
-        if not shard:
-            raise operator_error(
-                "E601",
-                f"{place} is too small to evaluate with",
-                why=f"{folder.index.held_out.tokens} tokens were held out for it, and one "
-                f"sequence needs {seq_len + 1}",
-                fix=MORE_TEXT,
-            )
+        manifest, shard, tokens = _of_folder(manifest, tokenizer, folder, place, progress, tell)
     elif is_stream(place):
-        manifest = _filled_in(manifest, tokenizer)
-        tokens = recipe_for(manifest, tokenizer, place, progress)
-        shard = evaluation_shard(manifest, tokenizer, place, progress)
+        manifest, shard, tokens = _of_stream(manifest, tokenizer, place, progress)
     else:
-        manifest = _filled_in(manifest, tokenizer)
-        corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
-        vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
-        shard = corpus.make_shard(manifest.evaluation.sequences, seq_len, tokenizer, vocabulary)
-        tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary, tell))
-        _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
+        manifest, shard, tokens = _of_text(manifest, tokenizer, place, progress, tell)
     evaluation = manifest.evaluation.model_copy(update={"digest": blake3(shard).hexdigest()})
     return Supply(
         manifest.model_copy(update={"evaluation": evaluation}),
@@ -172,8 +151,66 @@ def tokens_for(
     if is_stream(place):
         return recipe_for(manifest, coder, place, progress)
     corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
+    return _text_tokens(corpus, manifest, shard, coder, tell)
+
+
+def _of_folder(
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    folder: Folder,
+    place: str,
+    progress: OnProgress,
+    tell: Tell,
+) -> tuple[Manifest, bytes, str]:
+    """Manifest, evaluation shard and training tokens of a folder of tokens."""
+    check_files(place, progress)
+    manifest = _filled_in(manifest, tokenizer)
+    kind = token_type(manifest.model.vocab_size)
+    held_out = folder.tokens(folder.index.held_out).astype(kind).tobytes()
+    seq_len = manifest.data.seq_len
+    shard = spread(held_out, kind.itemsize, manifest.evaluation.sequences, seq_len)
+    _tell_of_repeats(manifest, folder.index.tokens, tell)
+    if not shard:
+        raise operator_error(
+            "E601",
+            f"{place} is too small to evaluate with",
+            why=f"{folder.index.held_out.tokens} tokens were held out for it, and one "
+            f"sequence needs {seq_len + 1}",
+            fix=MORE_TEXT,
+        )
+    return manifest, shard, place
+
+
+def _of_stream(
+    manifest: Manifest, tokenizer: Tokenizer, place: str, progress: OnProgress
+) -> tuple[Manifest, bytes, str]:
+    """The same of a stream, whose training tokens are a recipe."""
+    manifest = _filled_in(manifest, tokenizer)
+    tokens = recipe_for(manifest, tokenizer, place, progress)
+    return manifest, evaluation_shard(manifest, tokenizer, place, progress), tokens
+
+
+def _of_text(
+    manifest: Manifest, tokenizer: Tokenizer, place: str, progress: OnProgress, tell: Tell
+) -> tuple[Manifest, bytes, str]:
+    """The same of text."""
+    manifest = _filled_in(manifest, tokenizer)
+    corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
+    shard = corpus.make_shard(
+        manifest.evaluation.sequences,
+        manifest.data.seq_len,
+        tokenizer,
+        manifest.model.vocab_size,
+    )
+    return manifest, shard, _text_tokens(corpus, manifest, shard, tokenizer, tell)
+
+
+def _text_tokens(
+    corpus: Corpus, manifest: Manifest, shard: bytes, tokenizer: Tokenizer, tell: Tell
+) -> str:
+    """Where the training tokens of text are, without anything from ``shard``."""
     vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
-    tokens = str(corpus.training_file(shard, seq_len, coder, vocabulary, tell))
+    tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary, tell))
     _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
     return tokens
 
