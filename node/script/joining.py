@@ -100,13 +100,7 @@ def join(
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
     first = next(iter(parameters.values()))
     ranks = Ranks.met(first.device)
-    if not ranks.all_true(ranks.broadcast(layout.digest.encode()) == layout.digest.encode()):
-        raise operator_error(
-            "E204",
-            "the ranks of this script have different parameters",
-            why="each of them has to have its part of every parameter, as with FSDP2 and DDP",
-            fix="give node.join the same model on every rank",
-        )
+    _same_on_all(layout, ranks)
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
     progress.model, progress.sharded = model, sharded
     with _told_to_all(ranks):
@@ -117,17 +111,8 @@ def join(
     # as rank 0 says, like all else
     compares = ranks.broadcast(b"compare" if compare_frozen else b"") != b""
     there = fingerprint_of(model, ranks) if compares else NOT_COMPARED
-    views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
-    for name in progress.weights.names:
-        whole = progress.weights.gather(name)
-        if name in views and whole is not None:
-            views[name].copy_(whole)
-    daemon = None
-    with _told_to_all(ranks):
-        if config is not None and vectors is not None:
-            daemon, channel = _start_node(given, config, run, layout, there, vectors, quiet)
-            progress.leader = Leader(Unhurried(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
-    checkpoints = StateDir(config.dir).checkpoints if config is not None else None
+    _fill_base(progress, vectors)
+    daemon, checkpoints = _node(progress, given, config, run, there, vectors, quiet)
     joined = hold((progress, daemon, checkpoints), config.dir if config is not None else None)
     try:
         progress.watch = Watch(optimizer, parameters.values())
@@ -149,6 +134,47 @@ def _refuse_twice(parameters: Collection[Tensor]) -> None:
             fix="call leave() of the island that there is, then node.join, with resume=True to go "
             "on from where it was",
         )
+
+
+def _same_on_all(layout: Layout, ranks: Ranks) -> None:
+    """Raise E204 on every rank where they have different parameters."""
+    if not ranks.all_true(ranks.broadcast(layout.digest.encode()) == layout.digest.encode()):
+        raise operator_error(
+            "E204",
+            "the ranks of this script have different parameters",
+            why="each of them has to have its part of every parameter, as with FSDP2 and DDP",
+            fix="give node.join the same model on every rank",
+        )
+
+
+def _fill_base(progress: ScriptProgress, vectors: SharedVectors | None) -> None:
+    """Put the model as it is into the outer parameters, which rank 0 has."""
+    views = progress.layout.views(vectors.tensors()[0]) if vectors is not None else {}
+    for name in progress.weights.names:
+        whole = progress.weights.gather(name)
+        if name in views and whole is not None:
+            views[name].copy_(whole)
+
+
+def _node(
+    progress: ScriptProgress,
+    given: Mapping[str, Any],
+    config: NodeConfig | None,
+    run: Mapping[str, Any] | None,
+    there: Fingerprint,
+    vectors: SharedVectors | None,
+    quiet: bool,
+) -> tuple[subprocess.Popen[bytes] | None, Path | None]:
+    """Start the node on rank 0: its process, and where its checkpoints are. Other ranks wait.
+
+    Raises OperatorError on every rank where that fails.
+    """
+    with _told_to_all(progress.ranks):
+        if config is None or vectors is None:
+            return None, None
+        daemon, channel = _start_node(given, config, run, progress.layout, there, vectors, quiet)
+        progress.leader = Leader(Unhurried(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
+        return daemon, StateDir(config.dir).checkpoints
 
 
 @contextmanager
