@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
@@ -106,37 +106,33 @@ class Node:
         self.whereabouts.is_member = self._in_swarm
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events, clock=clock.wall)
-        self.state.providers.strangers = self._strangers
-        self.state.providers.met = lambda: transport.relays.met
-        self.state.providers.accepted = lambda: transport.stats.connections
-        self.state.providers.stalled = lambda: transport.stats.stalled_bodies
-        self.state.providers.machine = Machine(self.home.root, Gpus())
-        self.state.providers.reachability = self.outbound.describe
+        self._provide()
         self.history = History(
             self.home.history, me=self.state.node.peer, failed=self._on_history_lost
         )
         events.subscribe(self.history)
-        self.api = ApiServer(
-            make_app(
-                self.state,
-                events,
-                self.history,
-                key=self.config.api_key,
-                host=host_port(self.config.api)[0],
-            ),
-            self.config.api,
-            may_move=self.config.is_default("api"),
+        self.api = self._served(
+            self.config.api, self.config.api_key, may_move=self.config.is_default("api")
         )
         self.dashboard: ApiServer | None = None
         if shown := self.config.dashboard:
-            app = make_app(
-                self.state,
-                events,
-                self.history,
-                key=daemon.dashboard_key,
-                host=host_port(shown)[0],
-            )
-            self.dashboard = ApiServer(app, shown, option="--dashboard")
+            self.dashboard = self._served(shown, daemon.dashboard_key, option="--dashboard")
+
+    def _provide(self) -> None:
+        """Tell the state where it finds what it has not from events."""
+        providers, transport = self.state.providers, self.transport
+        providers.strangers = self._strangers
+        providers.met = lambda: transport.relays.met
+        providers.accepted = lambda: transport.stats.connections
+        providers.stalled = lambda: transport.stats.stalled_bodies
+        providers.machine = Machine(self.home.root, Gpus())
+        providers.reachability = self.outbound.describe
+
+    def _served(self, where: str, key: str, **options: Any) -> ApiServer:
+        """A listener at ``where``; ``options`` are those of :class:`ApiServer`."""
+        host = host_port(where)[0]
+        app = make_app(self.state, self.events, self.history, key=key, host=host)
+        return ApiServer(app, where, **options)
 
     def _on_history_lost(self, error: OSError) -> None:
         """Say so after the event that was not written: other subscribers have yet to get it."""
