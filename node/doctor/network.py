@@ -199,51 +199,54 @@ async def _reach(
             if one.welcome.observed
         ]
     )
-    findings = []
-    if translation.translated:
-        mapped = await nat.mapping([at.hostport for at, _ in greetings[:MAPPED]])
-        findings.append(nat.mapping_finding(mapped))
-        if len(greetings) > MAPPED and len(set(mapped.seen)) == 1:
-            findings.append(await _filtering(config, mapped, greetings[MAPPED][0]))
-    if not listens:
+    findings = await _between(config, greetings) if translation.translated else []
+    asked = [one.peer for _, one in greetings[:MAX_ASKED]]
+    back = await reach(transport, asked) if listens else None
+    if back is Reach.YES and translation.translated and transport.listening is not None:
+        outer = config.public_addr or hostport(translation.outer, transport.listening[1])
+        findings.append(await nat.hairpin(outer))
+    tail = [ok("nat", translation.text), *findings]
+    if back is None:
         who = f"process {running} has the port" if running else "the port cannot be opened"
         text = f"not tested: {who}; `node status` shows what peers say"
-        return [ok("reach", text), ok("nat", translation.text), *findings]
-    back = await reach(transport, [one.peer for _, one in greetings[:MAX_ASKED]])
+        return [ok("reach", text), *tail]
     if back is Reach.YES:
-        if translation.translated and transport.listening is not None:
-            port = transport.listening[1]
-            outer = config.public_addr or hostport(translation.outer, port)
-            findings.append(await nat.hairpin(outer))
-        return [ok("reach", "a peer dialled back: direct"), ok("nat", translation.text), *findings]
+        return [ok("reach", "a peer dialled back: direct"), *tail]
     if back is Reach.UNKNOWN or (back is Reach.ELSEWHERE and config.public_addr):
-        return [ok("reach", f"not tested: {back}"), ok("nat", translation.text), *findings]
+        return [ok("reach", f"not tested: {back}"), *tail]
     if translation.translated and (where := await _passed(transport, config, greetings)):
-        return [
-            ok(
-                "reach",
-                f"a peer dialled back: direct at {where}, as peers see it, which the "
-                "node finds out by itself",
-            ),
-            ok("nat", translation.text),
-            *findings,
-        ]
-    fix = "forward the port and give its public address with --public-addr HOST:PORT"
-    if not translation.translated:
-        fix = "open the port in the firewall of this machine or network"
-    better, why = fix, str(back)
+        text = f"direct at {where}, as peers see it, which the node finds out by itself"
+        return [ok("reach", f"a peer dialled back: {text}"), *tail]
+    fix = "open the port in the firewall of this machine or network"
+    if translation.translated:
+        fix = "forward the port and give its public address with --public-addr HOST:PORT"
+        tail[0] = warn("nat", translation.text, "connections from outside end there", fix)
+    return [await _advice(transport, config, greetings, str(back), fix), *tail]
+
+
+async def _between(
+    config: NodeConfig, greetings: Sequence[tuple[PeerAddress, Greeting]]
+) -> list[Finding]:
+    """What a translator of addresses does with a port, and with calls to it."""
+    mapped = await nat.mapping([at.hostport for at, _ in greetings[:MAPPED]])
+    findings = [nat.mapping_finding(mapped)]
+    if len(greetings) > MAPPED and len(set(mapped.seen)) == 1:
+        findings.append(await _filtering(config, mapped, greetings[MAPPED][0]))
+    return findings
+
+
+async def _advice(
+    transport: HttpTransport,
+    config: NodeConfig,
+    greetings: Sequence[tuple[PeerAddress, Greeting]],
+    why: str,
+    fix: str,
+) -> Finding:
+    """What a node would do that nobody can dial, and what makes it one that peers can dial."""
     if inside := _bound_inside(transport, greetings):
-        better = (
-            f"listen where peers get to, with --listen {EVERY_IPV4}:{host_port(config.listen)[1]}"
-        )
+        fix = f"listen where peers get to, with --listen {EVERY_IPV4}:{host_port(config.listen)[1]}"
         why = f"it listens at {inside}, where this machine alone gets to"
-    return [
-        await _outbound(transport, config, greetings, why, better),
-        warn("nat", translation.text, "connections from outside end there", fix)
-        if translation.translated
-        else ok("nat", translation.text),
-        *findings,
-    ]
+    return await _outbound(transport, config, greetings, why, fix)
 
 
 def _bound_inside(
