@@ -29,7 +29,8 @@ from typing import Any
 from protocols.errors import Malformed, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Envelope, PeerRecord
-from protocols.p2p import P2P, RateLimit, bindings
+from protocols.p2p import P2P, bindings
+from protocols.rate_limit import RateLimit
 from protocols.transport import Transport
 from protocols.whereabouts import PURPOSE as RECORD
 from protocols.whereabouts import Whereabouts

@@ -17,9 +17,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
-import time
 import warnings
-from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -32,6 +30,7 @@ from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stal
 from protocols.identity import PeerId
 from protocols.messages import RemoteCall, RemoteReply
 from protocols.p2p_streams import Streams, asingle
+from protocols.rate_limit import RateLimit
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -42,8 +41,6 @@ CALL_TIMEOUT = 15.0  # seconds; hivemind's DHT gives up after 3 by itself
 MAX_BODY = 1024 * 1024  # bytes of one protobuf
 MAX_MENTIONS = 1024  # peers one reply may name
 MAX_PEER_BYTES = 64
-RATE = 200.0  # calls a second one peer may make, in the long run
-BURST = 1000.0
 
 
 @functools.cache
@@ -72,32 +69,6 @@ class Inspector(Protocol):
     def reply(self, peer: PeerId, handler: str, message: Any) -> None:
         """The answer of ``peer``."""
         ...
-
-
-class RateLimit:
-    """A token bucket per peer; the least recently used buckets are forgotten."""
-
-    def __init__(
-        self,
-        rate: float = RATE,
-        burst: float = BURST,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        limit: int = 4096,
-    ) -> None:
-        self._rate, self._burst, self._clock, self._limit = rate, burst, clock, limit
-        self._buckets: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
-
-    def take(self, peer: PeerId, count: int = 1) -> bool:
-        """Use ``count`` tokens of ``peer``; False, and none is used, where fewer are left."""
-        now = self._clock()
-        tokens, since = self._buckets.pop(peer, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - since) * self._rate)
-        allowed = tokens >= count
-        self._buckets[peer] = (tokens - count if allowed else tokens, now)
-        if len(self._buckets) > self._limit:
-            self._buckets.popitem(last=False)
-        return allowed
 
 
 class _Handler:

@@ -28,7 +28,7 @@ from protocols.addresses import host_of, is_relayed
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate
-from protocols.p2p import RateLimit
+from protocols.rate_limit import RateLimit
 
 RAW_BYTES = 4  # of an element in fp32
 KINDS = {  # of traffic, by the name of the verb that carried it

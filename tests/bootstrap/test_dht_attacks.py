@@ -18,7 +18,8 @@ from protocols.envelope import seal
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.messages import PeerRecord
-from protocols.p2p import BURST, bindings
+from protocols.p2p import bindings
+from protocols.rate_limit import BURST
 
 
 def _key_id(key: str) -> Any:

@@ -37,7 +37,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Contributor
-from protocols.p2p import RateLimit
+from protocols.rate_limit import RateLimit
 
 
 def phases(ready: dict[str, float], snapshot: float, now: float, **moments: float) -> Any:

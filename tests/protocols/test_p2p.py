@@ -9,7 +9,8 @@ import pytest
 from identity_kit import identity
 from p2p_kit import Host, dht_pb2, double, fast_network, two_hosts
 
-from protocols.p2p import RateLimit, bindings
+from protocols.p2p import bindings
+from protocols.rate_limit import RateLimit
 from protocols.whereabouts import Whereabouts
 
 
@@ -122,15 +123,3 @@ async def test_a_peer_that_calls_too_often_is_refused() -> None:
         await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, pong)
     with pytest.raises(bindings().P2PHandlerError, match="busy"):
         await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, pong)
-
-
-def test_tokens_come_back_and_buckets_are_bounded() -> None:
-    now = [0.0]
-    limit = RateLimit(rate=2.0, burst=4.0, clock=lambda: now[0], limit=3)
-    alice = identity(1).peer_id
-    assert [limit.take(alice) for _ in range(5)] == [True] * 4 + [False]
-    now[0] += 1.0
-    assert [limit.take(alice) for _ in range(3)] == [True, True, False]
-    for number in range(2, 12):
-        limit.take(identity(number).peer_id)
-    assert len(limit._buckets) == 3
