@@ -71,7 +71,6 @@ class Served:
 
     bytes: int = 0  # in place
     failures: int = 0  # of its link, in a row
-    wrong: int = 0  # breaches of protocol: wrong hashes, lengths or offers
     dropped: str = ""  # why it is not asked any more
     streams: int = 0  # chunks that it is asked for at once
     round_trip: float = 0.0  # seconds, the shortest so far; 0: not known yet

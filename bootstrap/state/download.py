@@ -348,8 +348,6 @@ class _Fetch:
 
 def _blame(peer: PeerId, source: Served, error: Exception, *, fatal: bool) -> None:
     """A refusal or wrong bytes end a source at once, whatever ``fatal`` says."""
-    if isinstance(error, RemoteProtocolError):
-        source.wrong += 1
     if fatal or isinstance(error, RemoteProtocolError | RemoteRefused):
         source.dropped = source.dropped or str(error)
         log.warning("state download: no more from %s: %s", peer, error)

@@ -73,11 +73,6 @@ class MomentsServer:
         transport.on_call("moments", self._on_moments)
         transport.on_pull("moment", self._on_chunk)
 
-    @property
-    def keeps(self) -> bool:
-        """Whether a copy is held."""
-        return self._kept is not None
-
     async def aclose(self) -> None:
         """Give the copy up, also one that is being made."""
         await self._maker.aclose()

@@ -93,11 +93,6 @@ class StateServer:
         transport.on_pull("chunk", self._on_chunk)
 
     @property
-    def pinned(self) -> list[int]:
-        """Rounds of which a copy is held."""
-        return sorted(round_ for _, round_ in self._pins)
-
-    @property
     def readers(self) -> set[PeerId]:
         """Who reads copies of which some was read in the last :data:`EVICT_S` seconds."""
         now = asyncio.get_running_loop().time()

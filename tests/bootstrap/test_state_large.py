@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arrival_kit import Scene, played, swarm
 from lineage_kit import CREATOR, OTHERS
-from state_kit import RUN, Bench, Identities, free
+from state_kit import RUN, Bench, Identities, free, pinned
 
 from bootstrap.state import StateServer
 from bootstrap.state.offers import MAKING, making_s
@@ -174,7 +174,7 @@ def test_where_the_newcomers_own_link_is_full_no_more_than_three_make_a_copy(
         await bench.download(first_sources=FIRST_SOURCES)
         bench.check()
         assert asyncio.get_running_loop().time() > WORTH_S + WINDOW_S
-        assert sum(1 for one in servers if one.pinned) <= FIRST_SOURCES + 1
+        assert sum(1 for one in servers if pinned(one)) <= FIRST_SOURCES + 1
 
     virtual_time.run(main())
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from state_kit import ROUND, RUN, Bench, Identities, N, ask, chunk_of, free, newest, run
+from state_kit import ROUND, RUN, Bench, Identities, N, ask, chunk_of, free, newest, pinned, run
 
 from bootstrap.state import (
     StateServer,
@@ -76,7 +76,7 @@ def test_reads_keep_newer_copies_out_for_no_longer_than_a_slow_newcomer_needs(
         for round_ in (ROUND, ROUND + 1):
             await chunk_of(bench, 0, round_)
         await ask(bench, round_=ROUND + 2, by=others[1])
-        assert server.pinned == [ROUND + 1, ROUND + 2]
+        assert pinned(server) == [ROUND + 1, ROUND + 2]
 
     run(identities, [1e9], scenario)
 
@@ -88,7 +88,7 @@ def test_who_takes_a_newer_state_as_well_gets_the_newest(identities: Identities)
         offer = await newest(bench, bench.me)
         assert offer.round == ROUND + 3
         assert offer.digest == state_digest([bench.base, bench.momentum])[0]
-        assert bench.servers[0].pinned == [ROUND + 3]
+        assert pinned(bench.servers[0]) == [ROUND + 3]
         bench.round += 1
         assert (await newest(bench, bench.me)).round == ROUND + 4
         with pytest.raises(RemoteRefused, match="gone"):  # of a later round there is none yet
@@ -106,12 +106,12 @@ def test_who_wants_newer_copies_over_and_over_has_one_and_takes_nobody_elses(
         for _ in range(20):
             bench.round += 1
             assert (await newest(bench, bench.me)).round == bench.round
-            assert server.pinned == [ROUND, bench.round]
+            assert pinned(server) == [ROUND, bench.round]
         both = bench.round
         assert (await newest(bench, other)).round == both
         bench.round += 1
         await newest(bench, bench.me)
-        assert server.pinned == [both, both + 1]  # the other one reads the older one
+        assert pinned(server) == [both, both + 1]  # the other one reads the older one
 
     run(identities, [1e9], scenario)
 

@@ -9,7 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from state_kit import ROUND, RUN, Bench, Identities, N, ask, chunk_of, free, newest, run, vectors
+from state_kit import (
+    ROUND,
+    RUN,
+    Bench,
+    Identities,
+    N,
+    ask,
+    chunk_of,
+    free,
+    newest,
+    pinned,
+    run,
+    vectors,
+)
 
 from bootstrap.state import (
     StateServer,
@@ -88,13 +101,13 @@ def test_copies_are_few_and_given_up_when_idle(identities: Identities) -> None:
         await asyncio.sleep(12)
         await chunk_of(bench, 0)  # keeps the first one
         await ask(bench, round_=ROUND + 2, by=third)
-        assert server.pinned == [ROUND, ROUND + 2]
+        assert pinned(server) == [ROUND, ROUND + 2]
         for _ in range(10):
             await asyncio.sleep(IDLE_S / 3)
             await chunk_of(bench, 0)
-        assert server.pinned == [ROUND]
+        assert pinned(server) == [ROUND]
         await asyncio.sleep(IDLE_S + 1)
-        assert server.pinned == []
+        assert pinned(server) == []
         with pytest.raises(RemoteRefused, match="gone"):
             await chunk_of(bench, 0)
 
@@ -131,7 +144,7 @@ def test_who_asks_for_what_is_not_there_takes_no_copy_away(identities: Identitie
         other = bench.network.join(identities(9)[8].peer_id)
         with pytest.raises(RemoteRefused, match="gone"):
             await ask(bench, round_=ROUND + 5, by=other)
-        assert bench.servers[0].pinned == [ROUND]
+        assert pinned(bench.servers[0]) == [ROUND]
 
     run(identities, [1e9], scenario, max_pins=1)
 
@@ -177,7 +190,7 @@ def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> Non
         with pytest.raises(TransportError):
             await ask(bench)
         await asyncio.sleep(IDLE_S + 20)
-        assert server.pinned == []  # given up, though nobody has ever read it
+        assert pinned(server) == []  # given up, though nobody has ever read it
 
     virtual_time.run(main())
 
@@ -230,7 +243,7 @@ def test_no_copy_is_made_where_memory_has_no_room_for_it(identities: Identities)
         await asyncio.sleep(12)
         with pytest.raises(RemoteRefused, match="no memory"):
             await ask(bench, round_=ROUND + 1, by=other)
-        assert server.pinned == []  # nobody read it any more
+        assert pinned(server) == []  # nobody read it any more
         left = 9 * N
         assert (await ask(bench, round_=ROUND + 1, by=other)).digest == bench.digest
 
@@ -241,7 +254,7 @@ def test_close_gives_all_up(identities: Identities) -> None:
     async def scenario(bench: Bench) -> None:
         await ask(bench)
         await bench.servers[0].aclose()
-        assert bench.servers[0].pinned == []
+        assert pinned(bench.servers[0]) == []
 
     run(identities, [1e9], scenario)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from state_kit import ROUND, RUN, N, vectors
+from state_kit import ROUND, RUN, N, given_up, vectors
 from state_kit import free as still
 from torch import Tensor
 
@@ -171,7 +171,9 @@ def test_who_leaves_in_the_middle_holds_nobody_up(identities: Identities) -> Non
     virtual_time.run(main())
 
 
-def test_wrong_chunks_of_a_fellow_are_noticed(identities: Identities) -> None:
+def test_wrong_chunks_of_a_fellow_are_noticed(
+    identities: Identities, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         crowd = Crowd(identities(3))
         one, liar = crowd.newcomers
@@ -185,7 +187,8 @@ def test_wrong_chunks_of_a_fellow_are_noticed(identities: Identities) -> None:
                     one.transport.peer_id, "fellow", asked.encode(), timeout=5.0
                 )
         assert one.download is not None
-        assert one.download.sources[liar.transport.peer_id].wrong == 1
+        assert given_up(caplog, liar.transport.peer_id) == 1
+        assert "another hash" in one.download.sources[liar.transport.peer_id].dropped
         assert one.download.sources[liar.transport.peer_id].bytes == 0
         assert torch.equal(one.got[0], crowd.state[0])
 

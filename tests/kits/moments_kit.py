@@ -50,6 +50,11 @@ class Bench:
         transport = self.network.join(self.peers[number])
         return MomentsServer(transport, self.run, copy, offload=inline)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the first donor holds a copy."""
+        return self.servers[0]._kept is not None
+
     async def offer(
         self, run: bytes = RUN, length: int = 4 * N, timeout: float = 5.0
     ) -> MomentsOffer:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -96,6 +97,16 @@ def run(identities: Identities, uploads: list[float], scenario: Any, **options: 
         await scenario(bench)
 
     virtual_time.run(main())
+
+
+def pinned(server: StateServer) -> list[int]:
+    """Rounds of which it holds a copy."""
+    return sorted(round_ for _, round_ in server._pins)
+
+
+def given_up(caplog: pytest.LogCaptureFixture, source: PeerId) -> int:
+    """How often a download has said that it takes no more from a source."""
+    return sum(f"no more from {source}: " in said for said in caplog.messages)
 
 
 async def ask(
