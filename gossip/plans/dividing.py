@@ -26,7 +26,7 @@ def parts_of(link: MemberLink, round_trip_s: float, members: int) -> int:
     others = members - 1
     if not others:
         return 1
-    each = min(link.upload, link.download) / others
+    each = link.speed / others
     return max(1, min(streams(round_trip_s, each), ALL // others))
 
 

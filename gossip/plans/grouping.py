@@ -22,7 +22,7 @@ the owner (``weigh``, ``column``) cannot have groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -206,7 +206,7 @@ def _rows(members: Sequence[MemberLink]) -> list[list[PeerId]]:
     """A grid's rows; those in one column have links of about one speed."""
     width = math.isqrt(len(members) - 1) + 1
     height = -(-len(members) // width)
-    ordered = sorted(members, key=lambda link: (-min(link.upload, link.download), link.peer))
+    ordered = sorted(members, key=lambda link: (-link.speed, link.peer))
     return [[link.peer for link in ordered[row::height]] for row in range(height)]
 
 
@@ -236,28 +236,24 @@ def _weights(
     merging = [peer for peer, link in by_peer.items() if link.merges]
     if len(sets) == 1 and len(rows) > 1 and sum(map(len, rows)) == len(by_peer):
         units = _columns(rows, by_peer) or [[peer] for peer in merging]
-        joined = [_slowest([by_peer[peer] for peer in unit]) for unit in units]
+        joined = [_as_one([by_peer[peer] for peer in unit], min) for unit in units]
     else:
         grouped = {peer for row in rows for peer in row}
         units = [[peer for peer in row if by_peer[peer].merges] for row in rows]
         units = [unit for unit in units if unit]
         units += [[peer] for peer in merging if peer not in grouped]
-        joined = [_fastest([by_peer[peer] for peer in unit]) for unit in units]
+        joined = [_as_one([by_peer[peer] for peer in unit], max) for unit in units]
     weights = {}
     for unit, share in zip(units, link_shares(joined), strict=True):
-        speeds = [min(by_peer[peer].upload, by_peer[peer].download) for peer in unit]
+        speeds = [by_peer[peer].speed for peer in unit]
         for peer, speed in zip(unit, speeds, strict=True):
             weights[peer] = share * speed / sum(speeds)
     return weights
 
 
-def _slowest(links: Sequence[MemberLink]) -> MemberLink:
-    upload, download = min(k.upload for k in links), min(k.download for k in links)
-    return MemberLink(links[0].peer, upload, download, any(k.contributes for k in links))
-
-
-def _fastest(links: Sequence[MemberLink]) -> MemberLink:
-    upload, download = max(k.upload for k in links), max(k.download for k in links)
+def _as_one(links: Sequence[MemberLink], of: Callable[[Iterable[float]], float]) -> MemberLink:
+    """One member with the slowest of these links each way, or the fastest: ``min`` or ``max``."""
+    upload, download = of(k.upload for k in links), of(k.download for k in links)
     return MemberLink(links[0].peer, upload, download, any(k.contributes for k in links))
 
 
@@ -292,8 +288,9 @@ def _relayed(
                     relay = row[at[1] % len(row)]
                     relay = relay if relay in able else able[at[1] % len(able)]
                 else:
-                    speed = {p: min(by_peer[p].upload, by_peer[p].download) for p in able}
-                    relay = min(able, key=lambda p: ((load[p] + stop - start) / speed[p], p))
+                    relay = min(
+                        able, key=lambda p: ((load[p] + stop - start) / by_peer[p].speed, p)
+                    )
                 load[relay] += stop - start
                 relays.append(1 + row.index(relay))
             groups.append(Group(tuple(row), tuple(relays)))

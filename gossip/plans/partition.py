@@ -32,6 +32,11 @@ class MemberLink:
     contributes: bool = True
     merges: bool = True  # may own parts
 
+    @property
+    def speed(self) -> float:
+        """Bytes a second, both ways."""
+        return min(self.upload, self.download)
+
 
 def link_shares(links: Sequence[MemberLink]) -> list[float]:
     """The share of the vector each member merges; non-negative, summing to 1."""

@@ -256,7 +256,7 @@ def renewed_plan(
     for part in plan.parts:
         if part.owner in load:
             load[part.owner] += part.stop - part.start
-    heir = partial(_heir, load, {link.peer: min(link.upload, link.download) for link in links})
+    heir = partial(_heir, load, {link.peer: link.speed for link in links})
     parts = []
     for part in plan.parts:
         result = held.get((part.start, part.stop, part.owner, basis))
