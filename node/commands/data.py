@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,43 +168,36 @@ def _verify(folder: Folder) -> None:
         check(folder, lambda done, total: bar.update(task, completed=done, total=total), anew=True)
 
 
-class _bar:  # noqa: N801 - used like a function
+@contextmanager
+def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
     """A progress bar with the time left, on standard error; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    def __enter__(self) -> Any:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("tokenizing", total=None)
 
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("tokenizing", total=None)
-        self._bar.start()
-        return self._report
+    def report(now: PrepareProgress) -> None:
+        told = f"{now.tokens:,} tokens"
+        bar.update(task, completed=now.done, total=now.total or None, description=told)
 
-    def _report(self, now: PrepareProgress) -> None:
-        self._bar.update(
-            self._task,
-            completed=now.done,
-            total=now.total or None,
-            description=f"{now.tokens:,} tokens",
-        )
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+    with bar:
+        yield report
