@@ -35,6 +35,7 @@ from bootstrap.manifest_modes import check_gradients, check_mode, check_trust, w
 from bootstrap.manifest_rounds import (
     COARSE,
     MOST_COUNT,
+    TOTAL_STEPS,
     Merge,
     Mode,
     Outer,
@@ -166,7 +167,7 @@ class Inner(Section):
     """How the rate falls after its warm-up; wsd: it stays, and falls at the end."""
     warmup_steps: int = Field(default=20, ge=0, le=MOST_COUNT)
     """Inner steps until the rate is reached."""
-    total_steps: int = Field(default=3000, ge=1, le=MOST_COUNT)
+    total_steps: int = Field(default=TOTAL_STEPS, ge=1, le=MOST_COUNT)
     """Inner steps until it has fallen. Of a run made with --set, --mode or --preset it follows
     rounds.inner_steps · total_rounds, if it is not set itself; in a --run file it does not."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)

@@ -16,6 +16,7 @@ from bootstrap.manifest_rounds import (
     OF_GRADIENTS,
     ONE,
     SCALES,
+    TOTAL_STEPS,
     Merge,
     Outer,
     Rounds,
@@ -61,7 +62,7 @@ SPARTA: dict[str, dict[str, Any]] = {
 MODE_ROUNDS: dict[str, dict[str, Any]] = {
     **{mode: tables.get("rounds", {}) for mode, tables in MODE_DEFAULTS.items()},
     "sparta": SPARTA["rounds"],
-    "allreduce": {"inner_steps": 1, "total_rounds": 3000},
+    "allreduce": {"inner_steps": 1, "total_rounds": TOTAL_STEPS},
 }
 STREAMING_FRAGMENTS = 4  # or as many as there are layers
 
@@ -90,8 +91,8 @@ def with_defaults(given: Any) -> Any:
         # branches that saw more tokens went further: to clip them would turn their weights round
         wanted = {**wanted, "merge": {"rule": "mean"}}
     if mode == "sparta":
-        total = _plain(tables.get("inner")).get("total_steps")
-        wanted = {**SPARTA, "rounds": {**SPARTA["rounds"], "total_rounds": _number(total, 3000)}}
+        total = _number(_plain(tables.get("inner")).get("total_steps"), TOTAL_STEPS)
+        wanted = {**SPARTA, "rounds": {**SPARTA["rounds"], "total_rounds": total}}
     if mode == "allreduce":
         wanted = _of_gradients(rounds, outer, _plain(tables.get("inner")))
     if outer.get("optimizer") == "sparseloco":
@@ -115,7 +116,7 @@ def _of_gradients(
     rounds: dict[str, Any], outer: dict[str, Any], inner: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Defaults of a round for each gradient: lock-step, and as many as the schedule has steps."""
-    total = _number(rounds.get("total_rounds", inner.get("total_steps")), 3000)
+    total = _number(rounds.get("total_rounds", inner.get("total_steps")), TOTAL_STEPS)
     wanted: dict[str, Any] = {
         "inner_steps": 1,
         "staleness": 0,

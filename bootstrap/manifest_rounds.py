@@ -43,6 +43,7 @@ FINEST_FIRST: tuple[str, ...] = get_args(Codec)
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
 MOST_COUNT = 2**63 - 1  # of steps and rounds: the largest signed 64-bit integer
+TOTAL_STEPS = 3000  # inner steps, until the rate has fallen, where nothing says how many
 ONE = 1e-3  # quorum: one island is enough, in any swarm
 
 # defaults of each outer optimizer (diloco.optimizers has the sources): η, and μ or β₁; where there
