@@ -10,6 +10,8 @@ from pathlib import Path
 from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.names import round_of
 
+MORE_ROUNDS = ("--set", "rounds.total_rounds=N")  # where no other flags are known
+
 
 def newest_round(checkpoints: Path) -> int | None:
     """The round of the checkpoint in that folder which was made last; None: there is none."""
@@ -23,11 +25,11 @@ def last_words(
     reason: str,
     *,
     rounds: int | None,
-    over: bool = False,
-    home: Path | None = None,
-    saved: int | None = None,
-    script: bool = False,
-    again: Sequence[str] | None = ("--set", "rounds.total_rounds=N"),
+    over: bool,
+    home: Path | None,
+    saved: int | None,
+    script: bool,
+    again: Sequence[str] | None,
 ) -> str:
     """One line; ``rounds``: of the run, so far, None for a node that did not come to take part.
 
@@ -47,12 +49,12 @@ def last_words(
         parts.append(f"the newest checkpoint is of round {saved}")
     place = shlex.quote(str(home))
     if not over:
-        again = "resume=True" if script else f"node start --resume --dir {place}"
-        parts.append(f"to go on: {again}")
+        command = "resume=True" if script else f"node start --resume --dir {place}"
+        parts.append(f"to go on: {command}")
     if not script:
         parts.append(f"its model: node export FOLDER --from {place}")
         if over:
-            flags = shlex.join(again or ("--set", "rounds.total_rounds=N"))
+            flags = shlex.join(again or MORE_ROUNDS)
             told = "" if again else ", with the other settings and --data that this one had"
             parts.append(
                 "more rounds: a run that starts from that, node start --init-from FOLDER "

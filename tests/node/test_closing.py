@@ -14,7 +14,7 @@ import pytest
 from signals_kit import signals_kept
 
 from node.checkpoints.checkpoint import CheckpointStore
-from node.closing import last_words, newest_round
+from node.closing import MORE_ROUNDS, last_words, newest_round
 from node.config import NodeConfig
 from node.daemon import Daemon
 from node.interrupts import Echoes, catch
@@ -24,8 +24,14 @@ from node.monitor.event_log import EventLog
 HOME = Path("/my runs/a")
 
 
+def _said(reason: str, **facts: Any) -> str:
+    """The last words of a node of which only these facts are out of the ordinary."""
+    ordinary = {"over": False, "home": None, "saved": None, "script": False, "again": MORE_ROUNDS}
+    return last_words(reason, **ordinary | facts)
+
+
 def test_a_run_that_goes_on_can_be_gone_on_with() -> None:
-    assert last_words("2 rounds done, as --rounds says", rounds=7, home=HOME) == (
+    assert _said("2 rounds done, as --rounds says", rounds=7, home=HOME) == (
         "ended: 2 rounds done, as --rounds says; the run stands at round 7; "
         "to go on: node start --resume --dir '/my runs/a'; "
         "its model: node export FOLDER --from '/my runs/a'"
@@ -39,10 +45,10 @@ def test_what_the_newest_checkpoint_does_not_have_is_told(tmp_path: Path) -> Non
     saved = newest_round(tmp_path / "checkpoints")
     assert saved == 10
     told = "; the newest checkpoint is of round 10; "
-    said = last_words("SIGINT", rounds=12, home=HOME, saved=saved)
+    said = _said("SIGINT", rounds=12, home=HOME, saved=saved)
     assert said.startswith(f"ended: SIGINT; the run stands at round 12{told}to go on: ")
-    assert told in last_words("it is over", rounds=12, over=True, home=HOME, saved=saved)
-    assert told not in last_words("SIGINT", rounds=10, home=HOME, saved=saved)
+    assert told in _said("it is over", rounds=12, over=True, home=HOME, saved=saved)
+    assert told not in _said("SIGINT", rounds=10, home=HOME, saved=saved)
 
 
 def test_the_newest_checkpoint_is_the_one_that_was_made_last(tmp_path: Path) -> None:
@@ -56,28 +62,28 @@ def test_the_newest_checkpoint_is_the_one_that_was_made_last(tmp_path: Path) -> 
 
 
 def test_one_that_is_over_can_be_exported() -> None:
-    said = last_words("the run is over after 9 rounds", rounds=9, over=True, home=HOME)
+    said = _said("the run is over after 9 rounds", rounds=9, over=True, home=HOME)
     assert said.startswith("ended: the run is over after 9 rounds; its model: node export")
     assert "--resume" not in said
     assert said.endswith("--init-from FOLDER --dir ANOTHER --set rounds.total_rounds=N")
-    assert "--init-from" not in last_words("SIGINT", rounds=9, home=HOME)
+    assert "--init-from" not in _said("SIGINT", rounds=9, home=HOME)
     again = ["--data", "/my text", "--preset", "small", "--set", "rounds.total_rounds=N"]
-    said = last_words("it is over", rounds=9, over=True, home=HOME, again=again)
+    said = _said("it is over", rounds=9, over=True, home=HOME, again=again)
     shown = "--data '/my text' --preset small --set rounds.total_rounds=N"
     assert said.endswith(f"--init-from FOLDER --dir ANOTHER {shown}")
-    unknown = last_words("it is over", rounds=9, over=True, home=HOME, again=None)
+    unknown = _said("it is over", rounds=9, over=True, home=HOME, again=None)
     assert unknown.endswith("total_rounds=N, with the other settings and --data that this one had")
 
 
 def test_without_a_checkpoint_nothing_is_promised() -> None:
-    said = last_words("3 s are over", rounds=None)
+    said = _said("3 s are over", rounds=None)
     assert said == "ended: 3 s are over, before it took part in a run"
-    said = last_words("SIGINT", rounds=0)
+    said = _said("SIGINT", rounds=0)
     assert said == "ended: SIGINT; the run stands at round 0"
 
 
 def test_a_script_s_model_is_the_script_s() -> None:
-    said = last_words("SIGTERM", rounds=3, home=HOME, script=True)
+    said = _said("SIGTERM", rounds=3, home=HOME, script=True)
     assert said == "ended: SIGTERM; the run stands at round 3; to go on: resume=True"
 
 
