@@ -31,7 +31,7 @@ def make_pairs(
     applied: Callable[[Rounded], None],
     *,
     newcomer: bool,
-    directory: Path | None = None,
+    directory: Path | None,
 ) -> Pairs:
     """This node's membership; ``applied`` is told of each round, ``hooks`` of all else.
 

@@ -18,7 +18,7 @@ class LetterFeed(BufferFeed):
     ``last`` is called before the last one is.
     """
 
-    def __init__(self, *buffers: memoryview, last: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *buffers: memoryview, last: Callable[[], None]) -> None:
         pieces = [b[at : at + CHUNK_BYTES] for b in buffers for at in range(0, len(b), CHUNK_BYTES)]
         super().__init__(*pieces)
         self.given, self._last = 0, last

@@ -138,8 +138,8 @@ class CopyReader:
         store: CheckpointStore,
         part: Part,
         *,
-        one: str = "",
-        best: bool = False,
+        one: str,
+        best: bool,
         tell: Tell,
         begun: Begun,
     ) -> Brought:

@@ -53,7 +53,7 @@ def start(
     _run(config, manifest_for(config, preset, changes_of(changes, mode)))
 
 
-def _refuse_training(flags: dict[str, Any], role: str, but: tuple[str, ...] = ()) -> None:
+def _refuse_training(flags: dict[str, Any], role: str, but: tuple[str, ...]) -> None:
     """Raise E204 for flags that promise work which such a node does not do; ``but``: it does.
 
     Those that promise none (``--device``, ``--threads``, :data:`SAVING`) scripts may give to all

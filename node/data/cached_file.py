@@ -49,7 +49,7 @@ def cached(
     path: Path,
     produce: Callable[[], Iterable[bytes]],
     end: bytes,
-    left_out: Callable[[], int] = lambda: 0,
+    left_out: Callable[[], int],
 ) -> Record:
     """The file at ``path`` if it is there and intact, else made of ``produce()``.
 

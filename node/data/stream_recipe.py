@@ -55,7 +55,7 @@ class Recipe(BaseModel):
         said = self.model_dump_json(exclude={"tokenizer_file"}, exclude_none=True)
         return blake3(said.encode()).hexdigest()
 
-    def coder(self, end: int | None = None) -> Tokenizer:
+    def coder(self, end: int | None) -> Tokenizer:
         """``end`` is the run's document end. Raises OperatorError E604, E605, and OSError."""
         data = Path(self.tokenizer_file).read_bytes() if self.tokenizer_file else b""
         return tokenizer_of(

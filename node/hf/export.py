@@ -72,9 +72,7 @@ def export_hf(
     return folder
 
 
-def export_weights(
-    weights: Mapping[str, torch.Tensor], folder: Path, max_shard: float = MAX_SHARD_BYTES
-) -> Path:
+def export_weights(weights: Mapping[str, torch.Tensor], folder: Path, max_shard: float) -> Path:
     """Write tensors alone, by these names, as :func:`export_hf` writes a model's."""
     with _appearing(folder) as temporary:
         for name, content in _write_weights(temporary, weights, max_shard).items():

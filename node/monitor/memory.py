@@ -19,7 +19,7 @@ class Room(NamedTuple):
     total: int
 
 
-def meminfo(proc: Path = PROC) -> dict[str, int]:
+def meminfo(proc: Path) -> dict[str, int]:
     """``/proc/meminfo`` in bytes; empty where there is none."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()

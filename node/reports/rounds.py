@@ -167,7 +167,7 @@ class Reporter(PeerReports):
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
                 consensus_after=self._left(pending.spread),
-                agreeing=self.agreeing(fragment),
+                agreeing=self._agreeing(fragment),
                 state=pending.state.hex(),
                 eta_s=max(0, total - outcome.round - 1) * chain.round_s or None
                 if total < ENDLESS_ROUNDS
@@ -260,7 +260,7 @@ class Reporter(PeerReports):
             self.manifest.rounds.alpha if len(chains) > 1 else 0.0,
         )
 
-    def agreeing(self, fragment: int = 0) -> int:
+    def _agreeing(self, fragment: int) -> int:
         """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
         chain = self.swarm.chains[fragment]
         here = chain.replica.place
