@@ -90,6 +90,31 @@ async def test_a_range_that_could_not_be_had_is_asked_for_again(page: Page) -> N
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
+async def test_the_legends_follow_the_columns_that_are_asked_for_anew(page: Page) -> None:
+    swarm = Imagined(12, 20)  # more islands than are named: a median, made anew by each drawing
+    newest = (
+        "[...document.querySelectorAll('#loss details tbody tr:first-child > *')]"
+        ".map(e => e.textContent)"
+    )
+    legend = "[...document.querySelectorAll('#loss .legend b')].map(e => e.textContent)"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        await page.evaluate("document.querySelector('#loss summary').click()")
+        await page.evaluate(NOTE)
+        for _ in range(65):
+            swarm.step()
+        await page.until("window.asked.some((path) => path.includes('/history'))")
+        for _ in range(100):
+            swarm.step()
+        assert (swarm.round - 1) % 4 == 0  # whose validation loss is measured
+        await page.until(f"{text('#loss .legend')}.includes('Round {swarm.round - 1}')")
+        number, *values = await page.evaluate(newest)
+        assert number == str(swarm.round - 1)
+        assert len(values) == 3
+        assert await page.evaluate(legend) == values
+
+
 async def test_restarts_of_the_node_leave_nothing_behind_in_the_page(page: Page) -> None:
     async with served(Imagined(3, 10)) as url:
         await page.go(url)

@@ -55,9 +55,15 @@ class Chart {
     this.tell();
   }
 
+  /** The lines that the legend and the table have. */
+  get named() {
+    return this.lines.filter((line) => line.named !== false);
+  }
+
   /** Make uPlot anew: the lines or the theme are others. */
   build() {
     this.chart?.destroy();
+    this.values = null; // until the legend is of these lines, too
     const quiet = variable("--quiet");
     const axis = {
       stroke: quiet,
@@ -100,13 +106,11 @@ class Chart {
     fill(
       this.legend,
       el("li", { class: "where" }),
-      ...this.lines
-        .filter((line) => line.named !== false)
-        .map((line) => {
-          const value = el("b");
-          this.values.push([line, value]);
-          return el("li", {}, swatch(line), `${line.name} `, value);
-        }),
+      ...this.named.map((line) => {
+        const value = el("b");
+        this.values.push(value);
+        return el("li", {}, swatch(line), `${line.name} `, value);
+      }),
     );
   }
 
@@ -116,11 +120,11 @@ class Chart {
     const last = this.data[0].length - 1;
     const at = index ?? last;
     say(this.legend.firstChild, `Round ${this.data[0][at]?.toLocaleString("en") ?? DASH}`);
-    for (const [line, node] of this.values) {
+    for (const [i, line] of this.named.entries()) {
       const shown = line.shown ?? line.values;
       let value = shown[at];
-      for (let i = at; index === null && !known(value) && i >= 0; i -= 1) value = shown[i];
-      say(node, known(value) ? this.format(value) : DASH);
+      for (let before = at; index === null && !known(value) && before >= 0; before -= 1) value = shown[before];
+      say(this.values[i], known(value) ? this.format(value) : DASH);
     }
   }
 
@@ -139,7 +143,7 @@ class Chart {
   /** Fill the table, where it is open. */
   tell() {
     if (!this.details.open || !this.lines) return;
-    const named = this.lines.filter((line) => line.named !== false);
+    const { named } = this;
     const rounds = this.data[0];
     const rows = rounds
       .map((round, i) => [String(round), ...named.map((line) => format(this.format, (line.shown ?? line.values)[i]))])
