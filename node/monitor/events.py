@@ -129,7 +129,8 @@ class RoundDone(Event):
     codec_before: str = ""  # that of the round before, where it was another
     consensus: float | None = None  # relative distance to the mean before the merge
     consensus_after: float | None = None
-    agreeing: int | None = 0  # peers whose state is equal bit for bit; None: each has its own
+    # islands whose state is equal bit for bit, as far as they had said so; None: each has its own
+    agreeing: int | None = 0
     state: str = ""  # digest of the outer state after this round, hex
     eta_s: float | None = None  # until total_rounds
     dropped: Mapping[str, str] = field(default_factory=dict)  # peer -> why

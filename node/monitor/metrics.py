@@ -136,8 +136,8 @@ class SwarmCollector(Collector):
         newest, _ = rounds.newest[-1]
         yield _gauge("swarm_round_time_seconds", "Unix time of the newest one", newest)
         yield _gauge("swarm_round_members", "Islands merged in the last round", done.members)
-        if done.agreeing is not None:
-            yield _gauge("swarm_agreeing_peers", "Peers of bit-equal state", done.agreeing)
+        if (agreeing := self._state.agreeing(done)) is not None:
+            yield _gauge("swarm_agreeing_peers", "Islands of bit-equal state now", agreeing)
         yield _gauge("swarm_round_sync_seconds", "Snapshot to application", done.sync_s)
         yield _gauge("swarm_round_wait_seconds", "The trainer stood still", done.wait_s)
         yield _gauge("swarm_round_tokens", "Merged in the last round", done.tokens)

@@ -79,6 +79,7 @@ class Observer:
         self.log.subscribe(self.history)
         self.membership = Membership(self.identity.peer_id)
         self.state.providers.peers = self.views
+        self.state.providers.agreeing = self._agreeing
         self.links = LinkTable(
             self.transport,
             self.identity.peer_id,
@@ -270,7 +271,6 @@ class Observer:
     def _round_done(self, head: int, islands: Sequence[Announce]) -> None:
         """The swarm has moved to ``head``: what was heard makes up its last round."""
         there = [one for one in islands if one.round == head]
-        states = Counter(one.state for one in there)
         losses = {one.peer: one.loss for one in islands if one.loss and can_be_drawn(one.loss)}
         spread = self._spread(islands)
         self._distances = spread.to_mean
@@ -285,8 +285,8 @@ class Observer:
                 validation_loss=median(validation) if validation else None,
                 tokens=max(0, _work(head, islands) - self._work),
                 consensus=spread.before,
-                agreeing=None if self._in_pairs else max(states.values()),
-                state=states.most_common(1)[0][0].hex(),
+                agreeing=None if self._in_pairs else _usual_state(islands, head)[1],
+                state=_usual_state(islands, head)[0].hex(),
                 islands={
                     peer: {name: value for name, value in values if value is not None}
                     for peer, values in {
@@ -308,13 +308,17 @@ class Observer:
             return self._published.newest(there)
         return self._published.of_turn(self._published.usual_turn(there), there)
 
+    def _agreeing(self, fragment: int) -> int:
+        """How many have the usual state now: a round is told as half of them are through."""
+        alive = self.membership.islands_alive(time.monotonic())
+        return _usual_state(alive, usual_round(alive))[1]
+
     def views(self) -> list[PeerView]:
         """All peers heard of; the observer itself is none of them."""
         now = time.monotonic()
         alive = self.membership.islands_alive(now)
         head = usual_round(alive)
-        states = Counter(one.state for one in alive if one.round == head)
-        usual = states.most_common(1)[0][0] if states else b""
+        usual, _ = _usual_state(alive, head)
         views = []
         for peer, island in self.membership.islands.items():
             said, live = island.announce, self.membership.liveness(peer, now)
@@ -340,6 +344,12 @@ def usual_round(islands: Sequence[Announce]) -> int:
     """The round that half of those who take part have come to: one alone may claim anything."""
     active = [one.round for one in islands if one.status == "active"]
     return median_low(active or [one.round for one in islands] or [0])
+
+
+def _usual_state(islands: Sequence[Announce], head: int) -> tuple[bytes, int]:
+    """The state that most islands have at a round, and how many they are."""
+    states = Counter(one.state for one in islands if one.round == head)
+    return states.most_common(1)[0] if states else (b"", 0)
 
 
 def _work(head: int, islands: Sequence[Announce]) -> int:

@@ -62,6 +62,8 @@ class Providers:
     offices: Callable[[], Sequence[Sequence[str]]] = tuple  # who decides, by fragment
     # seconds of a round, here and with the others, where this node does not catch up
     narrow: Callable[[], tuple[float, float] | None] = lambda: None
+    # islands that have this node's state by now, of a fragment; None: as the round itself says
+    agreeing: Callable[[int], int | None] = lambda fragment: None
     traffic: Callable[[], Mapping[str, Traffic]] = dict
     links: Callable[[], Sequence[LinkView]] = tuple  # this node's own
     all_links: Callable[[], KnownLinks] = KnownLinks  # the swarm's; asks for them
@@ -239,8 +241,11 @@ class NodeState:
                 "outcomes": dict(self.rounds.outcomes),
             },
             "knobs": {name: table(knob) for name, knob in self.knobs.items()},
-            "consensus": _consensus(last),
-            "fragments": [_fragment(*fragments[n]) for n in sorted(fragments)],
+            "consensus": None if last is None else _consensus(last, self.agreeing(last)),
+            "fragments": [
+                _fragment(when, done, self.agreeing(done))
+                for when, done in (fragments[n] for n in sorted(fragments))
+            ],
             "alarms": [table(alarm) for alarm in self.alarms(views)],
             "peers": [table(view) for view in views],
             "network": self._network(last),
@@ -258,6 +263,15 @@ class NodeState:
     def peers(self) -> Sequence[PeerView]:
         """The peers now, at most :data:`MAX_PEERS`."""
         return self.providers.peers()[:MAX_PEERS]
+
+    def agreeing(self, done: RoundDone) -> int | None:
+        """Islands whose state of a fragment is equal bit for bit by now; None: each has its own.
+
+        ``done`` is the newest round of the fragment: who was through with it first, as a seed is,
+        had not heard of the others then.
+        """
+        now = None if done.agreeing is None else self.providers.agreeing(done.fragment)
+        return done.agreeing if now is None else now
 
     def alarms(self, views: Sequence[PeerView]) -> list[Alarm]:
         """What an operator should look at, worst first."""
@@ -338,25 +352,23 @@ def _left(newest: tuple[float, RoundDone] | None, now: float) -> float | None:
     return max(0.0, last.eta_s - min(max(0.0, now - when), last.eta_s / rounds))
 
 
-def _consensus(last: RoundDone | None) -> dict[str, Any] | None:
-    if last is None:
-        return None
+def _consensus(last: RoundDone, agreeing: int | None) -> dict[str, Any]:
     before, after = last.consensus, last.consensus_after
     return {
         "round": last.round,
         "before": plain(before),
         "after": plain(after),
         "contraction": plain(after / before) if before and after is not None else None,
-        "agreeing": last.agreeing,
+        "agreeing": agreeing,
         "members": last.members,
         "live": last.live,
     }
 
 
-def _fragment(when: float, done: RoundDone) -> dict[str, Any]:
+def _fragment(when: float, done: RoundDone, agreeing: int | None) -> dict[str, Any]:
     """Where one fragment stands: its newest round, when that was through, and whose state it has.
 
-    ``agreeing`` of ``live`` islands have its state bit for bit.
+    ``agreeing`` of ``live`` islands have its state bit for bit; whoever came later is in neither.
     """
     return {
         "fragment": done.fragment,
@@ -366,7 +378,7 @@ def _fragment(when: float, done: RoundDone) -> dict[str, Any]:
         "outcome": done.outcome,
         "members": done.members,
         "live": done.live,
-        "agreeing": done.agreeing,
+        "agreeing": None if agreeing is None else min(agreeing, done.live),
         "state": done.state,
         "sync_s": plain(done.sync_s),
     }

@@ -86,6 +86,7 @@ class PeerReports(ABC):
         providers.peers = self.peers
         providers.offices = self.offices
         providers.narrow = self.narrow
+        providers.agreeing = self.agreeing
         providers.traffic = self.traffic
         providers.links = self.links.own
         providers.all_links = self.links.look
@@ -212,6 +213,10 @@ class PeerReports(ABC):
 
     def narrow(self) -> tuple[float, float] | None:
         """Seconds of a round, here and with the others, where this node does not catch up."""
+        return None
+
+    def agreeing(self, fragment: int = 0) -> int | None:
+        """Islands whose state is this node's now; where they gossip each has its own."""
         return None
 
     def traffic(self) -> dict[str, Traffic]:

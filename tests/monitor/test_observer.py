@@ -155,6 +155,25 @@ async def test_an_observer_sees_a_split():
         await stream.aclose()
 
 
+async def test_an_observer_counts_those_who_agree_when_it_looks():
+    """Half of them were through as it told of the round."""
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        told = []
+        for n in range(3):
+            swarm.say(n, round=4, state=b"t" * 32, work=4000, loss=2.0)
+            async with asyncio.timeout(30):
+                while True:
+                    state = (await anext(stream))["state"]
+                    if [peer["round"] for peer in state["peers"]].count(4) > n:
+                        break
+            told.append((state["consensus"] or {}).get("agreeing"))
+        assert told == [None, 2, 3]
+        await stream.aclose()
+
+
 async def test_an_observer_needs_the_invitation_and_asks_for_proof_of_it():
     async with Swarm("open sesame") as swarm:
         swarm.say(2, round=3, state=b"s" * 32, work=3000, proof=b"forged")

@@ -17,7 +17,12 @@ from gossip.membership.spread import Spread
 from gossip.pairs.rounded import Rounded
 from node import monitor
 from node.entry.lookout import Lookout
+from node.monitor.event_log import EventLog
+from node.monitor.events import RoundDone
 from node.monitor.machine import KEPT_S, Machine
+from node.monitor.metrics import registry
+from node.monitor.state import NodeState
+from node.monitor.views import NodeView
 from node.reports.pairs import GossipReports
 from node.reports.peers import PeerReports, kind_of, link_of
 from node.reports.rounds import Reporter, _phases, dropped_of
@@ -178,6 +183,33 @@ def test_what_a_round_sent_is_counted_and_not_what_the_model_has(alone: bool) ->
     Reporter.on_committed(reports, certificate, None if alone else exchange)
     assert Reporter._done(reports, 0, None)
     assert (told[0].raw_bytes, told[0].sent_bytes) == ((0, 0) if alone else (6400, 850))
+
+
+def test_who_agrees_is_counted_when_somebody_looks() -> None:
+    """A seed is through with a round before it has heard of any other that is."""
+    log, place = EventLog(), SimpleNamespace(previous=b"h", state=b"s", round=5)
+    chain = MagicMock(fragment=0)
+    chain.replica.place = place
+    chain.following.approach.narrow = None
+    swarm: Any = MagicMock(me=PeerId("seed"), chains=[chain])
+    said = {"role": "island", "head": b"h", "state": b"s"}
+    there = [SimpleNamespace(**said | {"head": b"g", "state": b"r"}) for _ in range(3)]
+    chain.membership.islands_alive.side_effect = lambda now: there
+    state = NodeState(NodeView(peer="seed", role="seed"), log=log)
+    reports = Reporter(MagicMock(), swarm, None, log, state, MagicMock())
+    state.providers.peers = tuple
+    log.emit(RoundDone(round=4, members=3, live=3, agreeing=reports.agreeing()))
+
+    def told() -> list[float | None]:
+        shown = state.brief()
+        gauge = registry(state).get_sample_value("swarm_agreeing_peers")
+        return [shown["consensus"]["agreeing"], shown["fragments"][0]["agreeing"], gauge]
+
+    assert told() == [0, 0, 0]
+    there[:] = [SimpleNamespace(**said) for _ in range(3)]
+    assert told() == [3, 3, 3]
+    there[2] = SimpleNamespace(**said | {"state": b"x"})
+    assert told() == [2, 2, 2]
 
 
 def test_rounds_are_repeated_until_the_others_are_come_up_to() -> None:
