@@ -341,8 +341,9 @@ class Conductor:
         for chain in swarm.chains:
             chain.note(eta=self.eta(chain.fragment))
         swarm.presence.note(**self.pace.said)
-        peers = 1 + len(swarm.membership.islands_alive(swarm.now()))
-        self.events.emit(step_of(done, self.pace.tokens_per_second, peers))
+        alive = swarm.membership.islands_alive(swarm.now())
+        islands = 1 + sum(one.role == "island" for one in alive)
+        self.events.emit(step_of(done, self.pace.tokens_per_second, islands))
 
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment

@@ -255,21 +255,22 @@ class Observer:
             self._seen[peer] = alive
         for peer in self._seen.keys() - self.membership.islands.keys():
             del self._seen[peer]
-        islands = self.membership.islands_alive(now)
-        head = usual_round(islands)
-        active = any(one.status == "active" for one in islands)
+        members = self.membership.islands_alive(now)
+        head = usual_round(members)
+        active = any(one.status == "active" for one in members)
         self._behind = self._behind + 1 if active and head < self.state.round else 0
         if self._behind >= BACK_LOOKS:  # all have gone back to an earlier state
             self._behind, self.state.round = 0, head
         elif head > self.state.round:
             if self._work or head == 1:
-                self._round_done(head, islands)
+                self._round_done(head, members)
             self.state.round = head
-        self._work = _work(head, islands)
+        self._work = _work(head, members)
         self._watch.look()
 
-    def _round_done(self, head: int, islands: Sequence[Announce]) -> None:
+    def _round_done(self, head: int, members: Sequence[Announce]) -> None:
         """The swarm has moved to ``head``: what was heard makes up its last round."""
+        islands = [one for one in members if one.role == "island"]
         there = [one for one in islands if one.round == head]
         losses = {one.peer: one.loss for one in islands if one.loss and can_be_drawn(one.loss)}
         spread = self._spread(islands)
@@ -283,7 +284,7 @@ class Observer:
                 live=len(islands),
                 loss=median(losses.values()) if losses else None,
                 validation_loss=median(validation) if validation else None,
-                tokens=max(0, _work(head, islands) - self._work),
+                tokens=max(0, _work(head, members) - self._work),
                 consensus=spread.before,
                 agreeing=None if self._in_pairs else _usual_state(islands, head)[1],
                 state=_usual_state(islands, head)[0].hex(),
@@ -346,9 +347,9 @@ def usual_round(islands: Sequence[Announce]) -> int:
     return median_low(active or [one.round for one in islands] or [0])
 
 
-def _usual_state(islands: Sequence[Announce], head: int) -> tuple[bytes, int]:
+def _usual_state(members: Sequence[Announce], head: int) -> tuple[bytes, int]:
     """The state that most islands have at a round, and how many they are."""
-    states = Counter(one.state for one in islands if one.round == head)
+    states = Counter(one.state for one in members if (one.role, one.round) == ("island", head))
     return states.most_common(1)[0] if states else (b"", 0)
 
 

@@ -131,7 +131,8 @@ class Reporter(PeerReports):
         codec_before, self._last_codec = self._last_codec, outcome.codec
         counted = {i.contributor for result in outcome.parts for i in result.included}
         merged = {outcome.contributors[index].peer: index for index in counted}
-        live = self._mine + len(self.swarm.membership.islands_alive(self.swarm.now()))
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        live = self._mine + sum(a.role == "island" for a in alive)  # no servers: they do not train
         dropped = dropped_of(outcome)
         taken = conductor.readiness.snapshot_at[fragment] if conductor is not None else 0.0
         training = conductor is not None and taken > 0
@@ -265,7 +266,7 @@ class Reporter(PeerReports):
         chain = self.swarm.chains[fragment]
         here = chain.replica.place
         return self._mine + sum(
-            a.head == here.previous and a.state == here.state
+            a.role == "island" and a.head == here.previous and a.state == here.state
             for a in chain.membership.islands_alive(self.swarm.now())
         )
 

@@ -1,4 +1,4 @@
-"""The dashboard in a browser, of a swarm with more islands than it has rows."""
+"""The dashboard in a browser, of a swarm with more islands than it has rows, and of others."""
 
 from __future__ import annotations
 
@@ -49,3 +49,16 @@ async def test_of_hundreds_of_islands_those_to_look_at_are_shown(page: Page) -> 
         assert "→" in await page.evaluate(MOVED)
         assert await page.evaluate("drawn") == {"fillRect": 0, "drawImage": 5}
     assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_those_who_do_not_train_are_counted_by_what_they_do(page: Page) -> None:
+    swarm = Imagined(6, 4)
+    views, roles = swarm.peers, ("island", "server", "island", "seed", "seed", "what")
+    swarm.state.providers.peers = lambda: [
+        replace(view, role=role) for view, role in zip(views(), roles, strict=True)
+    ]
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        told = await page.evaluate(text("#peers-count"))
+        assert told.split(" · ")[0] == "2 live of 2, 1 server, 2 seeds"

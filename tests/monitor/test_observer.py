@@ -174,6 +174,23 @@ async def test_an_observer_counts_those_who_agree_when_it_looks():
         await stream.aclose()
 
 
+async def test_a_server_is_none_of_the_islands_that_an_observer_counts():
+    async with Swarm() as swarm:
+        swarm.say(2, role="server", round=3, state=b"s" * 32, work=3000)
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        for n, role in enumerate(("island", "island", "server")):
+            swarm.say(n, role=role, round=4, state=b"t" * 32, work=4000)
+        async with asyncio.timeout(30):
+            while (picture := await anext(stream))["history"]["rounds"] == 0:
+                pass
+        row = {name: values[-1] for name, values in picture["history"]["columns"].items()}
+        assert (row["members"], row["live"], row["agreeing"]) == (2, 2, 2)
+        assert picture["state"]["consensus"]["agreeing"] == 2
+        await stream.aclose()
+
+
 async def test_an_observer_needs_the_invitation_and_asks_for_proof_of_it():
     async with Swarm("open sesame") as swarm:
         swarm.say(2, round=3, state=b"s" * 32, work=3000, proof=b"forged")

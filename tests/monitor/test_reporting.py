@@ -175,7 +175,8 @@ def test_what_a_round_sent_is_counted_and_not_what_the_model_has(alone: bool) ->
         events=SimpleNamespace(emit=told.append),
     )
     reports.swarm.chains = [chain]
-    reports.swarm.membership.islands_alive.return_value = []
+    there = [SimpleNamespace(role=role) for role in ("island", "island", "server")]
+    reports.swarm.membership.islands_alive.return_value = there
     reports._spread.return_value.to_mean = {}
     outcome = SimpleNamespace(fragment=0, round=1, parts=(), contributors=(), codec="int4")
     exchange: Any = MagicMock(bytes_sent=850, bytes_received=0, elements_sent=1600)
@@ -183,6 +184,7 @@ def test_what_a_round_sent_is_counted_and_not_what_the_model_has(alone: bool) ->
     Reporter.on_committed(reports, certificate, None if alone else exchange)
     assert Reporter._done(reports, 0, None)
     assert (told[0].raw_bytes, told[0].sent_bytes) == ((0, 0) if alone else (6400, 850))
+    assert told[0].live == 3, "this island and two others: a server does not train"
 
 
 def test_who_agrees_is_counted_when_somebody_looks() -> None:
@@ -210,6 +212,8 @@ def test_who_agrees_is_counted_when_somebody_looks() -> None:
     assert told() == [3, 3, 3]
     there[2] = SimpleNamespace(**said | {"state": b"x"})
     assert told() == [2, 2, 2]
+    there[2] = SimpleNamespace(**said | {"role": "server"})
+    assert told() == [2, 2, 2], "a server has the state, and is no island"
 
 
 def test_rounds_are_repeated_until_the_others_are_come_up_to() -> None:

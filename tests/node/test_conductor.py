@@ -38,6 +38,7 @@ from node.trainer.channel import (
     Ready,
     Saved,
     Staged,
+    StepDone,
     Stopped,
 )
 from node.trainer.shared import SharedVectors
@@ -80,6 +81,18 @@ async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None
     made, chain = conductor(vectors, gate.offload)
     await made._on_snapshot(snapshot(vectors))
     assert [said["ready"] for said in chain.said] == [True]
+
+
+async def test_a_step_tells_of_the_islands_that_live_and_of_no_server(
+    vectors: SharedVectors,
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    told: list[Any] = []
+    cast(Any, made.events).emit = told.append
+    there = [SimpleNamespace(role=role) for role in ("island", "server", "island")]
+    cast(Any, made.swarm).membership.islands_alive = lambda now: there
+    await made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
+    assert [one.peers for one in told] == [3]
 
 
 @pytest.mark.parametrize("begun", [True, False])

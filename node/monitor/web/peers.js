@@ -3,6 +3,7 @@
 import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seconds, seen, short, small } from "./text.js";
 
 const STATES = { active: "●", joining: "◐", leaving: "◌", left: "◌", suspect: "▲", dead: "✕", alive: "●" };
+const OTHERS = ["server", "seed", "observer"]; // roles that do not train
 const CLOCK_S = 1; // seconds apart from this node's clock that are worth a look
 const SHOWN = 64; // rows, the rest is counted
 const [MERGED, CLAIMED] = ["Merged tokens", "Claimed tokens"]; // as certified, or where nobody certifies any
@@ -57,8 +58,9 @@ export class Peers {
     const versions = new Map();
     for (const peer of live) versions.set(peer.version || "?", (versions.get(peer.version || "?") ?? 0) + 1);
     const mix = [...versions].sort((a, b) => b[1] - a[1]).map(([name, n]) => `${n} × ${name}`).join(", ");
-    const others = peers.length - islands.length;
-    say(this.count, `${live.length} live of ${islands.length}${others ? `, ${others} seeds and observers` : ""}${mix ? ` · versions ${mix}` : ""}`);
+    const others = OTHERS.map((role) => [role, peers.filter((peer) => peer.role === role).length]).filter(([, n]) => n);
+    const rest = others.map(([role, n]) => `, ${n} ${role}${n > 1 ? "s" : ""}`).join("");
+    say(this.count, `${live.length} live of ${islands.length}${rest}${mix ? ` · versions ${mix}` : ""}`);
     this.byRegion(islands);
     const claimed = store.ownStates;
     const tokens = this.heads.find((head) => head.dataset.key === "merged_tokens");
