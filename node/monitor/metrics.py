@@ -6,7 +6,9 @@ take values from the fixed lists below, so that no peer can grow the number of s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import product
 from statistics import median
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +25,7 @@ from protocols.errors import Reason
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "failed")
 TRAFFIC = ("gradients", "parameters", "state", "control", "dht", "relay")
+ROLES = ("island", "server", "seed", "observer")
 PEER_STATUSES = ("joining", "active", "leaving", "suspect", "dead", "left")
 ALARMS = ("split", "silence", "office", "drift", "stall", "lag", "narrow", "loss", "checkpoint")
 STRANGERS = ("garbage", "handshake", "limit", "request")
@@ -165,10 +168,17 @@ class SwarmCollector(Collector):
 
     def _peers(self) -> Iterable[Metric]:
         views = self._state.peers()
-        counts = dict.fromkeys((*PEER_STATUSES, OTHER), 0)
-        for peer in views:
-            counts[peer.status if peer.status in PEER_STATUSES else OTHER] += 1
-        yield _labelled("swarm_peers", "Peers by status", "status", counts)
+        counts = Counter(
+            (
+                peer.role if peer.role in ROLES else OTHER,
+                peer.status if peer.status in PEER_STATUSES else OTHER,
+            )
+            for peer in views
+        )
+        peers = GaugeMetricFamily("swarm_peers", "By role and status", labels=("role", "status"))
+        for labels in product((*ROLES, OTHER), (*PEER_STATUSES, OTHER)):
+            peers.add_metric(labels, counts[labels])
+        yield peers
         trips = [peer.rtt_s for peer in views if peer.rtt_s is not None]
         if trips:
             found = {"min": min(trips), "median": median(trips), "max": max(trips)}

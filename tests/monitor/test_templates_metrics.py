@@ -151,6 +151,22 @@ def test_a_node_that_never_makes_a_checkpoint_is_told_of_too():
     assert [fires(hours) for hours in (5, 7)] == [False, True]
 
 
+@pytest.mark.parametrize(("title", "most"), [("Islands active", 2), ("Peers by status", 5)])
+def test_islands_are_counted_without_those_who_do_not_train(title, most):
+    kit = Kit()
+    roles = ("island", "island", "server", "seed", "odd\x1b")
+    kit.state.providers.peers = lambda: [
+        PeerView(peer=str(n), role=role, status="active") for n, role in enumerate(roles)
+    ]
+    [expression] = [expr for name, expr in expressions() if name == title]
+    [(name, matchers)] = selectors(expression)
+    chosen = dict(re.findall(r'(\w+)="([^"]*)"', matchers)) | {"status": "active"}
+    [family] = [one for one in registry(kit.state).collect() if one.name == name]
+    values = [one.value for one in family.samples if chosen.items() <= one.labels.items()]
+    assert ("sum" in expression) == (len(values) > 1)
+    assert sum(values) == most
+
+
 def test_every_label_of_a_legend_is_there(exported):
     for panel in json.loads(render("grafana"))["panels"]:
         for target in panel["targets"]:
