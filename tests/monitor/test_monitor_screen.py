@@ -193,6 +193,18 @@ async def test_tokens_are_those_that_were_merged_where_these_are_known(role, hea
         assert table.border_title == f"islands by {head} tokens"
 
 
+def test_the_speed_of_all_islands_is_that_of_those_who_live():
+    """What the dead and those who left said last is known for ten minutes more."""
+    told = {"active": 1000.0, "joining": 200.0, "leaving": 1.0, "suspect": 10, "dead": 7, "left": 5}
+    peers = [
+        {"role": "island", "status": status, "tokens_per_second": speed}
+        for status, speed in told.items()
+    ]
+    peers.append({"role": "seed", "status": "active", "tokens_per_second": 4000.0})
+    state = {"node": {"role": "observer"}, "peers": peers}
+    assert drawing.node(state).plain.endswith("all islands: 1,200 tokens/s")
+
+
 def test_the_join_line_says_that_an_invitation_is_needed():
     """Without one whoever follows it ends with E203."""
     for needed in (False, True):

@@ -178,7 +178,9 @@ def node(state: Mapping[str, Any]) -> Text:
     if state["node"]["role"] == "observer":
         lines.append("observer  ", "bold")
         lines.append("takes part in nothing", "green")
-        speed = sum(peer["tokens_per_second"] for peer in state["peers"])
+        islands = (peer for peer in state["peers"] if peer["role"] == "island")
+        live = (peer for peer in islands if peer["status"] in ("active", "joining"))
+        speed = sum(peer["tokens_per_second"] for peer in live)
         return lines.append(f"\nall islands: {speed:,.0f} tokens/s")
     lines.append("this node  ", "bold")
     health = state["health"]
