@@ -55,16 +55,23 @@ class Machine:
         )
 
     def _resident(self) -> int | None:
-        """Resident bytes of this process and its children (the trainer ranks)."""
+        """Resident bytes of this process and its children (the trainer ranks).
+
+        Pages that may be shared count once, as many as one of them has: the vectors are in rank 0
+        as well, and libraries in all. The kernel would tell each one's share, but walks over all
+        its pages for that.
+        """
         me = os.getpid()
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = 0
+        own, shared = 0, 0
         for process in (me, *self._children(me)):
             try:
-                total += int((self._proc / str(process) / "statm").read_text().split()[1]) * page
+                words = (self._proc / str(process) / "statm").read_text().split()
             except OSError:  # it has ended meanwhile
                 continue
-        return total or None
+            if len(words) > 2:
+                own += int(words[1]) - int(words[2])
+                shared = max(shared, int(words[2]))
+        return (own + shared) * os.sysconf("SC_PAGE_SIZE") or None
 
     def _children(self, parent: int) -> list[int]:
         try:

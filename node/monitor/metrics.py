@@ -193,7 +193,7 @@ class SwarmCollector(Collector):
         for name, text, value in (
             ("swarm_disk_free_bytes", "Where the state directory is", view.disk_free),
             ("swarm_memory_available_bytes", "Of this machine", view.memory_available),
-            ("swarm_memory_used_bytes", "Of the daemon and its trainer ranks", view.memory_used),
+            ("swarm_memory_used_bytes", "Of the daemon and its ranks together", view.memory_used),
         ):
             if value is not None:
                 yield _gauge(name, text, value)

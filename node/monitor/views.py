@@ -146,7 +146,7 @@ class MachineView:
     load: float | None = None  # processes that wanted to run, mean of a minute
     memory_total: int | None = None  # of the machine or its control group, whichever leaves less
     memory_available: int | None = None
-    memory_used: int | None = None  # resident, of the daemon and its trainer ranks
+    memory_used: int | None = None  # resident, of the daemon and its ranks; shared memory once
     disk_total: int | None = None  # of the file system of the state directory
     disk_free: int | None = None
     gpus: tuple[GpuView, ...] = ()

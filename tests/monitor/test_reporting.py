@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from functools import partial
@@ -324,6 +325,19 @@ def test_the_machine_is_read_now_and_then(tmp_path: Any) -> None:
     assert machine() is first
     now[0] = KEPT_S
     assert machine() is not first
+
+
+def test_memory_that_daemon_and_ranks_share_counts_once(tmp_path: Any) -> None:
+    """The vectors of the model are in both, and of processes that end meanwhile nothing is told."""
+    me, page = os.getpid(), os.sysconf("SC_PAGE_SIZE")
+    # in pages: size, resident, and of these the shared ones
+    for process, told in ((me, "9000 700 600"), (2, "9000 1650 650"), (3, "9000 1100 50")):
+        (tmp_path / str(process) / "task" / str(process)).mkdir(parents=True)
+        (tmp_path / str(process) / "statm").write_text(f"{told} 1 0 500 0\n")
+    (tmp_path / str(me) / "task" / str(me) / "children").write_text("2 3 4 ")
+    (tmp_path / "4").mkdir()
+    view = Machine(tmp_path, proc=tmp_path)()
+    assert view.memory_used == (100 + 1000 + 1050 + 650) * page
 
 
 def test_a_machine_that_tells_nothing(tmp_path: Any) -> None:
