@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,13 +72,13 @@ def main(argv: list[str] | None = None) -> int:
             channel.finish()
         return EXIT_STOPPED
     except ChannelClosedError as error:
-        sys.stderr.write(f"{error}\n")
+        log(f"{error}\n")
         return EXIT_ORPHANED
     except Exception as error:  # noqa: BLE001 - the process ends here, logged
-        traceback.print_exc()
+        log(traceback.format_exc())
         status, code, text = explain(error, settings)
         if channel is None and status == EXIT_REFUSED:
-            sys.stderr.write(f"{text}\n")  # whence the daemon takes it (node.island.rank_ends)
+            log(f"{text}\n")  # whence the daemon takes it (node.island.rank_ends)
         elif channel is not None:
             try:
                 channel.send(Failed(code, text[:2000]))
@@ -203,6 +204,13 @@ def rank_lost(error: Exception) -> str:
     return "E405" if isinstance(error, DistError) or any(word in text for word in lost) else ""
 
 
+def log(text: str) -> None:
+    """Write to this rank's log, unless its disk is full: the exit status is still to be told."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
     """Ask the kernel for this signal when the parent dies; false if it has died already."""
     if sys.platform == "linux":
@@ -216,8 +224,9 @@ def _exit(status: int) -> None:
     """End at once after a failure: taking a broken process group down in order may hang."""
     if status == EXIT_STOPPED:
         sys.exit()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the log's disk is full
+            stream.flush()
     os._exit(status)
 
 

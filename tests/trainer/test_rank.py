@@ -1,5 +1,9 @@
 """How a trainer rank's process is set up, meets others, and what it makes of another one's end."""
 
+import io
+import os
+import socket
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -10,16 +14,22 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
+from trainer_kit import tiny_settings
 
+import node.trainer.rank
+from node.trainer.channel import Failed
 from node.trainer.dims import ParallelDims
+from node.trainer.framing import Unframer
 from node.trainer.parallel import HOST, Ranks
-from node.trainer.rank import explain, rank_lost, set_up_arithmetic
+from node.trainer.rank import _exit, explain, main, rank_lost, set_up_arithmetic
 from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_RANK_LOST, EXIT_STUCK
+from protocols.wire import decode_any
 
 UNMET = (  # of gloo, whatever the limit
     "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] "
     "timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:35714$1"
 )
+FULL = Path("/dev/full")  # every write to it: no space left on device
 TINY = 1e-39  # below 2^-126: fp32 has it with fewer digits only
 
 
@@ -131,3 +141,36 @@ def test_why_a_rank_ends_is_told_by_its_status(error: Exception, status: int, co
     assert explain(error, settings)[:2] == (status, code)
     if status == EXIT_OUT_OF_MEMORY:
         assert rank_lost(error) == ""  # scripts ask this alone
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_rank_whose_log_has_no_room_tells_all_the_same_why_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool, full: bool
+) -> None:
+    def short(*given: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB")
+
+    ended: list[int] = []
+    monkeypatch.setattr(node.trainer.rank, "die_with", lambda parent: True)
+    monkeypatch.setattr(node.trainer.rank, "meet", short)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    ours, theirs = socket.socketpair()
+    inherited = SimpleNamespace(socket=lambda fileno: theirs)
+    monkeypatch.setattr(node.trainer.rank, "socket", inherited)
+    words = ["--settings", str(tiny_settings(tmp_path).write(tmp_path)), "--store", "nowhere"]
+    words += ["--rank", "0", "--place", "0", "--parent", "1"]
+    words += ["--channel", "0"] if leads else []
+    log = FULL if full else tmp_path / "log"
+    unbuffered = io.TextIOWrapper(log.open("wb", buffering=0), write_through=True)
+    with ours, theirs, unbuffered as file, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", file)
+        patched.setattr(sys, "stderr", file)
+        _exit(main(words))
+        if leads:
+            (frame,) = Unframer().feed(ours.recv(4096))
+            assert isinstance(failed := decode_any(frame, Failed), Failed)
+            assert failed.code == "E401"
+    assert ended == [EXIT_OUT_OF_MEMORY]
+    if not full:
+        assert "OutOfMemoryError: Tried to allocate" in log.read_text()
