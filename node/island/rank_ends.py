@@ -46,7 +46,7 @@ class TrainerDied:
     text: str  # one line
     log: Path  # that rank's output,
     log_tail: str  # and its end
-    error: OperatorError | None = None  # where no rank was the cause
+    error: OperatorError | None = None  # what a rank refused with, or where none was the cause
     # a host was lost that the island can do without, or the node, or its host 0, stood still
     spared: bool = False
 
@@ -83,6 +83,8 @@ def obituary(
     number, status = ended[0] if ended else (0, 0)
     rank = ranks[number]
     error: OperatorError | None = None
+    said = failed.text if number == 0 and failed is not None else rank.tail()
+    who = f"rank {number}{rank.where}" if len(ranks) > 1 else "trainer"
     name = _signal_name(-status) if status < 0 else ""
     local_kill = isinstance(rank, RankProcess) and name == "SIGKILL"
     out_of_memory = status == EXIT_OUT_OF_MEMORY or (local_kill and oom_kills() > kills)
@@ -94,10 +96,10 @@ def obituary(
         code, text = error.code, error.what
     elif status == EXIT_STUCK:
         code, text = "E406", _silence(ranks, ended, collective_s)
+    elif (status == EXIT_REFUSED or not ended) and (error := _refusal(said, who, rank.log)):
+        code, text = error.code, str(error)
     elif number == 0 and failed is not None and not out_of_memory:
         code, text = failed.code or "E405", failed.text
-    elif status == EXIT_REFUSED and (refusal := _refusal(rank.tail())):
-        code, text = refusal
     elif out_of_memory:
         code, text = "E401", f"rank {number}{rank.where} ran out of memory"
     else:
@@ -141,10 +143,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _refusal(tail: str) -> tuple[str, str] | None:
-    """Code and text of the error that a rank without a channel has written last; or None."""
-    known = [found for found in REFUSAL.finditer(tail) if found[1] in TABLE]
-    return (known[-1][1], tail[known[-1].start() :]) if known else None
+def _refusal(words: str, who: str, log: Path) -> OperatorError | None:
+    """The error whose three lines come last in what a rank has said; None where there is none."""
+    known = [found for found in REFUSAL.finditer(words) if found[1] in TABLE]
+    if not known:
+        return None
+    what, _, rest = words[known[-1].end() :].partition("\n  why: ")
+    why, _, rest = rest.partition("\n  fix: ")
+    fix, *_ = rest.split("\n")  # what a library says at the exit may follow
+    return operator_error(
+        known[-1][1], f"{who}: {what}", why=why, fix=f"{fix}; see {log}" if fix else f"see {log}"
+    )
 
 
 def _silence(ranks: Sequence[Rank], ended: list[tuple[int, int]], collective_s: float) -> str:

@@ -96,6 +96,10 @@ async def test_what_it_cannot_work_with_is_said_in_words(tmp_path: Path) -> None
     assert (died.rank, died.exit_code, died.code) == (0, EXIT_REFUSED, "E601")
     assert "too few" in died.text
     assert "OperatorError" in died.log_tail
+    problem = problem_of(died, running.settings)
+    assert problem.what == "trainer: no training text"
+    assert "too few" in problem.why
+    assert problem.fix.endswith(f"; see {died.log}")
 
 
 async def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:

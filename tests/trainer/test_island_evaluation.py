@@ -62,6 +62,7 @@ async def test_it_ends_all_ranks(
         died = await until(running, TrainerDied)
         assert time.monotonic() - began < PROMPT_S
         assert (died.rank, died.code, died.exit_code) == (failing, code, status)
-        assert ("error E601: cannot stream datasets:x" in died.text) is (failure == "data")
+        refused = f"rank {failing}: cannot stream datasets:x: the server is away"
+        assert (str(died.error) == refused) is (failure == "data")
         assert not running.alive
     vectors.close()
