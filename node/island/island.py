@@ -14,10 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import shutil
 import signal
 import socket
-import tempfile
 import traceback
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -33,9 +31,9 @@ from node.hosts.wire import SILENT_S
 from node.island.absence import Absence
 from node.island.rank_ends import TrainerDied, obituary, settle, silent, without_host
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
+from node.island.rendezvous import Rendezvous
 from node.island.silence import Silence, Silent
 from node.modes import by_gradients
-from node.statedir import RANKS
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -70,7 +68,7 @@ class _Life:
     """What one start of the ranks has made."""
 
     reader: asyncio.StreamReader
-    rendezvous: Path
+    rendezvous: Rendezvous
     oom_kills: int
 
 
@@ -218,10 +216,10 @@ class Island:
         crew, settings = self.crew, self.settings
         self.directory.mkdir(parents=True, exist_ok=True)
         settings_file = settings.write(self.directory)
-        rendezvous = Path(tempfile.mkdtemp(prefix=RANKS, dir=self.directory))
-        store, address = f"file://{rendezvous}/store", ""
         shares = [range(settings.ranks)] if crew is None else crew.shares(settings.ranks, hosts)
         ours, theirs = socket.socketpair()
+        rendezvous = Rendezvous(self.directory)
+        store, address = rendezvous.store, ""
         kills = oom_kills()
         try:
             with contextlib.ExitStack() as stack:
@@ -239,10 +237,9 @@ class Island:
                     inherited = rank_0 if rank == 0 else {}
                     for flag, descriptor in inherited.items():
                         words += [flag, str(descriptor)]
+                    files = *inherited.values(), *rendezvous.inherited
                     self._ranks.append(
-                        await RankProcess.spawn(
-                            rank, self.directory, words, environment, tuple(inherited.values())
-                        )
+                        await RankProcess.spawn(rank, self.directory, words, environment, files)
                     )
             if crew is not None:
                 for host, share in zip(hosts, shares[1:], strict=True):
@@ -253,7 +250,7 @@ class Island:
             self._signal_all(signal.SIGKILL)
             for started in self._ranks:
                 await started.wait()
-            shutil.rmtree(rendezvous, ignore_errors=True)
+            rendezvous.close()
             raise
         return _Life(reader, rendezvous, kills)
 
@@ -343,7 +340,7 @@ class Island:
             self.vectors.clear()
             if self._writer is not None:
                 self._writer.close()
-            shutil.rmtree(life.rendezvous, ignore_errors=True)
+            life.rendezvous.close()
         if self._stopping:
             return
         if hangs:

@@ -71,8 +71,9 @@ class Ranks:
         ``alone``: a single rank has no process group; else it has one, and a mesh of one.
 
         A collective call that takes longer than ``collective_s`` seconds fails.
-        On one host a file needs no port, so there is none to race for. On several, rank 0 serves
-        the store on a socket that listens already, whose descriptor is ``listening``.
+        On one host a file needs no port, so there is none to race for. It grows with each further
+        process group, so it had better not be on a disk. On several hosts rank 0 serves the store
+        on a socket that listens already, whose descriptor is ``listening``.
         """
         if dims.size == 1 and alone:
             return cls.alone(device)

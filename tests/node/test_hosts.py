@@ -34,6 +34,7 @@ from node.hosts.wire import (
 )
 from node.island.island import LOOK_S, Island, _Life
 from node.island.rank_ends import TrainerDied
+from node.island.rendezvous import Rendezvous
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
 from protocols.tasks import every
@@ -175,7 +176,7 @@ async def test_a_death_tells_whether_the_island_can_do_without_the_host_that_it_
         island._ranks, reader = [rank], asyncio.StreamReader()
         reader.feed_eof()  # of rank 0
         island._absence.look(asyncio.get_running_loop().time() - LOOK_S - stood_s)
-        await asyncio.wait_for(island._supervise(_Life(reader, tmp_path / "store", 0)), WAIT_S)
+        await asyncio.wait_for(island._supervise(_Life(reader, Rendezvous(tmp_path), 0)), WAIT_S)
         died = await island.next_event()
         assert isinstance(died, TrainerDied)
         assert (died.code, died.spared) == ("E408", not needed or stood_s > 0)

@@ -8,6 +8,7 @@ import pytest
 from island_kit import LONG, PROMPT_S, Losses, Watch, all_gone, island, pids
 from trainer_kit import TARGET, Bench, apply, begin, merge
 
+import node.island.rendezvous
 from node.trainer.channel import (
     Command,
     Donate,
@@ -20,6 +21,7 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.optim import REENTRY_STEPS
+from node.trainer.settings import SETTINGS_FILE
 
 pytestmark = pytest.mark.timeout(240)  # up to five starts of Python and torch in one test
 
@@ -57,6 +59,24 @@ async def test_a_process_trains_as_the_loop_alone_and_resumes(tmp_path: Path) ->
     assert watch.losses.items() <= alone.items()
     assert await all_gone(processes, PROMPT_S)
     assert not list((tmp_path / "run").glob("ranks-*"))
+
+
+@pytest.mark.parametrize("memory", [True, False])
+async def test_ranks_meet_at_no_file_on_a_disk_that_may_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    """It grows with the process group of their first checkpoint, which is to be skipped then."""
+    if not memory:  # a system without unnamed files
+        monkeypatch.setattr(node.island.rendezvous, "FILES", tmp_path / "nothing")
+    run = tmp_path / "run"
+    async with island(tmp_path, ranks=2) as running:
+        watch = Watch(running)
+        await watch.begin(target_steps=LONG)
+        await watch.save(tmp_path / "saved")
+        there = {file.name for file in run.iterdir()}
+        logs = {"trainer-rank0.log", "trainer-rank1.log", SETTINGS_FILE}
+        assert len(there - logs) == (0 if memory else 1)
+    assert {file.name for file in run.iterdir()} == logs
 
 
 async def test_two_ranks_equal_one_and_each_resumes_the_other(tmp_path: Path) -> None:
