@@ -214,7 +214,8 @@ _ROWS = (
         "E408",
         "a host of the island is lost",
         "its processes were killed, or nothing has come from it for ten seconds: it or its link is "
-        "down; the ranks that are left start again from the last merge, with the same batch",
+        "down; or it is there, and its ranks cannot go on; the ranks that are left start again "
+        "from the last merge, with the same batch",
         "start it again with the same command: it is taken in after a round at the latest; its log "
         "says more",
     ),

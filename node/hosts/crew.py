@@ -110,6 +110,10 @@ class Crew:
         """All ranks have come together."""
         self.hub.met()
 
+    def failed(self, host: Host, *, refused: bool) -> bool:
+        """A host's ranks were the cause; returns whether the others go on without it."""
+        return self.hub.failed(host, refused=refused)
+
     def merged(self) -> None:
         """A round has been merged."""
         self.hub.merged()

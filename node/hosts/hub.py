@@ -62,6 +62,7 @@ class Hub:
         self._gate = Gate(meeting, device, self.hosts)
         self.lost: dict[int, str] = {}  # why, of those that are not there any more
         self._losses: Counter[int] = Counter()  # while they trained, since the last round
+        self._failing = set[int]()  # whose ranks have ended by themselves since then
         # what a host said that it lacks, or was turned away for though it knows the rendezvous id
         self._refused: dict[int, OperatorError] = {}
         self._turned_away: dict[str, str] = {}  # why, by who they say they are
@@ -118,7 +119,7 @@ class Hub:
     def ready(self) -> list[Host]:
         """Hosts that can train, by number; without those that were lost again and again.
 
-        Those count where there are not enough others.
+        Or whose ranks were. Those count where there are not enough others.
         """
         return self._steady if self.enough else self._able
 
@@ -206,9 +207,10 @@ class Hub:
             return ""
         if host.leaving.is_set():
             return " (is leaving)"
-        return (
-            " (waits for a round, as it was lost again)" if host.prepared else " (reads its data)"
-        )
+        if not host.prepared:
+            return " (reads its data)"
+        why = "its ranks cannot go on" if number in self._failing else "it was lost again"
+        return f" (waits for a round, as {why})"
 
     def _whys(self) -> str:
         whys = [f"host {number}: {why}" for number, why in sorted(self.lost.items())]
@@ -234,9 +236,19 @@ class Hub:
         """All ranks of the present life have come together: each of its hosts can run them."""
         self._trained |= self._used
 
+    def failed(self, host: Host, *, refused: bool) -> bool:
+        """A host is there, and its ranks were the first to end, or have ``refused`` to train.
+
+        Returns whether the island goes on without it for now, as without one that is lost.
+        """
+        self._losses[host.number] += MAX_LOSSES if refused else 1
+        self._failing.add(host.number)
+        return self._losses[host.number] >= MAX_LOSSES and self.enough
+
     def merged(self) -> None:
         """A round has been merged: hosts that were lost before may train again."""
         self._losses.clear()
+        self._failing.clear()
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it; loopback only where all are on its machine."""

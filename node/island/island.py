@@ -29,7 +29,8 @@ from node.hosts.listening import listening_for_ranks
 from node.hosts.remote import Host, RemoteRank
 from node.hosts.wire import SILENT_S
 from node.island.absence import Absence
-from node.island.rank_ends import TrainerDied, obituary, settle, silent, without_host
+from node.island.other_hosts import among_hosts
+from node.island.rank_ends import TrainerDied, obituary, settle, silent
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.island.rendezvous import Rendezvous
 from node.island.silence import Silence, Silent
@@ -349,9 +350,9 @@ class Island:
             now, limit_s = asyncio.get_running_loop().time(), self.settings.collective_s
             stood_s = self._absence.within(limit_s, now)
             died = obituary(self._ranks, ended, self._failed, life.oom_kills, limit_s, stood_s)
-            if died.code == "E408" and self.crew is not None:
+            if self.crew is not None:
                 stood_s = self._absence.within(SILENT_S, now)
-                died = without_host(died, enough=self.crew.enough, stood_s=stood_s)
+                died = among_hosts(self.crew, died, self._ranks[died.rank], stood_s)
         self._events.put_nowait(died)
 
     async def _hangs(self) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from node.errors import TABLE, operator_error
@@ -47,7 +47,8 @@ class TrainerDied:
     log: Path  # that rank's output,
     log_tail: str  # and its end
     error: OperatorError | None = None  # what a rank refused with, or where none was the cause
-    # a host was lost that the island can do without, or the node, or its host 0, stood still
+    # a host was lost, or fails, that the island can do without; or the node, or its host 0, stood
+    # still
     spared: bool = False
 
 
@@ -116,18 +117,6 @@ def obituary(
         error=error,
         spared=status == EXIT_STUCK and stood_s > 0,
     )
-
-
-def without_host(died: TrainerDied, *, enough: bool, stood_s: float) -> TrainerDied:
-    """A host is lost (E408), and ``enough`` others are there; or this one stood still before.
-
-    By that host 0 was given up: the other host is back in a moment.
-    """
-    error = died.error
-    if stood_s and error is not None:
-        why = f"{error.why}; this host stood still for {duration(stood_s)}"
-        error = operator_error("E408", error.what, why=why)
-    return replace(died, error=error, spared=enough or stood_s > 0)
 
 
 def silent(rank: Rank, seconds: float) -> TrainerDied:

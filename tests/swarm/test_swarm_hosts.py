@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -148,6 +150,26 @@ def test_a_killed_host_is_gone_on_without(tmp_path: Path, record_property):
         assert any(problem["code"] == "E408" for problem in one.events("problem"))
         tokens = [event["tokens"] for event in one.events("step")]
         assert len(set(tokens)) == 1  # the batch stayed
+
+
+def test_a_host_whose_ranks_refuse_to_train_is_gone_on_without(tmp_path: Path) -> None:
+    with hosts(tmp_path, ["one", "two"]) as made:
+        one = made.host(0).start(*ELASTIC, *ENDLESS)
+        two = made.host(1).start(*ELASTIC)
+        one.wait_round(1)
+        (two.home / "evaluation.bin").unlink()  # they read it when they start
+        os.kill(two.ranks()[0], signal.SIGKILL)
+        until(
+            lambda: any(problem["code"] == "E408" for problem in one.events("problem")),
+            START_S,
+            "host 1 is left out",
+            one.text,
+        )
+        assert "why: rank 1 on host 1 (" in one.text()
+        one.wait_round(max(one.rounds()) + 2)
+        assert one.running
+        assert two.running
+        assert not any(problem["fatal"] for problem in one.events("problem"))
 
 
 def test_a_host_that_comes_back_is_taken_in(tmp_path: Path) -> None:
