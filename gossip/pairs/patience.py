@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from statistics import median
 
 from gossip.interval import Interval
@@ -35,6 +34,8 @@ class PartnerPatience:
     _began: float | None = None  # when the newest round did
     _interval: Interval = field(default_factory=Interval)  # from one to the next
     _gaps: deque[float] = field(default_factory=partial(deque, maxlen=ROUNDS_KNOWN))
+    _trained: float | None = None  # when the first inner steps of this process began, or soon after
+    _first_s: float = 0.0  # which they took: what tells of a round before there was a gap
     _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
     _slow: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often; until round
 
@@ -55,10 +56,14 @@ class PartnerPatience:
 
     @property
     def longest_s(self) -> float:
-        """How long an exchange takes at most, whatever still moves; inf: not known yet."""
-        if not self._gaps:
-            return inf
-        return max(LONGEST_S, LONGEST_ROUNDS * median(self._gaps))
+        """How long an exchange takes at most, whatever still moves."""
+        usual = median(self._gaps) if self._gaps else self._first_s
+        return max(LONGEST_S, LONGEST_ROUNDS * usual)
+
+    def training(self, now: float) -> None:
+        """Inner steps are under way."""
+        if self._trained is None:
+            self._trained = now
 
     def begun(self, now: float) -> None:
         """The inner steps of a round are done."""
@@ -66,6 +71,8 @@ class PartnerPatience:
             gap = now - self._began
             self._interval.add(gap)
             self._gaps.append(gap)
+        elif self._trained is not None:
+            self._first_s = now - self._trained
         self._began = now
 
     def answered(self, peer: PeerId, took: float) -> None:

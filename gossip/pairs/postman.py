@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from gossip.membership.members import Membership
@@ -137,9 +136,8 @@ class Postman:
     ) -> Exception | None:
         """Send a letter; returns why it may not have arrived."""
         stall = self.membership.stillness_s([post.to], STALL_S)
-        longest = self.core.patience.longest_s
         try:
-            async with asyncio.timeout(None if longest == inf else longest):
+            async with asyncio.timeout(self.core.patience.longest_s):
                 await self.letters.send(
                     post,
                     body,

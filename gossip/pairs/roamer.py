@@ -180,6 +180,12 @@ class Roamer(FragmentPresence):
         timed, self._log.timed = self._log.timed, []
         return [self.exchanges * seconds for seconds in timed]
 
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; who says when it is ready next is training."""
+        if changes.get("eta") and changes.get("ready") is not False:
+            self.core.patience.training(self.now())
+        super().note(**changes)
+
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
         if changes.get("ready") is False:

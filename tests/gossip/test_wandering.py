@@ -69,6 +69,7 @@ def test_patience_ends():
 
 def test_what_moves_is_waited_for():
     core = member(2)
+    core.patience.training(-60.0)
     core.begin(3, 1, 0.0)
     assert core.wake_at(30.0) > 31.0
     core.on_posted(PEERS[1], 0.05)
@@ -103,6 +104,20 @@ def test_what_hardly_moves_is_waited_for_two_usual_rounds():
     core.on_finished()
     announce(core.membership, PEERS[1], 7, 0.0, 7, 500.0)
     assert core.begin(7, 1, 500.0) == [Post(PEERS[1], 7, 0, None, True)]
+
+
+def test_in_the_first_exchange_what_hardly_moves_is_waited_for_as_long_as_two_times_inner_steps():
+    for trained, longest in ((None, 60.0), (-10.0, 60.0), (-100.0, 200.0)):
+        core = member(2)
+        if trained is not None:
+            core.patience.training(trained)
+            core.patience.training(-1.0)  # and still is
+        core.begin(3, 1, 0.0)
+        core.on_posted(PEERS[1], 0.1)
+        core.on_coming(PEERS[1], 0.1)
+        assert core.patience.longest_s == longest
+        assert core.tick(longest - 1.0) == []
+        assert core.tick(longest + 1.0) == [Finish(3)]
 
 
 def test_who_has_answered_is_not_too_slow_since_its_next_letter_is_on_its_way():
