@@ -251,7 +251,7 @@ class Letters:
         sender, name = letter.stamp.sender, receipt.header.basis
         async with self._entering:
             receipt.refused = None
-            if self._came.get(sender) == name:
+            if self._has_come(sender, name):
                 return  # two tries have both come through
             if receipt.ended or self._closed or self._withdrawn(sender, name):
                 # its sender may have been told that it has not come
@@ -291,7 +291,7 @@ class Letters:
         if self.account is None or len(header.basis) != NAME_BYTES:
             raise Malformed("there are no shares of that name")
         async with self._entering:
-            came = self._came.get(sender) == header.basis
+            came = self._has_come(sender, header.basis)
             if not came and not self._withdrawn(sender, header.basis):
                 _note(self._void, sender, header.basis)
                 receipt = self._arriving.get(sender)
@@ -302,8 +302,17 @@ class Letters:
 
     def _withdrawn(self, sender: PeerId, name: bytes) -> bool:
         """Whether its sender has taken a share back, or a later one: names grow in a series."""
-        last = self._void.get(sender, b"")
-        return last[:SERIES_BYTES] == name[:SERIES_BYTES] and name <= last
+        return _until(name, self._void.get(sender, b""))
+
+    def _has_come(self, sender: PeerId, name: bytes) -> bool:
+        """Whether a letter has; of an island's shares, by the one that came last.
+
+        It gives none before it knows of the one before: each has come, or been taken back.
+        """
+        newest = self._came.get(sender, b"")
+        if self.account is None or name == newest:
+            return name == newest
+        return _until(name, newest) and not self._withdrawn(sender, name)
 
     @property
     def _came(self) -> Mapping[PeerId, bytes]:
@@ -314,7 +323,7 @@ class Letters:
         """How much of a letter is here, for the sender of the rest."""
         codec = self._check(sender, header)
         receipt, done = self._arriving.get(sender), 0
-        if self._came.get(sender) == header.basis:
+        if self._has_come(sender, header.basis):
             done = self.size
         elif receipt is not None and _same(receipt.header, header):
             # never all of it: the trailer has yet to come
@@ -327,7 +336,7 @@ class Letters:
         check_run(header.run, self.wiring.run)
         # who asks whether its letter has come is told so, whether it is still known here or not: it
         # would take a share back that counts here
-        if not self.mail.welcome(sender) and self._came.get(sender) != header.basis:
+        if not self.mail.welcome(sender) and not self._has_come(sender, header.basis):
             raise RemoteRefused("stranger", "announce yourself first")
         if (header.start, header.stop) != (0, self.size):
             raise Malformed("a letter is about a whole fragment")
@@ -346,7 +355,7 @@ class Letters:
         ``busy`` where tries of it are on their way, and ``full`` where there is no room, or this
         node leaves: it has not come then, for certain.
         """
-        if self._came.get(sender) == header.basis:
+        if self._has_come(sender, header.basis):
             raise RemoteRefused("again", "all of it came with the try before")
         if self._withdrawn(sender, header.basis):
             raise RemoteRefused("late", "its sender has taken it back")
@@ -396,6 +405,11 @@ def _note(names: dict[PeerId, bytes], sender: PeerId, name: bytes) -> None:
     names[sender] = name
     if len(names) > MAX_PEERS:
         del names[next(iter(names))]
+
+
+def _until(name: bytes, last: bytes) -> bool:
+    """Whether the names of one series come to ``name`` before ``last``, or with it."""
+    return name[:SERIES_BYTES] == last[:SERIES_BYTES] and name <= last
 
 
 def _same(one: TransferHeader, other: TransferHeader) -> bool:

@@ -19,7 +19,7 @@ from shares_kit import RUN, Giver, PaperBook, all_weights
 
 from gossip.pairs.account import Account, Balance, BookFile
 from gossip.pairs.meeting import Post
-from protocols.errors import TransferStalled, TransportError
+from protocols.errors import RemoteRefused, TransferStalled, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.memory.transport import Link, MemoryNetwork
 from protocols.memory.virtual_time import run
@@ -153,6 +153,44 @@ def test_what_its_sender_has_taken_back_does_not_come_any_more() -> None:
         await two.a.account.change(lambda b: b.settle(B.peer_id, came=False))
         await two.a._take_back(body, weight)
         await two.give()  # the next one does
+        assert two.weights == [0.5, 1.5]
+
+    with_two(test)
+
+
+def test_a_share_that_comes_again_after_a_later_one_counts_once() -> None:
+    async def test(two: Two) -> None:
+        body, weight = two.a.blend.encode(1, "fp32")
+        await two.a._take_back(body, weight)  # it is only to be sent again
+        for _ in range(3):
+            await two.give()
+        assert two.weights == [0.125, 1.875]
+        (first, *_, last) = (two.a.account.balance.series + n.to_bytes(8, "big") for n in range(3))
+        post = Post(B.peer_id, 0, 0, None, awaited=False)
+        for again in (False, True):
+            more = {"weight": weight, "name": first, "again": again}
+            await two.a.letters.send(post, body, timeout=1.0, **more)
+        assert two.weights == [0.125, 1.875]
+        for name in (first, last):
+            assert await two.a.letters.withdraw(B.peer_id, name, 1.0)
+
+    with_two(test)
+
+
+def test_a_share_that_was_taken_back_has_not_come_by_a_later_one() -> None:
+    async def test(two: Two) -> None:
+        body, weight = two.a.blend.encode(1, "fp32")
+        balance = await two.a.account.change(lambda b: b.give([B.peer_id], weight))
+        name = balance.given[B.peer_id].name
+        assert not await two.a.letters.withdraw(B.peer_id, name, 1.0)
+        await two.a.account.change(lambda b: b.settle(B.peer_id, came=False))
+        await two.a._take_back(body, weight)
+        await two.give()
+        assert not await two.a.letters.withdraw(B.peer_id, name, 1.0)
+        post = Post(B.peer_id, 0, 0, None, awaited=False)
+        with pytest.raises(RemoteRefused) as error:
+            await two.a.letters.send(post, body, timeout=1.0, weight=weight, name=name)
+        assert error.value.code == "late"
         assert two.weights == [0.5, 1.5]
 
     with_two(test)

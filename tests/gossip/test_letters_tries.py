@@ -37,6 +37,18 @@ def test_a_letter_that_is_here_does_not_come_again() -> None:
     with_boxes(test)
 
 
+def test_a_letter_that_is_no_share_may_come_after_a_later_one() -> None:
+    """An opening may be given up, and nobody counts which ones have come."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        names = [a.letters.name() for _ in range(2)]
+        for name in reversed(names):
+            await a.send(B, 1.0, name=name)
+        assert len(b.arrived) == 2
+
+    with_boxes(test)
+
+
 def test_who_has_a_letter_says_so_to_a_sender_that_it_does_not_know_any_more() -> None:
     """The word that it came was lost: a share that is taken back then would count twice."""
 
