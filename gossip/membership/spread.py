@@ -17,7 +17,7 @@ from most others is left out of it (:data:`OUTLIER`), and shown as it is, so tha
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
@@ -35,7 +35,9 @@ OUTLIER = 10.0  # times as far from most others as is usual: from three on an al
 CLOSE = 0.1  # times the usual norm: nobody that near is an outlier, even if others are equal
 FARTHEST = 1e3  # of relative distances: a made-up sketch may be anywhere
 TRUSTED = 1.25  # times what most say: by so much healthy islands may be further apart
-FRESH = 2  # rounds that a sketch may be old where islands meet in pairs, as its island counts them
+# rounds that a sketch may be old where islands meet in pairs, as its island counts them: where the
+# count leaps, the sketch's round leaps along
+FRESH = 2
 
 
 def turn_of(rounds: Sequence[int]) -> int:
@@ -52,10 +54,11 @@ def turn_of(rounds: Sequence[int]) -> int:
 class WholeSketch:
     """The sketch of an island's whole model, from those of the fragments' last snapshots."""
 
-    def __init__(self, fragments: int, turn: Callable[[Sequence[int]], int] = turn_of) -> None:
-        """``turn`` makes the sketch's round from those of the fragments."""
-        self._turn = turn
+    def __init__(self, fragments: int, *, paired: bool = False) -> None:
+        """``paired``: there are no turns in common, and its round says how old the sketch is."""
+        self._paired = paired
         self._rounds = [-1] * fragments
+        self._parts, self._newest = 0, [0] * fragments  # made so far, and up to each newest
         self._pieces = [torch.zeros(sketch.SIZE) for _ in range(fragments)]
 
     def add(self, fragment: int, round_: int, data: bytes) -> tuple[int, bytes] | None:
@@ -66,11 +69,20 @@ class WholeSketch:
         piece = sketch.read(data)
         if piece is None:
             return None
+        if round_ != self._rounds[fragment]:
+            self._parts += 1
+            self._newest[fragment] = self._parts
         self._rounds[fragment], self._pieces[fragment] = round_, piece
         if min(self._rounds) < 0:
             return None
         total = torch.stack(self._pieces).double().sum(0)
-        return self._turn(self._rounds), sketch.written(total)
+        turn = round_ - self._age if self._paired else turn_of(self._rounds)
+        return turn, sketch.written(total)
+
+    @property
+    def _age(self) -> int:
+        """Rounds since the oldest part, by how many were begun: the numbers may leap."""
+        return (self._parts - min(self._newest)) // len(self._newest)
 
 
 @dataclass(frozen=True)

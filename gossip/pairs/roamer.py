@@ -276,7 +276,11 @@ class Roamer(FragmentPresence):
         if not (meetings or self._spent):
             self._spent = True
             self.notice(SPENT)
-        await self._carry(self.core.begin(self.replica.place.round, meetings, now))
+        place = self.replica.place.round
+        instructions = self.core.begin(place, meetings, now)
+        if leap := self.core.round - place:  # else a sketch of just now would seem to be old
+            self.note(sketch_round=self.status.sketch_round + leap)
+        await self._carry(instructions)
         self.presence.tell()  # the round may have another number now
 
     def _carry_soon(self, instructions: list[Instruction]) -> None:

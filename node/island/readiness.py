@@ -14,7 +14,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from gossip.common import AnySwarm
 from gossip.membership.sketch import sketch
-from gossip.membership.spread import WholeSketch, turn_of
+from gossip.membership.spread import WholeSketch
 from gossip.plans.ramp import ramp
 from node.island.island import Island
 from node.island.ownership import VectorOwnership
@@ -50,8 +50,7 @@ class Readiness:
         self._merged_step = 0  # the furthest of these whose snapshot was merged
         # round of the last snapshot, and turn of the sketch that was made with it
         self.sketched = [(-1, 0)] * fragments
-        # in pairs there are no common turns: a sketch is as old as its oldest part
-        self._whole = WholeSketch(fragments, min if manifest.mode in PAIRED else turn_of)
+        self._whole = WholeSketch(fragments, paired=manifest.mode in PAIRED)
 
     def answered(self, fragment: int, *, contributed: bool) -> None:
         """A round has ended; ``contributed``: with this island's snapshot."""

@@ -217,6 +217,32 @@ def test_an_island_four_times_slower_gives_and_gets():
     run(main())
 
 
+@pytest.mark.parametrize("slower", [4.0, 8.0])
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_an_island_far_slower_is_compared_with_the_others(fragments: int, slower: float):
+    """Its counter leaps from each round to the next, its sketch was made just before."""
+
+    async def main() -> None:
+        async with islands(
+            0, learn=noise(0.1), seconds=lambda number: slower if number == 3 else 1 + 0.03 * number
+        ) as swarm:
+            start = torch.ones(swarm.size)
+            for number in range(4):
+                states = [ToyState(start, swarm.codec, "average", f) for f in range(fragments)]
+                swarm.launch(number, states)
+            slow, quick = swarm.members[3], [swarm.members[n] for n in range(3)]
+            await swarm.until(lambda: len(slow.rounds) >= 2 * fragments)
+            before = [len(m.rounds) for m in quick]
+            await swarm.until(lambda: len(slow.rounds) >= 8 * fragments)
+            counted = [r.round for r in slow.rounds if not r.fragment]
+            assert counted[-1] - counted[-2] >= slower - 1
+            everybody = {m.peer for m in swarm.living()}
+            for one, many in zip([*quick, slow], [*before, 2 * fragments], strict=True):
+                assert all(r.spread.to_mean.keys() == everybody for r in one.rounds[many:])
+
+    run(main())
+
+
 def test_a_newcomer_is_met_and_pulled_in():
     async def main() -> None:
         async with islands(4) as swarm:

@@ -130,6 +130,20 @@ def test_what_is_no_sketch_is_passed_over(bad: bytes) -> None:
     assert WholeSketch(1).add(0, 1, bad) is None
 
 
+def test_in_pairs_a_sketch_is_as_old_as_rounds_were_begun_since_its_oldest_part() -> None:
+    whole, piece = WholeSketch(2, paired=True), data(1.0)
+
+    def turn(fragment: int, round_: int) -> int:
+        found = whole.add(fragment, round_, piece)
+        assert found is not None
+        return found[0]
+
+    assert whole.add(0, 3, piece) is None
+    assert [turn(1, 3), turn(0, 9), turn(1, 10), turn(0, 15), turn(1, 15)] == [3, 9, 10, 15, 15]
+    assert [turn(1, 15) for _ in range(5)] == [15] * 5, "ranks that start again begin no round"
+    assert [turn(0, round_) for round_ in range(16, 21)] == [16, 16, 17, 17, 18]
+
+
 def test_in_pairs_whoever_is_rounds_ahead_is_compared_and_whose_sketch_is_old_is_not() -> None:
     me = PeerId("a")
     said: Any = [

@@ -22,6 +22,7 @@ from gossip.hooks import Hooks
 from gossip.membership.members import Membership
 from gossip.membership.presence import Presence
 from gossip.membership.sketch import sketch
+from gossip.membership.spread import WholeSketch
 from gossip.membership.standing import first_announcement
 from gossip.pairs.account import Account
 from gossip.pairs.letter_times import LetterTerms
@@ -103,6 +104,9 @@ class Islander:
     noticed: list[str] = field(default_factory=list)
     chooser: Chooser | None = None
     steps: list[int] = field(default_factory=list)  # H of each round, where there is a chooser
+
+    def __post_init__(self) -> None:
+        self.whole = WholeSketch(len(self.states), paired=True)
 
     @property
     def peer(self) -> PeerId:
@@ -280,7 +284,9 @@ class Islands:
             delta = self.learn(number, done)
             state.sent = state.base + delta
             place = state.place
-            roamer.note(sketch=sketch(state.sent, RUN), sketch_round=place.round)
+            piece = sketch(state.sent, RUN, start=fragment * self.size)
+            if whole := islander.whole.add(fragment, place.round, piece):
+                roamer.note(sketch_round=whole[0], sketch=whole[1])
             moved.clear()
             roamer.update(ready=True, eta=0.0, norm=delta.norm().item())
             await moved.wait()

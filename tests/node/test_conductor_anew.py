@@ -12,10 +12,11 @@ import pytest
 import torch
 from conductor_kit import SIZE, Gate, at_once, commit_without, conductor, nobody, snapshot
 
+from bootstrap.manifest import Manifest
 from node.island.ownership import VectorOwnership
 from node.island.readiness import Readiness
 from node.replicas.eager_state import EagerReplica
-from node.trainer.channel import Begin
+from node.trainer.channel import Begin, Snapshot
 from node.trainer.shared import SharedVectors
 
 
@@ -144,6 +145,26 @@ def test_windows_whose_steps_one_fragment_has_are_read_again_for_none() -> None:
     assert made.steps_read_of([False, False, True]) == 8
     made.answered(0, contributed=True)
     assert made.steps_read_of([True] * 3) == 0
+
+
+async def test_in_pairs_the_sketch_of_fragments_is_as_old_as_its_oldest_part() -> None:
+    """Whatever number the island's rounds have leapt to since."""
+    said: list[dict[str, Any]] = []
+    still = SimpleNamespace(round=0, work=0)
+    replica = SimpleNamespace(place=still, sent=torch.ones(SIZE), norm=lambda: 1.0, offload=at_once)
+    vectors = SimpleNamespace(snapshot=lambda fragment: still.round)
+    made = Readiness(
+        Manifest.model_validate({"mode": "gossip", "rounds": {"fragments": 2}}),
+        cast(Any, SimpleNamespace(vectors=vectors)),
+        cast(Any, (replica,) * 2),
+        cast(Any, SimpleNamespace(cuts=(slice(0, SIZE), slice(SIZE, 2 * SIZE)))),
+        VectorOwnership(2, free=True),
+    )
+    swarm = cast(Any, SimpleNamespace(presence=SimpleNamespace(note=lambda **s: said.append(s))))
+    for still.round, fragment in ((3, 0), (3, 1), (9, 0), (10, 1), (16, 1), (22, 1)):
+        taken = Snapshot(still.round, 5, 640, finite=True, fragment=fragment)
+        assert await made.contribution(taken, swarm, ramped=False)
+    assert [one["sketch_round"] for one in said] == [3, 9, 10, 15, 21]
 
 
 @pytest.mark.parametrize("kept", [False, True])
