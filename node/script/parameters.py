@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from node.errors import operator_error
+from node.trainer.weights import local
 
 T = TypeVar("T", bound=Tensor)
 # their names of what is within; the last one is Lightning Fabric's
@@ -52,7 +55,53 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             why="none of them requires a gradient, or those that do have no elements",
             fix="give node.join the model that the optimizer trains",
         )
+    refuse_shared(parameters)
     return parameters
+
+
+@torch.no_grad()
+def refuse_shared(parameters: Mapping[str, Tensor]) -> None:
+    """Raise E204 where two of them have memory in common: each merge would come to it twice."""
+    parts = [(name, local(parameter)) for name, parameter in parameters.items()]
+    places = sorted((at, name, part) for name, part in parts if (at := address(part)))
+    before: list[tuple[int, str, Tensor]] = []  # those that reach as far as the next one's place
+    for at, name, part in places:
+        before = [one for one in before if one[0] > at]
+        for _, other, theirs in before:
+            # views may lie between each other, as columns of one matrix do
+            if np.shares_memory(_Seen(part), _Seen(theirs)):
+                raise operator_error(
+                    "E204",
+                    f"the parameters {other} and {name} have memory in common",
+                    why="they are two parameters to the swarm: each merge would be added to this "
+                    "memory twice",
+                    fix="tie them as one parameter, before the optimizer is made: head.weight = "
+                    "emb.weight, not head.weight.data = emb.weight.data",
+                )
+        reach = sum((n - 1) * step for n, step in zip(part.shape, part.stride(), strict=True)) + 1
+        before.append((at + reach * part.element_size(), name, part))
+
+
+def address(tensor: Tensor) -> int:
+    """Where its elements are; 0 if that is nowhere: it has none, or it is a wrapper of others."""
+    try:
+        return tensor.data_ptr() if tensor.numel() else 0
+    except RuntimeError:
+        return 0
+
+
+class _Seen:
+    """A tensor as numpy is shown it, on whatever device it is: nothing of it is read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "typestr": f"|V{size}",
+        }
 
 
 def training(model: nn.Module) -> dict[str, nn.Parameter]:

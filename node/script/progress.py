@@ -10,16 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
 from node.script.buffers import mend
 from node.script.optimizers import Watch
-from node.script.parameters import training
+from node.script.parameters import address, refuse_shared, training
 from node.trainer.channel import Apply, Begin, ChannelClosedError, Report, Save, Shift
 from node.trainer.optimizer_state import unkept
 from node.trainer.progress import Progress
+from node.trainer.weights import local
 from protocols.errors import OperatorError
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class ScriptProgress(Progress):
         self.watch: Watch | None = None
         self.over = False  # the run is complete, this node was stopped, or it has left
         self.on_end: Callable[[], object] | None = None
+        self._addresses: list[int] = []  # of parameters that share no memory
         self._looked = False
         self._told = ""  # what of the optimizer's state no checkpoint holds
         self._uncounted = 0  # steps without tokens in a row, but for those that went astray
@@ -117,6 +120,7 @@ class ScriptProgress(Progress):
         """
         if self.watch is not None:
             self.watch.check()
+        self._check_memory()
         if self.model is None:
             return
         joined = {id(parts[0]): name for name, parts in self.weights.parts.items()}
@@ -142,6 +146,15 @@ class ScriptProgress(Progress):
                 fix="let all parameters that will ever train require a gradient at node.join, and "
                 "freeze afterwards what is not to train yet",
             )
+
+    def _check_memory(self) -> None:
+        """Raise E204 where parameters have been put into each other's memory since they joined."""
+        joined = {name: parts[0] for name, parts in self.weights.parts.items()}
+        with torch.no_grad():
+            addresses = [address(local(parameter)) for parameter in joined.values()]
+        if addresses != self._addresses:  # they are looked at once, and seldom move
+            refuse_shared(joined)
+            self._addresses = addresses
 
     def end(self) -> None:
         """The island is over: what the script trains from now on is its own affair."""
