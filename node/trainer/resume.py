@@ -120,12 +120,13 @@ def save(
         if state.optimizer_steps:
             kept = moments(parts[0], states)
             tensors |= {f"{m}/{name}": states[parts[0]][m] for m in kept}
-    future = async_save(
-        tensors,
-        storage_writer=ShardWriter(directory),
-        process_group=weights.ranks.background(),
-        no_dist=weights.ranks.size == 1,
-    )
+    with torch.device("cpu"):  # else copies are made on the default device, a script's GPU
+        future = async_save(
+            tensors,
+            storage_writer=ShardWriter(directory),
+            process_group=weights.ranks.background(),
+            no_dist=weights.ranks.size == 1,
+        )
     return Writing(cast("Future[object]", future), file, state)
 
 
@@ -324,7 +325,8 @@ def _read(tensors: dict[str, Tensor], folder: Path, group: dist.ProcessGroup | N
     """
     reader = _Reader(str(folder))
     try:
-        load_sharded(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
+        with torch.device("cpu"):  # as in `save`
+            load_sharded(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:  # a BaseException
         for cause, _ in error.failures.values():
             if not isinstance(cause, Exception):  # an interrupt, which torch has caught as well

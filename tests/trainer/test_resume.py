@@ -86,6 +86,19 @@ def test_what_comes_back_is_what_was_there_when_it_was_copied(
     assert [other.step(n) for n in range(5, 8)] == following  # to the last bit
 
 
+@pytest.mark.parametrize("one_disk", [True, False])
+def test_it_does_not_depend_on_where_a_script_makes_its_tensors(tmp_path: Path, one_disk: bool):
+    """As where it has set a GPU as its default device, from which no file is written."""
+    one, other = One(steps=5), One(seed=9, steps=1)
+    with torch.device("meta"):
+        writing = save(tmp_path, one.weights, one.optimizer, STANDING, one_disk=one_disk)
+        assert writing.finish() is None
+        load(tmp_path, other.weights, other.optimizer, one_disk=one_disk)
+    expected, found = one.tensors(), other.tensors()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
 def test_nothing_in_it_is_pickled(tmp_path: Path):
     one = One(steps=1)
     save(tmp_path, one.weights, one.optimizer, STANDING).finish()
