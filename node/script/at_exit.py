@@ -22,6 +22,8 @@ from node.script.session import Joined, Parts
 LOOK_S = 1.0  # until it is looked anew who trains
 # on rank 0 with their state directories; some of them are over
 islands: WeakKeyDictionary[Joined, Path | None] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):  # those that a child has by fork are its parent's
+    os.register_at_fork(after_in_child=islands.clear)
 _joining: list[threading.Thread] = []  # those that are within a join
 _dropped: list[tuple[int, Parts]] = []  # of islands that nobody has any more; of which process
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import socket
 import threading
@@ -105,6 +106,30 @@ def test_it_is_the_affair_of_the_process_that_has_joined(
         forked.setattr(os, "getpid", lambda: -1)
         joined(tmp_path / "other").abandon()
     assert python.heard == [[], []]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a process with threads
+def test_a_child_that_joins_by_itself_leaves_alone_the_one_of_its_parent(
+    python: Python, tmp_path: Path
+) -> None:
+    """It has that by fork, with the channel to its node."""
+    island = joined(tmp_path)
+
+    def child() -> None:
+        own = joined(tmp_path / "child")
+        python.end()
+        assert own.over
+        assert not island.over
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 0
+    assert python.heard == [[]]
+    island.leave()
+    assert python.nodes[0].ended()  # or it may be about to hear the last word
+    assert python.heard == [LEFT]
 
 
 def test_nothing_is_kept_of_one_that_is_over(python: Python, tmp_path: Path) -> None:
