@@ -77,7 +77,8 @@ def join(
     round has 100 inner steps and the run no end unless its mode has such of its own; given together
     with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the model as
     it is; it is called after a merge, on every rank, as often as ``rounds.eval_every`` says, under
-    ``torch.no_grad()``. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state
+    ``torch.no_grad()``, and once in here where this script creates the run.
+    ``quiet`` writes the node's log lines to ``logs/node.log`` in its state
     directory instead of standard error. ``compare_frozen``: what is frozen in the model must be
     what the creator of the run has, element by element; False on an island skips that for it, and
     on the creator for all islands. ``settings`` are those of ``node start``: ``dir``, ``listen``,

@@ -55,6 +55,19 @@ def counted(tokens: int | Tensor) -> int:
     return count
 
 
+def _number(loss: Any) -> float:
+    """What a script's evaluation has returned."""
+    try:
+        return float(loss)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # as in `counted`
+        raise operator_error(
+            "E204",
+            f"the script's evaluate has returned {str(loss)[:100]}",
+            why="it has to return the validation loss, a number",
+            fix="end it with return loss",
+        ) from error
+
+
 class ScriptProgress(Progress):
     """Progress of a script's model, which only the script itself can evaluate."""
 
@@ -212,12 +225,13 @@ class ScriptProgress(Progress):
     def evaluate(self) -> float | None:
         """Validation loss of the model as it is, None where the script gave no evaluation.
 
-        Raises OperatorError E405 where another rank's evaluation has raised.
+        Raises OperatorError E204 where it returns no number, E405 where another rank's evaluation
+        has raised.
         """
         loss, well = math.nan, False
         try:
             if self.evaluator is not None:
-                loss = float(self.evaluator())
+                loss = _number(self.evaluator())
             well = True
         finally:
             self._reshard()
@@ -226,3 +240,21 @@ class ScriptProgress(Progress):
             what = "the evaluation of another rank of this script has failed"
             raise elsewhere("E405", what, "ranks that go on without it would not stay in step")
         return loss if math.isfinite(loss) else None
+
+    def first_evaluation(self) -> float | None:
+        """See :meth:`evaluate`; where that raises, the join goes on without a loss.
+
+        It may need what the script has only once it has joined, and a run whose creator is gone
+        before its first step would be in the way of the next one.
+        """
+        try:
+            return self.evaluate()
+        except Exception as error:
+            logger.warning(
+                "the script's evaluate has failed before its first step (%s: %s), so the loss of "
+                "the model as it is now is not known; after a merge island.step raises such errors",
+                type(error).__name__,
+                error,
+                exc_info=True,
+            )
+            return None

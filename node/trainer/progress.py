@@ -94,6 +94,10 @@ class Progress(Cycle):
         """Loss on the shared validation shard with θ as it is; None without one."""
         return None
 
+    def first_evaluation(self) -> float | None:
+        """See :meth:`evaluate`; of a run's beginning, before anything is merged."""
+        return self.evaluate()
+
     def outline(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Names and shapes that a checkpoint has to tell, as nothing else of the run does."""
         return ()
@@ -172,7 +176,7 @@ class Progress(Cycle):
         if cold:
             self.report(Cold(self.step, cold[:2000]))
         if command.evaluate:
-            self.report(Evaluated(self.round, self.step, self.evaluate()))
+            self.report(Evaluated(self.round, self.step, self.first_evaluation()))
         self._read_vectors(None, None)
 
     def _resume(self, path: Path, rounds: tuple[int, ...]) -> tuple[tuple[FragmentState, ...], str]:

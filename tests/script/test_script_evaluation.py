@@ -19,7 +19,16 @@ from trainer_kit import apply, merge
 from diloco.pseudo_gradient import rebase
 from node.interrupts import held_back
 from node.script.session import Joined
-from node.trainer.channel import Applied, Apply, Command, Leaving, Report, Snapshot, StepDone
+from node.trainer.channel import (
+    Applied,
+    Apply,
+    Command,
+    Evaluated,
+    Leaving,
+    Report,
+    Snapshot,
+    StepDone,
+)
 from protocols.errors import OperatorError
 
 
@@ -78,6 +87,39 @@ def test_an_evaluation_that_fails_leaves_the_round_applied() -> None:
     played.vectors.end_reading()
     played.train(TARGET)
     assert len(played.script.of(Snapshot)) == 2
+
+
+def test_an_evaluation_that_fails_before_the_first_step_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may use what is there only after node.join, and a run with nothing in it would be left."""
+    joined: list[Joined] = []
+
+    def evaluate() -> float:
+        return float(joined[0].round)
+
+    played = Played(evaluating, evaluate, evaluate=True)
+    joined.append(played.joined)
+    assert [report.validation_loss for report in played.script.of(Evaluated)] == [None]
+    (said,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "IndexError: list index out of range" in said.getMessage()
+    assert said.exc_info  # with the line of the script that it was
+    assert played.train(TARGET)
+    assert played.script.of(Applied)[-1].validation_loss == 0
+
+
+def test_ctrl_c_before_the_first_step_is_no_failure_of_the_evaluation() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Played(evaluating, Interrupted(lambda: 1.5), evaluate=True)
+
+
+@pytest.mark.parametrize("returned", [None, "loss", [1.0], torch.ones(2)])
+def test_an_evaluation_that_returns_no_number_is_told_of(returned: Any) -> None:
+    played = Played(evaluating, lambda: returned)
+    with pytest.raises(OperatorError, match="the script's evaluate has returned") as caught:
+        played.train(TARGET)
+    assert caught.value.code == "E204"
+    assert (played.joined.round, played.joined.over) == (1, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
