@@ -34,7 +34,7 @@ from node.outermost import first_known
 from node.script.at_exit import hold, islands, leave_dropped, waited_for_at_exit
 from node.script.fingerprint import NOT_COMPARED, Fingerprint
 from node.script.frozen import fingerprint_of
-from node.script.optimizers import Watch, as_one
+from node.script.optimizers import Watch, as_one, tell_of_others
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import HEARING_S, Joined, ended
@@ -102,6 +102,8 @@ def join(
     first = next(iter(parameters.values()))
     ranks = Ranks.met(first.device)
     _same_on_all(layout, ranks)
+    if ranks.leads:
+        tell_of_others(optimizer, parameters.values())
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
     progress.model, progress.sharded = model, sharded
     with _told_to_all(ranks):

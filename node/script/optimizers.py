@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch.optim.optimizer import (
 from node.errors import operator_error
 from node.trainer.optimizer_state import bare
 from protocols.errors import OperatorError
+
+logger = logging.getLogger(__name__)
+LISTED = 5  # shapes of parameters that have no names
 
 
 class Several(torch.optim.Optimizer):
@@ -64,6 +68,26 @@ def as_one(
             "trains copies of them, to which no merge would come",
         )
     return optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+
+
+def tell_of_others(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Warn of what the optimizer trains beside these parameters, as a layer of the loss function.
+
+    Everything goes on as without a swarm, so nobody would see that each island has its own.
+    """
+    ours = set(parameters)
+    trained = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])
+    others = [tuple(p.shape) for p in trained if p.requires_grad and p not in ours]
+    if others:
+        logger.warning(
+            "the optimizer also trains %d parameters that are not in the model (%s%s): they are "
+            "neither merged nor in a checkpoint. Give node.join one module that has all of them "
+            "(nn.ModuleList), or, if these are to stay this island's own, step them by an "
+            "optimizer that it is not given",
+            len(others),
+            ", ".join(map(str, others[:LISTED])),
+            ", …" * (len(others) > LISTED),
+        )
 
 
 def _not_ours(what: str, why: str) -> OperatorError:
