@@ -153,7 +153,7 @@ class Joined:
                     progress.step,
                     value if finite else None,
                     None,
-                    lr,
+                    lr if math.isfinite(lr) else 0.0,  # no message takes others
                     tokens,
                     seconds,
                     position=progress.position,

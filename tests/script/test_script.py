@@ -159,6 +159,16 @@ def test_numbers_may_be_tensors_or_of_numpy() -> None:
     assert all(type(report).decode(report.encode()) == report for report in played.script.reports)
 
 
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf])
+def test_a_learning_rate_that_is_not_finite_is_not_told(lr: float) -> None:
+    """No message takes it, and it is for the log alone."""
+    played = Played(silent)
+    assert played.joined.step(tokens=8, loss=1.5, lr=lr)
+    (done,) = played.script.of(StepDone)
+    assert (done.loss, done.lr, done.finite) == (1.5, 0.0, True)
+    assert StepDone.decode(done.encode()) == done
+
+
 @pytest.mark.parametrize(
     "tokens",
     [
