@@ -80,6 +80,8 @@ class Member:
     said: Callable[[str], None] = lambda text: None  # of peers and refusals, for people
     turn: Callable[[int], Awaitable[None]] | None = None  # waited for before a round
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _met: frozenset[PeerId] = frozenset()  # the members, once they have met
+    _ending: bool = False  # too many came
 
     async def run(self) -> None:
         """Meet the others and take the rounds. Raises OperatorError E303, E501 or E502."""
@@ -128,6 +130,10 @@ class Member:
             self._news.set()
             for there in announce.addresses:
                 transport.book.add(announce.peer, there)
+            stranger = self._met and announce.peer not in self._met
+            if stranger and self._too_many(presence) and not self._ending:
+                self._ending = True
+                wiring.spawn(self._end_with_too_many(presence))
 
         presence = Presence(
             wiring,
@@ -145,7 +151,10 @@ class Member:
         return presence
 
     async def _meet(self, wiring: Wiring, presence: Presence) -> tuple[PeerId, ...]:
-        """Wait until all members are there; raises OperatorError E501 where they do not come."""
+        """Wait until all members are there.
+
+        Raises OperatorError E501 where they do not come, or more than was agreed on.
+        """
         settings, known = self.settings, presence.membership.islands
         deadline = wiring.now() + settings.patience_s
         missed: dict[str, str] = {}  # why a peer is not met, by its address
@@ -167,9 +176,44 @@ class Member:
                 if why and why != missed.get(address):
                     self.said(f"{why}; trying again")  # it may just not have started yet
                 missed[address] = why
+            if self._too_many(presence):
+                break  # before it tells: those who have met already go on
             presence.tell()
             await asyncio.sleep(MEET_EVERY_S)
-        return tuple(sorted([*known, self.identity.peer_id]))
+        if self._too_many(presence):
+            await self._end_with_too_many(presence)
+        self._met = frozenset([*known, self.identity.peer_id])
+        return tuple(sorted(self._met))
+
+    def _too_many(self, presence: Presence) -> int:
+        """How many members are there, where that is more than was agreed on; else 0."""
+        membership, now = presence.membership, presence.wiring.now()
+        there = 1 + sum(membership.there(peer, now) for peer in membership.islands)
+        return there if there > self.settings.members else 0
+
+    async def _end_with_too_many(self, presence: Presence) -> None:
+        """Raise E501: whoever met others than these would wait for them in each round.
+
+        The others are told of each other first: some may have met without some. It says no
+        farewell, or who hears that before would count one less.
+        """
+        agreed, came = self.settings.members, self._too_many(presence)
+        envelopes = {peer: one.envelope for peer, one in presence.membership.islands.items()}
+        try:
+            async with asyncio.timeout(FAREWELL_S), asyncio.TaskGroup() as group:
+                for there in presence.membership.alive(presence.wiring.now()):
+                    for peer, envelope in envelopes.items():
+                        if peer != there:
+                            group.create_task(presence.say(there, "announce", envelope))
+        except TimeoutError:
+            pass  # who has not heard of the others goes on alone
+        raise operator_error(
+            "E501",
+            f"{came} members came, --members says {agreed}",
+            why="it was started on more machines than that, or once more on one before the others "
+            "had noticed that it was gone",
+            fix="start all again, each with the same --members",
+        )
 
     async def _not_met(self, wiring: Wiring, presence: Presence, address: str) -> str:
         """Ask a peer whom it knows; returns why it cannot be a member, empty where it is one."""
@@ -266,7 +310,9 @@ class Member:
     async def _until_at(self, presence: Presence, round_: int) -> None:
         """Wait until all live members have come to ``round_``."""
         membership, now = presence.membership, presence.wiring.now
-        while any(a.round < round_ for a in membership.islands_alive(now())):
+        while any(
+            a.round < round_ and a.peer in self._met for a in membership.islands_alive(now())
+        ):
             self._news.clear()
             try:
                 async with asyncio.timeout(MEET_EVERY_S):  # a silent member makes no news

@@ -172,16 +172,101 @@ async def test_who_cannot_catch_up_ends_with_an_error_and_the_others_go_on(
 
 async def test_who_is_there_and_comes_no_further_is_not_waited_for_for_ever() -> None:
     said: list[str] = []
-    stays = SimpleNamespace(round=0)
+    stays = SimpleNamespace(peer=Identity.generate().peer_id, round=0)
     loop = asyncio.get_running_loop()
     presence = SimpleNamespace(
         membership=SimpleNamespace(islands_alive=lambda now: [stays]),
         wiring=SimpleNamespace(now=loop.time),
     )
     member = Member(replace(SETTINGS, patience_s=0.2), said=said.append)
+    member._met = frozenset([stays.peer])
     async with asyncio.timeout(30):
         await member._others_at(cast(Presence, presence), 1)
     assert said == ["not all who are there have come to round 1: it begins all the same"]
+
+
+async def test_who_was_not_met_is_not_waited_for() -> None:
+    said: list[str] = []
+    stranger = SimpleNamespace(peer=Identity.generate().peer_id, round=0)
+    loop = asyncio.get_running_loop()
+    presence = SimpleNamespace(
+        membership=SimpleNamespace(islands_alive=lambda now: [stranger]),
+        wiring=SimpleNamespace(now=loop.time),
+    )
+    member = Member(replace(SETTINGS, patience_s=0.2), said=said.append)
+    async with asyncio.timeout(30):
+        await member._others_at(cast(Presence, presence), 1)
+    assert not said
+
+
+class Begun:
+    """Members that are started one by one, of a bench that does not end by itself."""
+
+    def __init__(self, group: asyncio.TaskGroup, settings: Settings) -> None:
+        self.group, self.settings = group, settings
+        self.address = ""
+        self.rounds: list[asyncio.Queue[Taken]] = []  # of each member
+
+    async def one(self) -> asyncio.Task[OperatorError]:
+        """Start one more; with what it ends, once its port is open."""
+        opened: asyncio.Queue[str] = asyncio.Queue()
+        rounds: asyncio.Queue[Taken] = asyncio.Queue()
+        self.rounds.append(rounds)
+        member = Member(
+            replace(self.settings, peers=(self.address,) if self.address else ()),
+            opened=lambda peer, address: opened.put_nowait(f"{address}/{peer}"),
+            took=rounds.put_nowait,
+        )
+        task = self.group.create_task(self._end_of(member))
+        address = await opened.get()
+        self.address = self.address or address
+        return task
+
+    async def _end_of(self, member: Member) -> OperatorError:
+        try:
+            await member.run()
+        except ExceptionGroup as error:
+            return first_known(error)
+        raise AssertionError("it came to its last round")
+
+
+TWO = replace(SETTINGS, members=2, size=1000, rounds=10**6)
+
+
+async def test_who_comes_to_a_bench_that_is_complete_ends_and_the_others_go_on() -> None:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        begun = Begun(group, TWO)
+        first, second = await begun.one(), await begun.one()
+        await begun.rounds[1].get()
+        error = await (await begun.one())
+        assert error.code == "E501"
+        assert error.what == "3 members came, --members says 2"
+        assert begun.rounds[2].empty()
+        for rounds in begun.rounds[:2]:
+            while not rounds.empty():
+                rounds.get_nowait()
+            assert (await rounds.get()).contributors == 2
+        for task in (first, second):
+            assert not task.done()
+            task.cancel()
+
+
+async def test_where_more_meet_than_was_agreed_on_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two came at once, and neither knew of the other when it met the first."""
+    asked, real = asyncio.Barrier(2), Member._not_met
+
+    async def at_once(member: Member, *arguments: Any) -> str:
+        found = await real(member, *arguments)
+        await asked.wait()
+        return found
+
+    monkeypatch.setattr(Member, "_not_met", at_once)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        begun = Begun(group, TWO)
+        tasks = [await begun.one() for _ in range(3)]
+        for task in tasks:
+            error = await task
+            assert (error.code, error.what) == ("E501", "3 members came, --members says 2")
 
 
 async def test_who_does_not_come_is_waited_for_in_vain() -> None:
