@@ -25,6 +25,7 @@ from benchmarks.keys import figures, shown
 from benchmarks.netns import Network, require
 from benchmarks.output import machine, write
 from benchmarks.worker import SIZE
+from node.interrupts import clean_up_at_any_end
 from protocols.codecs import RangeCodec
 
 COUNT = 4  # processes, where a piece does not say otherwise
@@ -232,6 +233,7 @@ NOT_QUICK = ("two", "eight", "sixteen", "link100-fp32")
 
 def main() -> None:
     """Run the pieces that are asked for and write what is known then."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--quick", action="store_true", help="less of everything")

@@ -21,6 +21,7 @@ from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, turns
 from benchmarks.farnet import Way, available, everywhere
 from benchmarks.keys import seconds
 from benchmarks.output import machine, write
+from node.interrupts import clean_up_at_any_end
 from protocols.codecs import RangeCodec
 
 SIZE = 10_000_000  # elements
@@ -63,6 +64,7 @@ def shown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure what is asked for and write what is known then."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--only", nargs="+", choices=WAYS, help="ways to measure", metavar="WAY")

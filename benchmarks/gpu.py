@@ -35,6 +35,7 @@ from benchmarks.layouts import nccl_version
 from benchmarks.output import machine, write
 from bootstrap.manifest import Manifest
 from diloco.optimizers import RULES, Rates
+from node.interrupts import clean_up_at_any_end
 from node.script.frozen import read
 from node.trainer.corpus import collect
 from node.trainer.layout import Layout
@@ -260,6 +261,7 @@ PIECES = ("copies", "outer", "frozen", "attention", "training", "compiled")
 
 def main() -> None:
     """Run the pieces and write what was found; pieces that are left out keep their figures."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--only", default=",".join(PIECES), help="pieces, with commas between")

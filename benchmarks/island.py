@@ -42,6 +42,7 @@ from benchmarks.processes import cpu, pin, ranks
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml
+from node.interrupts import clean_up_at_any_end
 from node.island.rank_process import rank_environment
 from node.trainer.corpus import collect
 
@@ -247,6 +248,7 @@ def figures(runs: dict[str, list[list[Fact]]]) -> Fact:
 
 def main() -> None:
     """Run everything and write what was found."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")

@@ -31,6 +31,7 @@ from typing import Any
 
 from benchmarks.layout_cases import BF16, CASES, REFUSED, STEPS, Case, manifest_of, reason
 from benchmarks.output import write
+from node.interrupts import clean_up_at_any_end
 
 MANY = 1000  # steps that the moments from elsewhere claim to have seen
 WAIT_S = 240.0  # for the ranks of one layout
@@ -335,6 +336,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases, or those that ``--only`` names a part of; 1 if one differs."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="result; with --only or --part, other rows stay")
     parser.add_argument("--doc", type=Path, help="file whose table is replaced")

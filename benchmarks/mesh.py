@@ -20,6 +20,7 @@ import threading
 import time
 
 from benchmarks.netns import Network, require
+from node.interrupts import clean_up_at_any_end
 
 PORT = 5000
 PIECE = 1 << 20
@@ -112,6 +113,7 @@ def measure(
 
 def main() -> None:
     """Measure and print the share of the link that was used, turn by turn."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--members", type=int, default=4)

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.output import write
+from node.interrupts import clean_up_at_any_end
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "kits"))  # the kits of the browser tests
@@ -146,6 +147,7 @@ async def dashboard(islands: int, rounds: int, repeats: int, seconds: float) -> 
 
 def main() -> int:
     """Measure, print, write; exit status 1 where a limit is not kept."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=5)

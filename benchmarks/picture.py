@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from node.interrupts import clean_up_at_any_end
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "kits"))  # the kits of the browser and swarm tests
 
@@ -51,6 +53,7 @@ async def take(url: str, shapes: dict[Path, tuple[int, int, bool]]) -> dict[Path
 
 def main() -> int:
     """Start the islands, wait, take the pictures, end the islands."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "dashboard.png")
     parser.add_argument("--all", type=Path, help="a folder for pictures of all sizes")

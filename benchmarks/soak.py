@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 from benchmarks.output import write
 from benchmarks.processes import ranks, weight
 from benchmarks.soak_result import result
+from node.interrupts import clean_up_at_any_end
 from node.status import fetch
 from protocols.errors import OperatorError
 
@@ -336,6 +337,7 @@ def _disk(directory: Path) -> float:
 
 def main() -> None:
     """Play it and write what was found."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", required=True, help="where the results go; -: standard output")
     parser.add_argument("--minutes", type=float, default=60.0)

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.output import write
 from node.demo.run import IslandProcess
+from node.interrupts import clean_up_at_any_end
 
 INNER = 24
 WAYS: dict[str, dict[str, object]] = {
@@ -80,6 +81,7 @@ def _until(found: Any) -> Any:
 
 def main() -> None:
     """Measure every way and write the figures."""
+    clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--rate", default="1500kbit", help="upload limit of each island")
