@@ -30,9 +30,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from benchmarks.island import Fact, Islands, results, rounded, speed
+from benchmarks.island import Fact, Islands, piped, results, rounded, speed
 from benchmarks.layouts import nccl_version
 from benchmarks.output import machine, write
+from benchmarks.processes import ended
 from bootstrap.manifest import Manifest
 from diloco.optimizers import RULES, Rates
 from node.interrupts import clean_up_at_any_end
@@ -81,9 +82,10 @@ def training(root: Path, seconds: float, turns: int, *, compiled: bool) -> Itera
     for turn in range(turns):
         words = [sys.executable, "-m", "benchmarks.systems.bare_gpu", str(seconds), str(text)]
         words += [str(run), *(["compile"] if compiled else [])]
-        pipe = subprocess.PIPE
-        loops = [subprocess.Popen(words, stdout=pipe, text=True) for _ in range(2)]
-        found["bare"].append(results(loops))
+        loops: list[subprocess.Popen[str]] = []
+        with ended(loops):
+            loops += [piped(words), piped(words)]
+            found["bare"].append(results(loops))
         place = root / f"{turn} {compiled}"
         place.mkdir()
         two = Islands(

@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks.netns import Network, require
 from benchmarks.output import machine, write
-from benchmarks.processes import cpu, pin, ranks
+from benchmarks.processes import cpu, ended, pin, ranks
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.manifest import Manifest
 from bootstrap.validation import to_toml
@@ -82,12 +82,17 @@ class Islands:
         self.root, self.net, self.seconds, self.options = root, net, seconds, options
         self.start_s = start_s
         self.apart = apart  # the first trainer has a core of its own
+        self.processes: list[subprocess.Popen[Any]] = []
         self.run = root / "run.toml"
         rounds = manifest.rounds.model_copy(update={"codec": codec})
         self.run.write_text(to_toml(manifest.model_copy(update={"rounds": rounds})))
 
     def measure(self) -> list[Fact]:
         """Train with both for ``seconds``; what each did after the first rounds."""
+        with ended(self.processes):
+            return self._measure()
+
+    def _measure(self) -> list[Fact]:
         first = self._start(0, ["--run", str(self.run)])
         peer = self._join_address(0)
         second = self._start(1, ["--peers", peer])
@@ -123,9 +128,14 @@ class Islands:
         words += ["--api", "127.0.0.1:0", "--checkpoint-every", "0", *self.options, *arguments]
         log = (self.root / f"{rank}.log").open("ab")
         options: Fact = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        if self.net is not None:
-            return self.net.python(self.net.names[rank], *words, **options)
-        return subprocess.Popen([sys.executable, *words], **options)
+        options["start_new_session"] = True  # a group, with its trainer
+        with log:
+            if self.net is not None:
+                process = self.net.python(self.net.names[rank], *words, **options)
+            else:
+                process = subprocess.Popen([sys.executable, *words], **options)
+        self.processes.append(process)
+        return process
 
     def _events(self, rank: int, kind: str) -> list[Fact]:
         path = self.root / str(rank) / "events.jsonl"
@@ -152,7 +162,7 @@ class Islands:
         end = time.monotonic() + self.start_s
         while not (value := condition()):
             if time.monotonic() > end:
-                logs = [(self.root / f"{rank}.log").read_text()[-2000:] for rank in (0, 1)]
+                logs = [path.read_text()[-2000:] for path in sorted(self.root.glob("*.log"))]
                 raise TimeoutError("the islands do not train: " + "\n".join(logs))
             time.sleep(0.1)
         return value
@@ -179,12 +189,19 @@ def bare(text: Path, seconds: float, *, tuned: bool = False, apart: bool = False
     """Two bare loops at once; ``tuned``: with the environment of a rank, ``apart``: pinned."""
     words = [sys.executable, "-m", "benchmarks.systems.bare", str(seconds), str(text)]
     env = rank_environment(1) if tuned else None
+    loops: list[subprocess.Popen[str]] = []
+    with ended(loops):
+        for core in range(2):
+            loops.append(piped(words, env))
+            if apart:
+                pin(loops[-1].pid, core)
+        return results(loops)
+
+
+def piped(words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """A process that tells :func:`results` what it found."""
     pipe = subprocess.PIPE
-    loops = [subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(2)]
-    if apart:
-        for core, loop in enumerate(loops):
-            pin(loop.pid, core)
-    return results(loops)
+    return subprocess.Popen(words, stdout=pipe, text=True, env=env, start_new_session=True)
 
 
 def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:

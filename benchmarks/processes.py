@@ -1,9 +1,32 @@
-"""What Linux tells of a running node: its ranks, what a process has used, what it weighs."""
+"""What Linux tells of a running node: its ranks, what a process has used, what it weighs.
+
+And an end for processes that are not to outlive what started them.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def ended(processes: Sequence[subprocess.Popen[Any]]) -> Iterator[None]:
+    """Kill those of ``processes`` that still run after the block, with all that they started.
+
+    Each is in a session of its own. Some may come to the sequence inside the block.
+    """
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def ranks(daemon: int) -> list[int]:
