@@ -5,14 +5,13 @@
 
 Systems that are compared run in one piece, all at once and taking turns, so that whatever else the
 machine does hits them alike; medians count. ``--only PIECE`` runs single pieces, each of them
-within two minutes, and ``--merge FILE`` takes the others from an earlier result. What the keys
-mean stands in :data:`benchmarks.keys.KEYS`.
+within two minutes. The others stay as the file has them, or are taken from ``--merge FILE``. What
+the keys mean stands in :data:`benchmarks.keys.KEYS`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from typing import Any
 from benchmarks.fleet import TURN_S, Fact, Fleet, Turn
 from benchmarks.keys import figures, shown
 from benchmarks.netns import Network, require
-from benchmarks.output import machine, write
+from benchmarks.output import apart, kept, machine, write
 from benchmarks.worker import SIZE
 from node.interrupts import clean_up_at_any_end
 from protocols.codecs import RangeCodec
@@ -241,15 +240,19 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, help="results that the others are taken from")
     given = parser.parse_args()
     require()
-    runs: dict[str, Any] = {}
-    if given.merge and given.merge.exists():
-        runs = json.loads(given.merge.read_text())["runs"]
+    if given.merge and not given.merge.exists():
+        parser.error(f"--merge: there is no {given.merge}")
+    source = given.merge or given.json
+    runs: dict[str, Any] = kept(source).get("runs", {})
+    apart(source, runs, quick=given.quick)
     scale = QUICK if given.quick else FULL
     pieces = given.only or [p for p in PIECES if not (given.quick and p in NOT_QUICK)]
     for piece in pieces:
         print(piece, flush=True)
         found = PIECES[piece](scale)
         runs[piece] = {"size": scale.size, "machine": machine(), "runs": found}
+        if given.quick:
+            runs[piece]["quick"] = True
         result = figures(runs) | {"runs": runs}
         write(result, given.json)
     print(shown(figures(runs)))

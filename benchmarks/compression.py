@@ -15,7 +15,6 @@ With ``moves`` each part goes to another owner every round, the worst case for w
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from benchmarks.output import write
+from benchmarks.output import apart, kept, write
 from diloco import feedback, merge, outer
 from diloco.loop import Island, Settings, evaluate, load, new_model, texts
 from protocols.codecs import RangeCodec, codec
@@ -167,9 +166,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     seeds, rounds = (1, 10) if options.quick else (2, 30)
-    rows: dict[str, dict[str, float]] = {}
-    if options.json and options.json.exists():
-        rows = json.loads(options.json.read_text(encoding="utf-8"))
+    rows: dict[str, dict[str, float]] = kept(options.json) if options.json else {}
+    if options.json:
+        apart(options.json, rows, quick=options.quick)
     for case in cases():
         if not case.label.startswith(options.only):
             continue
@@ -184,6 +183,8 @@ def main() -> None:
         print(
             f"{case.label:50}", "  ".join(f"{key} {x:7.4f}" for key, x in row.items()), flush=True
         )
+        if options.quick:
+            row["quick"] = True
         if options.json:
             write(rows, options.json)
 

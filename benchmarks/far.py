@@ -4,15 +4,14 @@
 
 Four members, 10 M fp32 elements: Atoll in int4 with mutual TLS, and gloo with as many bytes in the
 clear. They take turns, and medians count. :data:`WAYS` says what each way is, and
-:mod:`benchmarks.farnet` makes it. ``--only WAY`` measures single ones and keeps what the file has
-of the others. hivemind's averager is not among them: over the first of these it had not ended a
-turn after two minutes.
+:mod:`benchmarks.farnet` makes it. ``--only WAY`` measures single ones; what the file has
+of others stays until they are measured. hivemind's averager is not among them: over the first of
+these it had not ended a turn after two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, turns
 from benchmarks.farnet import Way, available, everywhere
 from benchmarks.keys import seconds
-from benchmarks.output import machine, write
+from benchmarks.output import kept, machine, write
 from node.interrupts import clean_up_at_any_end
 from protocols.codecs import RangeCodec
 
@@ -72,9 +71,7 @@ def main() -> None:
     given = parser.parse_args()
     if not available():
         sys.exit("links with a distance need Linux, root, the commands ip, tc and cc, and a tap")
-    found: dict[str, Any] = {}
-    if given.only and given.json.exists():
-        found = json.loads(given.json.read_text())
+    found = kept(given.json)
     for name in given.only or WAYS:
         text, way = WAYS[name]
         print(f"{name}: {text}", flush=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layout_cases import BF16, CASES, REFUSED, STEPS, Case, manifest_of, reason
-from benchmarks.output import write
+from benchmarks.output import kept, write
 from node.interrupts import clean_up_at_any_end
 
 MANY = 1000  # steps that the moments from elsewhere claim to have seen
@@ -338,7 +338,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the cases, or those that ``--only`` names a part of; 1 if one differs."""
     clean_up_at_any_end()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="result; with --only or --part, other rows stay")
+    parser.add_argument("--json", type=Path, help="result; rows that are not run stay")
     parser.add_argument("--doc", type=Path, help="file whose table is replaced")
     parser.add_argument("--only", default="", help="part of a name, several with |, none with -")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -346,8 +346,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     part, parts = (int(number) for number in given.part.split("/"))
     rows: dict[str, dict[str, Any]] = {}
-    if given.json and (given.only or parts > 1) and given.json.exists():
-        rows = {row["name"]: row for row in json.loads(given.json.read_text())["layouts"]}
+    if given.json:
+        earlier = kept(given.json)
+        if earlier and ("devices" in earlier) != (given.device == "cuda"):
+            sys.exit(f"{given.json} has results of another kind of device: give another file")
+        rows = {row["name"]: row for row in earlier.get("layouts", ())}
     wanted = given.only.split("|")
     directory = Path(tempfile.mkdtemp(prefix="layouts-"))
     alone: Alone = {}

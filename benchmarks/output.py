@@ -21,6 +21,23 @@ def write(result: object, where: str | Path) -> None:
         Path(where).write_text(text, encoding="utf-8")
 
 
+def kept(where: Path) -> dict[str, Any]:
+    """What an earlier run has left in a file; empty where there is none."""
+    found: dict[str, Any] = {}
+    if where.exists():
+        found = json.loads(where.read_text(encoding="utf-8"))
+    return found
+
+
+def apart(where: Path, rows: dict[str, dict[str, Any]], *, quick: bool) -> None:
+    """End the program where ``rows``, from this file, are quick ones and the others not.
+
+    Or the other way round: side by side nobody could tell them from each other.
+    """
+    if any(row.get("quick", False) != quick for row in rows.values()):
+        sys.exit(f"{where} has results {'without' if quick else 'with'} --quick: give another file")
+
+
 def machine() -> dict[str, Any]:
     """What a benchmark ran on, when, and with which versions; None: not installed."""
     found: dict[str, Any] = {
