@@ -84,6 +84,16 @@ def test_quick_averages_do_not_come_among_others(
         call(allreduce, monkeypatch, tmp_path / "quick.json", "--only", "int8")
 
 
+def test_each_piece_tells_the_size_that_it_averaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = call(allreduce, monkeypatch, tmp_path / "new.json")["runs"]
+    own = {"matchmaking": 100_000, "dark": 5_000_000, "dark-torchft": 5_000_000}
+    assert {name: one["size"] for name, one in found.items()} == dict.fromkeys(found, 25e6) | own
+    results = json.loads((RESULTS / "allreduce.json").read_text())["runs"]
+    assert {name: one["size"] for name, one in results.items()} == dict.fromkeys(found, 25e6) | own
+
+
 def test_quick_rows_of_codecs_do_not_come_among_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
