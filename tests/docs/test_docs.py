@@ -283,6 +283,7 @@ def test_every_benchmark_of_the_readme_is_there_with_its_figures() -> None:
         assert (ROOT / figures).is_file(), figures
         if words[0] == "python":
             assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), command
+            assert "--json FILE" in command, command  # most refuse to begin without, and none keeps
 
 
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
