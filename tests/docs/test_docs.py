@@ -294,10 +294,13 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     results = ROOT / "benchmarks" / "results"
     names = ("allreduce", "island", "algorithms")
     averaging, island, study = (json.loads((results / f"{n}.json").read_text()) for n in names)
-    crowd = averaging["runs"]["sixteen"]["runs"]
 
-    def seconds(system: str) -> float:
-        return float(statistics.median(turn["seconds"] for turn in crowd[system]))
+    def seconds(system: str, piece: str = "sixteen") -> float:
+        turns = averaging["runs"][piece]["runs"][system]
+        return float(statistics.median(turn["seconds"] for turn in turns))
+
+    def over_gloo(piece: str) -> str:
+        return f"{seconds('atoll fp32', piece) / seconds('gloo', piece):.2f}"
 
     ways = json.loads((results / "far.json").read_text())
 
@@ -323,6 +326,9 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         f"{averaging['vs_hivemind_wan_int4']:.1f} times at 100 Mbit",
         f"fp32 takes {seconds('atoll fp32'):.1f} s",
         f"gloo {seconds('gloo'):.1f} s",
+        f"takes {over_gloo('two')} times as long as gloo among 2 members, "
+        f"{over_gloo('fp32')} times among 4, {over_gloo('eight')} among 8 "
+        f"and {over_gloo('sixteen')} among 16",
         f"{study['keys']['bytes_ratio_at_1pct']:.0f} times fewer bytes for {over(muon, 4, 40)}",
         f"{study['keys']['bytes_ratio_at_3pct']:,.0f} times fewer for {over(muon, 4, 150)}",
         f"int4 ends {over('DiLoCo, int4', 4)} above data parallelism with 4, and in shorter runs "
