@@ -1,11 +1,11 @@
 """Do fragments keep trainers busy on a slow link? ``python -m benchmarks.streaming --json FILE``.
 
 Two islands (``node start``, two processes each) train the same small model over an upload limit at
-which a whole merge takes about as long as half a round's inner steps. Three ways of merging run one
-after the other: the whole model with the trainer waiting for it, the whole model while a quarter of
-the inner steps goes on, and in fragments that take turns. What is counted is from the first round
-with both on: the share of the time that the first island's trainer spent in inner steps, inner
-steps a second, and bytes sent. ``--rate`` sets the limit.
+which a whole merge takes about a quarter of a round, so a third as long as its inner steps. Three
+ways of merging run one after the other: the whole model with the trainer waiting for it, the whole
+model while a quarter of the inner steps goes on, and in fragments that take turns. What is counted
+is from the first round with both on: the share of the time that the first island's trainer spent in
+inner steps, inner steps a second, and bytes sent. ``--rate`` sets the limit.
 """
 
 from __future__ import annotations
