@@ -7,6 +7,10 @@ clear. They take turns, and medians count. :data:`WAYS` says what each way is, a
 :mod:`benchmarks.farnet` makes it. ``--only WAY`` measures single ones; what the file has
 of others stays until they are measured. hivemind's averager is not among them: over the first of
 these it had not ended a turn after two minutes.
+
+Connections are on cubic, as Linux comes. gloo stays on it; Atoll may take BBR where packets are
+lost (:func:`protocols.lanes.socket.prefer_bbr`), which needs root, as here, or
+``tcp_allowed_congestion_control``. So on the lossy ways the two differ in that as well.
 """
 
 from __future__ import annotations

@@ -286,6 +286,13 @@ def test_every_benchmark_of_the_readme_is_there_with_its_figures() -> None:
             assert "--json FILE" in command, command  # most refuse to begin without, and none keeps
 
 
+def test_where_gloo_is_compared_over_lossy_ways_its_congestion_control_is_named() -> None:
+    pages = (README, ROOT / "benchmarks" / "README.md", ROOT / "benchmarks" / "far.py")
+    for page in pages:
+        text = page.read_text()
+        assert {"cubic", "BBR", "tcp_allowed_congestion_control"} <= set(re.findall(r"\w+", text))
+
+
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     from benchmarks.algorithms_figures import percent_over
     from benchmarks.algorithms_rows import BASE
