@@ -18,7 +18,7 @@ from gossip.exchange.exchange import Exchange
 from gossip.place import Place
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate
+from protocols.messages import Announce, Certificate, Plan
 
 
 class Replica(Protocol):
@@ -48,6 +48,9 @@ class Hooks:
     # a certified round has moved the replica; without an exchange it was replayed
     applied: Callable[[Certificate, Exchange | None], None] = lambda certificate, exchange: None
     moved: Callable[[], None] = lambda: None  # a download has put a replica elsewhere
+    # an attempt at a round has come to nothing: the plan it went by, and the one that takes its
+    # place; None: the round is abandoned
+    gave_up: Callable[[Plan, Plan | None], None] = lambda before, plan: None
     # alive, suspect, …; joining or active, where only that has changed; fault, …
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None

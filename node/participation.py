@@ -48,13 +48,14 @@ from node.modes import is_over
 from node.monitor.events import JoinProgress, Notice
 from node.multiples import Multiples
 from node.replicas.replica import OuterReplica
+from node.reports.attempts import given_up
 from node.reports.links import own_speeds, tell_links
 from node.reports.peers import PeerReports
 from node.trainer.channel import Applied
 from protocols.codecs import kernels
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate
+from protocols.messages import Announce, Certificate, Plan
 
 if TYPE_CHECKING:
     from node.runtime import Node
@@ -153,6 +154,7 @@ class Participation:
                 peer=self._on_peer,
                 rejected=self._on_rejected,
                 notice=self._notice,
+                gave_up=self._on_given_up,
                 behind=self._on_behind,
                 learned=self._on_announced,
             ),
@@ -355,6 +357,9 @@ class Participation:
     def _on_behind(self, fragment: int, ending: Ending) -> None:
         assert isinstance(self.swarm, Swarm)  # an island that gossips is never behind
         self.fetcher.on_behind(self.swarm, fragment, ending)
+
+    def _on_given_up(self, before: Plan, plan: Plan | None) -> None:
+        self.events.emit(given_up(before, plan))
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         if self.conductor is not None:

@@ -21,6 +21,7 @@ from gossip.catchup.approach import Approach
 from gossip.catchup.claims import Shown
 from gossip.catchup.following import Following, is_further
 from gossip.catchup.lineage import Claim, Lineage, prove
+from gossip.chain.attempts import Attempts
 from gossip.chain.auditor import Auditor
 from gossip.chain.forgetting import Forgetting
 from gossip.chain.missed import Missed
@@ -63,11 +64,12 @@ TICK_S = 0.005
 
 
 @dataclass
-class Chain(Reports, OwnStatus, RoundFacts):
+class Chain(Reports, Attempts, OwnStatus, RoundFacts):
     """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
 
-    Its bases have what it is told by the exchange of a round (:class:`Reports`), what it announces
-    of itself (:class:`OwnStatus`), and what others ask about its rounds (:class:`RoundFacts`).
+    Its bases have what it is told by the exchange of a round (:class:`Reports`), the plans it works
+    by (:class:`Attempts`), what it announces of itself (:class:`OwnStatus`), and what others ask
+    about its rounds (:class:`RoundFacts`).
 
     ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
     """
@@ -175,6 +177,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
         lineage: Lineage,
         *,
         diverged: bool = False,
+        forked: bool = False,
     ) -> None:
         """Put the replica elsewhere in the chain (a state download), and start over there.
 
@@ -183,7 +186,8 @@ class Chain(Reports, OwnStatus, RoundFacts):
 
         Nothing happens if this node has come as far by itself since the download began: if both
         sides of a fork moved, each would end on the other's chain. ``diverged``: the place is the
-        same, and only the state is replaced, by the one that most have there.
+        same, and only the state is replaced, by the one that most have there. ``forked``: the chain
+        there does not go through the round under way here.
         """
         async with self._advancing:
             before = self.round.place
@@ -191,6 +195,8 @@ class Chain(Reports, OwnStatus, RoundFacts):
             if not same and not is_further(before, to.round, to.previous, to.work):
                 return
             await self.exchange.stop()
+            if same or forked:
+                self._abandon()
             await jump()
             place = self.replica.place
             if (place.round, place.previous) == (before.round, before.previous):
@@ -274,9 +280,7 @@ class Chain(Reports, OwnStatus, RoundFacts):
                     for leg in legs(peers):
                         self.sending.tell(of, leg, note)
                 case FollowPlan(plan) if of is self.round:
-                    if self.exchange.plan is None:
-                        self.timing.planned_at = self.now()
-                    self.exchange.work(plan)
+                    self._follow(plan)
                 case Commit(certificate):
                     self.wiring.spawn(self._commit(of, certificate))
                 case CatchUp(peers):

@@ -57,6 +57,7 @@ async def take_state(
             state.certificate,
             state.lineage,
             diverged=ending is Ending.DIVERGED,
+            forked=ending is Ending.FORKED,
         )
 
 

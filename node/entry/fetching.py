@@ -42,7 +42,7 @@ from node.entry.looking import PATIENCE_S
 from node.headway import Headway, counted
 from node.hf.import_hf import import_hf
 from node.member import arrival_of
-from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
+from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected
 from node.monitor.wording import short
 from node.replicas.own_state import OwnReplica
 from node.replicas.replica import OuterReplica
@@ -292,9 +292,8 @@ class Fetcher:
         here = self.replicas[fragment].place.round
         membership = swarm.chains[fragment].membership
         heads = [a.round for a in membership.islands_alive(swarm.now())]
-        if ending is not Ending.FAR:  # else those rounds could be had
-            self.events.emit(RoundFailed(round=here, reason=ending.value, fragment=fragment))
-        self.events.emit(Behind(round=here, head=max(heads, default=here), action="download"))
+        head, why = max(heads, default=here), ending.value
+        self.events.emit(Behind(round=here, head=head, action="download", reason=why))
         self.node.tasks.spawn(self._download(swarm, fragment, ending))
 
     async def _download(self, swarm: Swarm, fragment: int, ending: Ending) -> None:

@@ -196,13 +196,14 @@ def _validation(event: Validation) -> str:
 
 @_line.register
 def _round_failed(event: RoundFailed) -> str:
-    return f"round {event.round} failed: {clean(event.reason)}"
+    return f"an attempt at round {event.round} failed: {clean(event.reason)}"
 
 
 @_line.register
 def _behind(event: Behind) -> str:
     missed = event.head - event.round
-    return f"behind by {missed} round{'s' * (missed != 1)}: downloads the state"
+    why = f" ({clean(event.reason)})" if event.reason else ""
+    return f"behind by {missed} round{'s' * (missed != 1)}: downloads the state{why}"
 
 
 @_line.register

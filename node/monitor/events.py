@@ -147,7 +147,10 @@ class RoundDone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFailed(Event):
-    """A round did not commit; nobody stepped."""
+    """An attempt at a round that this node worked in came to nothing; nobody stepped.
+
+    Mostly another plan takes its place, and the round is committed after all.
+    """
 
     kind: ClassVar[str] = "round_failed"
     round: int
@@ -198,6 +201,7 @@ class Behind(Event):
     round: int  # its own
     head: int  # the swarm's
     action: Literal["download"]
+    reason: str = ""  # why the rounds that it missed are not replayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

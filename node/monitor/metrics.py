@@ -54,7 +54,9 @@ class SwarmCollector(Collector):
         yield build
         yield _gauge("swarm_start_time_seconds", "Unix time of the start", state.node.started)
         outcomes = state.rounds.outcomes
-        yield _counter("swarm_rounds", "Rounds by outcome", "outcome", OUTCOMES, outcomes)
+        yield _counter(
+            "swarm_rounds", "By outcome; failed: attempts at them", "outcome", OUTCOMES, outcomes
+        )
         yield _gauge("swarm_round", "Rounds committed along the chain", state.round)
         yield _counter(
             "swarm_round_phase_seconds",

@@ -7,6 +7,7 @@ sides never do is empty for ever, without any complaint. (Prometheus: Vector mat
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,7 +36,10 @@ COMPARED: dict[str, Callable[[float, float], bool]] = {
 
 
 def evaluated(expression: Any, samples: Mapping[str, float], now: float) -> float | None:
-    """Of one node at ``now``: of single samples by name and labels; None where it is empty."""
+    """Of one node at ``now``: of single samples by name and labels; None where it is empty.
+
+    Counters were at 0 an hour ago, or however long rates go back.
+    """
     match expression:
         case NumberLiteral():
             return float(expression.val)
@@ -46,6 +50,10 @@ def evaluated(expression: Any, samples: Mapping[str, float], now: float) -> floa
             return samples.get(f"{expression.name}{{{given}}}" if given else expression.name or "")
         case Call() if expression.func.name == "time":
             return now
+        case AggregateExpr(expr=Call() as rate) if rate.func.name == "rate":
+            matrix = rate.args[0]
+            found = _all(matrix.vector_selector, samples)
+            return sum(found) / matrix.range.total_seconds() if found else None
         case BinaryExpr():
             left = evaluated(expression.lhs, samples, now)
             right = evaluated(expression.rhs, samples, now)
@@ -58,6 +66,21 @@ def evaluated(expression: Any, samples: Mapping[str, float], now: float) -> floa
                 return REDUCED[sign](left, right)
             return left if sign == "and" or COMPARED[sign](left, right) else None
     raise NotImplementedError(expression)
+
+
+def _all(selector: VectorSelector, samples: Mapping[str, float]) -> list[float]:
+    """The samples of a metric that fit a selector, whatever else their labels are."""
+    found = []
+    for told, sample in samples.items():
+        name, _, rest = told.partition("{")
+        given = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        fits = (
+            re.fullmatch(one.value, given[one.name])  # in what is asked for there are no signs
+            for one in selector.matchers.matchers
+        )
+        if name == selector.name and all(fits):
+            found.append(sample)
+    return found
 
 
 def labels(expression: Any, exported: Mapping[str, Mapping[str, set[str]]]) -> Labels | None:

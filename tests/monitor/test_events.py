@@ -256,7 +256,8 @@ def test_the_round_line():
     assert render(degraded).endswith("without …abcdefgh: slow")
     roll = RoundDone(round=0, members=0, live=2, loss=None)
     assert render(roll) == "round 0 merges nothing: it lets in who is there, 2 islands"
-    assert render(RoundFailed(round=3, reason="no majority")) == "round 3 failed: no majority"
+    failed = RoundFailed(round=3, reason="no majority")
+    assert render(failed) == "an attempt at round 3 failed: no majority"
 
 
 @pytest.mark.parametrize("total", [0, 60, ENDLESS_ROUNDS])
@@ -349,6 +350,8 @@ def test_join_steps():
 def test_other_lines():
     behind = Behind(round=3, head=5, action="download")
     assert render(behind) == "behind by 2 rounds: downloads the state"
+    gone = Behind(round=4, head=5, action="download", reason="nobody keeps them")
+    assert render(gone) == "behind by 1 round: downloads the state (nobody keeps them)"
     assert "error E301: clock" in render(
         Problem(code="E301", what="clock", why="w", fix="f", fatal=True)
     )
@@ -415,7 +418,7 @@ def test_signs_that_a_terminal_does_not_have_do_not_silence_it():
     log.emit(RoundFailed(round=3, reason="no majority"))
     joined, failed = file.getvalue().decode("latin-1").splitlines()
     assert "caf\N{LATIN SMALL LETTER E WITH ACUTE} ?" in joined
-    assert failed == "round 3 failed: no majority"
+    assert failed == "an attempt at round 3 failed: no majority"
 
 
 def test_a_closed_terminal_does_not_stop_the_log():

@@ -10,7 +10,7 @@ from api_kit import Kit
 from promql_kit import evaluated, labels
 
 from node.monitor import metrics
-from node.monitor.events import CheckpointSaved, RoundDone, Step
+from node.monitor.events import CheckpointSaved, RoundDone, RoundFailed, Step
 from node.monitor.metrics import exposition, registry
 from node.monitor.views import GpuView, MachineView, PeerView, RunView
 from node.templates import render
@@ -136,6 +136,29 @@ def test_a_stall_is_told_of_by_what_the_steps_of_a_round_take(step_s, after_h):
     kit.log.emit(RoundDone(round=50))
     kit.state.round = 50
     assert not fires(after_h + 0.1), "the run is over"
+
+
+@pytest.mark.parametrize(
+    ("committed", "degraded", "failed", "fires"),
+    [
+        (60, 0, 5, False),
+        (0, 60, 1, False),
+        (4, 56, 11, False),
+        (60, 0, 13, True),
+        (4, 56, 13, True),
+        (0, 0, 2, True),
+    ],
+)
+def test_attempts_that_fail_are_told_of_by_their_share(committed, degraded, failed, fires):
+    """Of all that were made: a round without the work of somebody is a round too."""
+    kit = Kit()
+    holds = rule_of("AtollRoundsFail", kit)
+    for number in range(committed + degraded):
+        outcome = "committed" if number < committed else "degraded"
+        kit.log.emit(RoundDone(round=number, outcome=outcome))
+    for _ in range(failed):
+        kit.log.emit(RoundFailed(round=60, reason="another plan"))
+    assert holds(0) == fires
 
 
 def test_a_node_that_never_makes_a_checkpoint_is_told_of_too():

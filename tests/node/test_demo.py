@@ -21,7 +21,7 @@ from places import ROOT
 from typer import Exit
 
 from node.demo.run import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory, main
-from node.demo.summary import as_text, summary_of
+from node.demo.summary import as_text, summary_of, went_well
 from protocols.errors import OperatorError
 
 ROUND = {
@@ -33,12 +33,19 @@ ROUND = {
 }
 
 
-def demo(members: int) -> Demo:
-    """One that is over: two islands have applied two rounds of ``members`` each."""
-    rounds = [{**ROUND, "round": number, "members": members} for number in range(2)]
+def demo(members: int, failed: int = 0, loss: float | None = None) -> Demo:
+    """One that is over: two islands have applied two rounds of ``members`` each.
+
+    Each has worked in vain ``failed`` times.
+    """
+    ended = {**ROUND, "members": members, "validation_loss": loss}
+    events = {
+        "round": [{**ended, "round": number} for number in range(2)],
+        "round_failed": [{}] * failed,
+    }
     island: Any = SimpleNamespace(
         name="island",
-        events=lambda kind: rounds if kind == "round" else [],
+        events=lambda kind: events.get(kind, []),
         last_round=lambda: 1,
         starts=1,
     )
@@ -62,6 +69,15 @@ def test_rounds_of_one_island_alone_are_no_merging(members: int) -> None:
     assert ("bytes a parameter" in text) == (members > 1)
     assert ("bit for bit" in text) == (members > 1)
     assert ("no round merged more than one island" in text) == (members == 1)
+
+
+def test_an_attempt_that_failed_is_told_of_and_the_rounds_that_came_count() -> None:
+    """It kills an island: the others' round may have to be planned anew."""
+    summary = summary_of(demo(2, failed=1, loss=2.0), 12.0)
+    assert summary.rounds_failed == 2
+    assert "attempts that failed 2" in as_text(summary)
+    assert went_well(summary)
+    assert not went_well(summary_of(demo(2, failed=1), 12.0)), "nothing was measured"
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError], ids=str)

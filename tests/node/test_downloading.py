@@ -24,6 +24,8 @@ from gossip.place import Place
 from node.checkpoints.names import FETCHED_PREFIX
 from node.entry.downloading import take_state
 from node.entry.fetching import Fetcher
+from node.monitor.event_log import EventLog
+from node.monitor.events import Behind, Event
 from node.replicas.replica import ChainStanding
 
 SIZE = 200_000
@@ -59,7 +61,8 @@ class Member:
         yield self.approach
         self.approach.ends(now(), arrived=True)
 
-    async def move(self, work: Any, *to: Any, diverged: bool) -> None:
+    async def move(self, work: Any, *to: Any, diverged: bool, forked: bool) -> None:
+        self.diverged, self.forked = diverged, forked
         await work()
 
     async def jump(self, vectors: Sequence[torch.Tensor], state: ChainStanding, **_: Any) -> None:
@@ -71,10 +74,10 @@ class Member:
         else:
             self.had = done
 
-    async def take(self, directory: Path) -> None:
+    async def take(self, directory: Path, ending: Ending = Ending.GONE) -> None:
         me: Any = self
         on_disk = PartialState(directory / f"{FETCHED_PREFIX}state-0", RUN)
-        await take_state(me, me, self.arrival, Ending.GONE, self.told, on_disk)
+        await take_state(me, me, self.arrival, ending, self.told, on_disk)
 
 
 def behind() -> Place:
@@ -137,6 +140,39 @@ def test_what_it_cannot_have_or_has_left_behind_is_not_gone_on_with(
         assert (again.had, again.came) == (0, BYTES)
 
     played(story)
+
+
+@pytest.mark.parametrize("ending", [Ending.GONE, Ending.FORKED, Ending.DIVERGED])
+def test_a_chain_is_told_whether_the_round_under_way_is_abandoned(
+    tmp_path: Path, ending: Ending
+) -> None:
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        member = Member(scene, behind())
+        await member.take(tmp_path, ending)
+        assert member.forked == (ending is Ending.FORKED)
+        assert member.diverged == (ending is Ending.DIVERGED)
+
+    played(story)
+
+
+@pytest.mark.parametrize("ending", [Ending.GONE, Ending.FAR])
+def test_rounds_that_are_passed_over_have_not_failed(ending: Ending) -> None:
+    """The others have committed them."""
+    log, told = EventLog(), list[Event]()
+    log.subscribe(lambda record: told.append(record.event))
+    tasks = SimpleNamespace(spawn=lambda work: work.close())
+    node: Any = SimpleNamespace(events=log, tasks=tasks)
+    member: Any = SimpleNamespace(place=behind())
+    ahead = SimpleNamespace(round=member.place.round + 4)
+    others = SimpleNamespace(islands_alive=lambda now: [ahead])
+    chains = [SimpleNamespace(membership=others)]
+    swarm: Any = SimpleNamespace(chains=chains, now=lambda: 0.0)
+    run: Any = None
+    fetcher = Fetcher(node, run, [member], torch.zeros(1), lambda announce: None)
+    fetcher.on_behind(swarm, 0, ending)
+    here, head = member.place.round, ahead.round
+    assert told == [Behind(round=here, head=head, action="download", reason=ending.value)]
 
 
 def test_checkpoints_leave_what_is_fetched_of_a_state_further_on(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def test_nobody_differs_and_nobody_waits(tmp_path: Path, record_property: Record
         "rounds that needed more than one plan", sum(c.ballot > 0 for c in killer.chain)
     )
     record_property("rounds without the old majority", sum(c.epoch > 0 for c in killer.chain))
-    record_property("rounds somebody left", sum(len(i.events("round_failed")) for i in swarm))
+    record_property("downloads", sum(len(i.events("behind")) for i in swarm))
+    record_property("attempts given up", sum(len(i.events("round_failed")) for i in swarm))
     quantiles = {q: round(idle[int(q * (len(idle) - 1))], 3) for q in (0.5, 0.9, 0.99, 0.999, 1.0)}
     record_property("idle s by quantile", quantiles)

@@ -318,7 +318,7 @@ function tellEvent(event, names) {
     case "round_failed":
       return `round ${event.round}: ${event.reason}`;
     case "behind":
-      return `${event.head - event.round} rounds behind, downloads the state`;
+      return `${event.head - event.round} rounds behind, downloads the state${event.reason ? `: ${event.reason}` : ""}`;
     case "checkpoint":
       return `round ${event.round}, ${bytes(event.bytes)} in ${seconds(event.seconds)}`;
     case "data_awaited":
