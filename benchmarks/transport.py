@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import platform
 import socket
 import statistics
@@ -84,7 +85,7 @@ def _serve_raw(listener: socket.socket, target: memoryview) -> None:
 
 async def push(host: str, size: int, kinds: list[str], turns: int) -> list[dict[str, Any]]:
     """Send ``turns`` bodies in each way, in turns, over connections that are kept."""
-    data = memoryview(bytearray(size))
+    data = memoryview(os.urandom(size))  # zeros would be packed for a slow link
     results = []
     async with contextlib.AsyncExitStack() as stack:
         transports = {}

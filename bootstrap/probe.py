@@ -7,6 +7,7 @@ so that nobody can use up its link with questions.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ BYTES_A_MINUTE = 64 * 1024 * 1024  # of all bodies together
 FIRST_BYTES = 256 * 1024
 WANTED_S = 0.5  # a transfer that takes this long says something about the link
 STALL_S = 10.0
-_ZEROS = bytes(CHUNK_BYTES)  # shared by all bodies: a slow reader holds no memory
+# shared by all bodies, so that a slow reader holds no memory; zeros would be packed for a slow link
+_NOISE = os.urandom(CHUNK_BYTES)
 
 
 class ProbeServer:
-    """Answers ``probe``: takes bodies and forgets them, gives bodies of zeros.
+    """Answers ``probe``: takes bodies and forgets them, gives bodies of noise.
 
     More than :data:`BYTES_A_MINUTE` are refused as ``busy``.
     """
@@ -46,8 +48,7 @@ class ProbeServer:
         if not 0 < length <= MAX_BYTES:
             raise Malformed(f"1 to {MAX_BYTES} bytes")
         self._spend(length)
-        whole, rest = divmod(length, len(_ZEROS))
-        return BufferFeed(*[_ZEROS] * whole, memoryview(_ZEROS)[:rest])
+        return _noise(length)
 
     def _spend(self, count: int) -> None:
         if (now := time.monotonic()) - self._since >= 60:
@@ -72,7 +73,7 @@ async def probe(transport: Transport, peer: PeerId) -> Speeds:
     """
 
     async def send(count: int) -> None:
-        await transport.push(peer, "probe", b"", BufferFeed(bytes(count)), timeout=STALL_S)
+        await transport.push(peer, "probe", b"", _noise(count), timeout=STALL_S)
 
     async def receive(count: int) -> None:
         header = count.to_bytes(8, "little")
@@ -83,6 +84,11 @@ async def probe(transport: Transport, peer: PeerId) -> Speeds:
                 pass
 
     return Speeds(await _measured(send), await _measured(receive))
+
+
+def _noise(length: int) -> Feed:
+    whole, rest = divmod(length, len(_NOISE))
+    return BufferFeed(*[_NOISE] * whole, memoryview(_NOISE)[:rest])
 
 
 async def _measured(move: Callable[[int], Awaitable[None]]) -> float:

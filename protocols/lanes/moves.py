@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
 from protocols.lanes.losses import Losses
-from protocols.lanes.packing import PIECE, Packer, Unpacker
+from protocols.lanes.packing import SMALLEST, Packer, Unpacker
 from protocols.lanes.reactor import Load
 from protocols.lanes.socket import Told, prefer_bbr, send_evenly, told, unacknowledged, unsent
 from protocols.lanes.wire import Frame
@@ -188,6 +188,7 @@ class Sending(_Move):
         self.view = memoryview(head)
         self.chunk = memoryview(b"")  # of the feed, not in ``view`` yet
         self._packer = packer
+        self._piece = bytearray()  # of the feed, to be packed
         self.feed = feed
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
         self.moved = 0
@@ -210,13 +211,24 @@ class Sending(_Move):
         """Have bytes in ``view``, from the feed if need be; False: it has none now, or no more."""
         if self.view:
             return True
+        if self._packer is not None:
+            return self._pack(self._packer)
         if not self.chunk and not self._next_chunk():
             return False
-        if self._packer is None:
-            self.view, self.chunk = self.chunk, memoryview(b"")
-        else:
-            self.view = memoryview(self._packer.pack(self.chunk[:PIECE]))
-            self.chunk = self.chunk[PIECE:]
+        self.view, self.chunk = self.chunk, memoryview(b"")
+        return True
+
+    def _pack(self, packer: Packer) -> bool:
+        """Have a packed piece in ``view``, a short one only at the end of the body."""
+        piece = self._piece
+        while len(piece) < packer.size and (self.chunk or self._next_chunk()):
+            room = packer.size - len(piece)
+            piece += self.chunk[:room]
+            self.chunk = self.chunk[room:]
+        if not piece or (len(piece) < SMALLEST and self.left):
+            return False
+        self.starved = False  # the feed is asked again after this piece
+        self.view, self._piece = memoryview(packer.pack(bytes(piece))), bytearray()
         return True
 
     def _next_chunk(self) -> bool:

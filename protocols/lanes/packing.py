@@ -9,9 +9,10 @@ be gained: at 20 Mbit/s all codecs gain enough, at 100 Mbit/s bf16 does.
 
 A packed body is a sequence of pieces, each ``kind u8 | length u24 | bytes``: kind 0 as they are,
 else deflated (RFC 1951) after the bytes were sorted by their place in a number of ``kind`` bytes,
-so that exponents get a code of their own. A piece decodes to at most :data:`PIECE` bytes, and to at
-most eight times its own length, which is as far as Huffman's code goes: a small one does not cost
-its receiver much.
+so that exponents get a code of their own. A piece holds 1 to 64 KiB of the body, but for the last,
+and at most eight times its own length, which is as far as Huffman's code goes: neither many nor
+few bytes cost their receiver much more than others do. What has come of a piece tells nothing of
+the body's progress, so on a slow lane pieces are small.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from collections.abc import Callable
 from protocols.errors import Malformed
 from protocols.transport import Drain
 
-PIECE = 1 << 16  # bytes of a body that are packed together
+PIECE, SMALLEST = 1 << 16, 1 << 10  # bytes of a body that are packed together
+SMALL = 1 << 12  # the same, where a lane is slow:
+PIECE_S = 0.1  # a piece is to take no longer
 PLAIN = 0
 STRIDES = (1, 2, 4)  # bytes of a number: the kinds of packed pieces
 PRICE_S = 24e-9  # link time that packing a byte has to save: twice the processor time of both ends
@@ -32,10 +35,9 @@ SHARES = 4  # times what goes to one peer: nothing much faster is sent to any
 
 _HEAD = struct.Struct(">I")
 _LENGTH = (1 << 24) - 1
-_SHORT = 1024  # bytes: its code would not be worth its table
-_REST = 15  # pieces that go as they are, without a try, after one that gained too little
+_AGAIN = 15  # pieces that are as the one before, by assumption
 _DENSEST = 8  # bytes out of one: Huffman's shortest code has one bit
-_MEMORY = 8  # of zlib: one code for each 16 KiB, so that four places of a piece have their own
+_MEMORY = 8  # of zlib: a code for each 16 KiB, and for each place in a number its own
 
 
 def packer(rate: float, to_peer: float) -> Packer | None:
@@ -43,36 +45,38 @@ def packer(rate: float, to_peer: float) -> Packer | None:
 
     Bytes a second; infinite where it is not known.
     """
-    gain = max(LEAST, PRICE_S * min(rate, SHARES * to_peer))
-    return Packer(gain) if gain < MOST else None
+    speed = min(rate, SHARES * to_peer)
+    if (gain := max(LEAST, PRICE_S * speed)) >= MOST:
+        return None
+    share = min(rate / SHARES, to_peer)
+    return Packer(gain, int(min(PIECE, max(SMALL, PIECE_S * share))))
 
 
 class Packer:
-    """Packs one body, piece after piece, if ``gain`` of it is saved at least."""
+    """Packs one body, ``size`` bytes at a time, if ``gain`` of them is saved at least."""
 
-    def __init__(self, gain: float = LEAST) -> None:
-        self.gain = gain
-        self._stride = 0  # that packs best, 0: to be found out
-        self._rest = 0  # pieces that are not tried
+    def __init__(self, gain: float = LEAST, size: int = PIECE) -> None:
+        self.gain, self.size = gain, size
+        self._kinds: tuple[int, ...] = STRIDES  # that are tried
+        self._again = 0  # pieces until all are
 
-    def pack(self, piece: memoryview) -> bytes:
-        """One piece as it goes over the lane; at most :data:`PIECE` bytes."""
-        if self._rest or len(piece) < _SHORT:
-            self._rest = max(0, self._rest - 1)
+    def pack(self, piece: bytes) -> bytes:
+        """A piece as it goes over the lane; all but the last have :data:`SMALLEST` or more."""
+        if not self._again:
+            self._kinds = STRIDES
+        self._again = max(0, self._again - 1)
+        found = [(_deflated(piece, kind), kind) for kind in self._kinds]
+        packed, kind = min(found, key=_length, default=(piece, PLAIN))
+        if len(packed) > (1 - self.gain) * len(piece):
+            self._keep()
             return _framed(PLAIN, piece)
-        whole = bytes(piece)
-        kind, packed = min(
-            ((stride, _deflated(whole, stride)) for stride in self._strides()),
-            key=lambda found: len(found[1]),
-        )
-        if len(packed) > (1 - self.gain) * len(whole):
-            self._stride, self._rest = 0, _REST
-            return _framed(PLAIN, piece)
-        self._stride = kind
+        if len(packed) > len(piece) / 4:  # else these are zeros, and tell nothing of the others
+            self._keep(kind)
         return _framed(kind, packed)
 
-    def _strides(self) -> tuple[int, ...]:
-        return (self._stride,) if self._stride else STRIDES
+    def _keep(self, *kinds: int) -> None:
+        if self._kinds != kinds:
+            self._kinds, self._again = kinds, _AGAIN
 
 
 class Unpacker:
@@ -115,7 +119,10 @@ class Unpacker:
             self._expect(length)
         else:
             most = min(self.left, PIECE)
-            self._held = memoryview(_unpacked(self._kind, self._coming, most))
+            found = _unpacked(self._kind, self._coming, most)
+            if len(found) < min(self.left, SMALLEST):
+                raise Malformed(f"{len(found)} bytes of a body in a piece of their own")
+            self._held = memoryview(found)
             self._kind = None
             self._expect(_HEAD.size if self.left > len(self._held) else 0)
         self.spoiled = False
@@ -138,7 +145,11 @@ class Unpacker:
         return True
 
 
-def _framed(kind: int, data: bytes | memoryview) -> bytes:
+def _length(found: tuple[bytes, int]) -> int:
+    return len(found[0])
+
+
+def _framed(kind: int, data: bytes) -> bytes:
     return b"".join((_HEAD.pack(kind << 24 | len(data)), data))
 
 
@@ -152,10 +163,11 @@ def _head(data: bytearray) -> tuple[int, int]:
 
 
 def _deflated(piece: bytes, stride: int) -> bytes:
-    if stride > 1:
-        piece = b"".join([piece[place::stride] for place in range(stride)])
     coder = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, _MEMORY, zlib.Z_HUFFMAN_ONLY)
-    return coder.compress(piece) + coder.flush()
+    packed = []
+    for place in range(stride):
+        packed += [coder.compress(piece[place::stride]), coder.flush(zlib.Z_BLOCK)]
+    return b"".join((*packed, coder.flush()))
 
 
 def _unpacked(kind: int, data: bytearray, most: int) -> bytes | bytearray:
