@@ -154,7 +154,8 @@ class Rounds(Section):
     takes at most the share `exposed` of a round."""
     overlap_steps: int = Field(default=0, ge=0, le=MOST_COUNT)
     """Inner steps taken between an island's snapshot and the merge, while bytes are on their way;
-    for models that are merged whole."""
+    for models that are merged whole. As many as inner_steps (mode eager) are all of H, also where
+    most_steps lets it grow."""
     fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
     """1: the model is merged whole. Else in so many fragments that take turns (streaming)."""
     tau: int = Field(default=0, ge=0, le=MOST_COUNT)
@@ -210,6 +211,15 @@ class Rounds(Section):
     def allowed_codecs(self) -> tuple[str, ...]:
         """Those that a round of this run may have, the finest first."""
         return self.codecs if self.codec == "auto" else (self.codec,)
+
+    def steps_for(self, wanted: int) -> int:
+        """H of all islands, where ``wanted`` is the most that anybody's links ask for."""
+        return min(self.most_steps, max(self.inner_steps, wanted)) or self.inner_steps
+
+    @property
+    def overlaps_all(self) -> bool:
+        """Whether a transfer has the time of all H inner steps, however many these become."""
+        return self.overlap_steps == self.inner_steps
 
     @property
     def feeds_back(self) -> bool:

@@ -30,7 +30,7 @@ def inner_steps(
     transfer_s: float,
     step_s: float,
     *,
-    overlap_steps: int = 0,
+    overlap_steps: int | None = 0,
     transfers: int = 1,
     exposed: float = EXPOSED,
     least: int = LEAST_STEPS,
@@ -39,16 +39,24 @@ def inner_steps(
     """H: the fewest steps with which waiting takes at most ``exposed`` of a round, within bounds.
 
     Waiting w = P max(0, t_comm − overlap · t_step) is a share w / (H t_step + w) of a round, in
-    which there are P ``transfers``: one of the whole model, or one of each fragment. Raises
-    :class:`ValueError` for times that are negative, zero a step, or not finite.
+    which there are P ``transfers``: one of the whole model, or one of each fragment. An overlap of
+    None is all of H: then more steps hide more of the transfer. Raises :class:`ValueError` for
+    times that are negative, zero a step, or not finite.
     """
     if not (0 <= transfer_s < math.inf and 0 < step_s < math.inf and 0 < exposed < 1):
         raise ValueError(f"no H follows from {transfer_s} s, {step_s} s a step, {exposed}")
-    waits = transfers * max(0.0, transfer_s - overlap_steps * step_s)
-    wanted = math.ceil(min(waits * (1 - exposed) / (exposed * step_s), UNHEARD_OF))
+    if overlap_steps is None:
+        needed = transfer_s * (1 - exposed) / step_s
+    else:
+        waits = transfers * max(0.0, transfer_s - overlap_steps * step_s)
+        needed = waits * (1 - exposed) / (exposed * step_s)
+    wanted = math.ceil(min(needed, UNHEARD_OF))
     chosen = min(most, max(least, wanted))
+    if overlap_steps is None:
+        waits = transfers * max(0.0, transfer_s - chosen * step_s)
     if wanted > most:
-        why = f"{wanted} steps would be needed: a coarser codec or fragments would help"
+        help_by = "a coarser codec" if overlap_steps is None else "a coarser codec or fragments"
+        why = f"{wanted} steps would be needed: {help_by} would help"
     elif wanted < least:
         why = "the link is fast: as few steps as quality allows"
     else:

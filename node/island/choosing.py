@@ -45,10 +45,12 @@ class Chooser:
     # seconds from a plan to its last merged part; of islands in pairs, of letters on their way
     exchange: Usual = field(default_factory=Usual)
     transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
+    _whole: int = field(init=False)  # H of the swarm, as it was chosen last
     _told: dict[str, int] = field(default_factory=dict)
     _newest: deque[float] = field(init=False)  # of the seconds that exchanges took
 
     def __post_init__(self) -> None:
+        self._whole = self.manifest.rounds.inner_steps
         self._newest = deque(maxlen=RECENT * self.manifest.rounds.fragments)
 
     def timed(self, seconds: float) -> None:
@@ -63,6 +65,7 @@ class Chooser:
         whole = rounds.inner_steps
         if rounds.most_steps:
             whole = self._in_pairs(others) if self.manifest.mode in PAIRED else self._of_all(others)
+        self._whole = whole
         if self.own_inner_steps:
             self._tell("own_inner_steps", self.own_inner_steps, {}, "set with --inner-steps")
             return self.own_inner_steps
@@ -92,7 +95,7 @@ class Chooser:
         """Inner steps to take after a snapshot before its outcome is waited for."""
         rounds, speed = self.manifest.rounds, self.pace.steps_per_second
         if rounds.fragments == 1:
-            return rounds.overlap_steps
+            return self._whole if rounds.overlaps_all else rounds.overlap_steps
         if rounds.tau or speed <= 0:
             return rounds.tau or 1
         chosen = delay_for(self.transfer.most, 1 / speed, rounds.inner_steps)
@@ -108,7 +111,7 @@ class Chooser:
             found = for_exposure(
                 self.exchange.most,
                 1 / fastest,
-                overlap_steps=self.tau(),
+                overlap_steps=None if rounds.overlaps_all else self.tau(),
                 transfers=rounds.fragments,
                 exposed=rounds.exposed,
                 least=rounds.inner_steps,
@@ -119,7 +122,7 @@ class Chooser:
         else:
             why = "no exchange was timed yet"
         asked = [self.wanted, *(announce.wanted_steps for announce in others)]
-        chosen = min(rounds.most_steps, max(rounds.inner_steps, *asked))
+        chosen = rounds.steps_for(max(asked))
         inputs = {
             "exchange_s": self.exchange.most,
             "fastest": fastest,

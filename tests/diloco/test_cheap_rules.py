@@ -170,6 +170,10 @@ def test_what_is_hidden_is_not_waited_for_and_what_is_hopeless_has_a_bound() -> 
     hidden = knobs.inner_steps(1.0, 1.0, overlap_steps=10)
     assert (hidden.inner_steps, hidden.exposed) == (20, 0.0)
     assert knobs.inner_steps(1e300, 1e-300).inner_steps == 500
+    whole = knobs.inner_steps(100.0, 1.0, overlap_steps=None)  # each step hides one more
+    assert (whole.inner_steps, whole.exposed) == (95, pytest.approx(0.05))
+    short = knobs.inner_steps(10.0, 1.0, overlap_steps=None)
+    assert (short.inner_steps, short.exposed) == (20, 0.0)
 
 
 def test_one_bit_adam_comes_to_the_same_bits_everywhere() -> None:

@@ -101,6 +101,22 @@ def test_each_fragment_of_a_round_is_waited_for() -> None:
     assert share == pytest.approx(0.05, abs=1e-3)
 
 
+def test_in_eager_a_transfer_has_the_time_of_all_steps_however_many_these_become() -> None:
+    one = chooser(mode="eager", inner_steps=20, most_steps=200)
+    assert (one.steps([]), one.tau()) == (20, 20)
+    one.timed(6.0)  # 60 steps' worth: with 57 a twentieth of it is waited for
+    assert (one.steps([]), one.tau()) == (57, 57)
+    quicker = [other(steps_per_second=40.0, wanted_steps=150)]
+    assert (one.steps(quicker), one.tau()) == (50, 200)  # in the same time
+    slow = chooser(mode="eager", inner_steps=20, most_steps=200)
+    slow.timed(30.0)
+    assert (slow.steps([]), slow.tau()) == (200, 200)
+    assert told(slow)[-1].why == "285 steps would be needed: a coarser codec would help"
+    fixed = chooser(mode="eager", inner_steps=20, most_steps=200, overlap_steps=5)
+    fixed.timed(0.6)  # a step's worth beyond the five that the run asks for
+    assert (fixed.steps([]), fixed.tau()) == (20, 5)
+
+
 def test_all_islands_take_the_most_that_anybody_asks_for() -> None:
     one = chooser(inner_steps=20, most_steps=200)
     one.timed(0.2)
