@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import PAIRED
 from bootstrap.manifest_modes import EAGER_LR
+from bootstrap.manifest_rounds import Outer
 from bootstrap.manifest_rules import check_new
 from gossip.place import Place
 from gossip.plans.rules import Clients
@@ -18,6 +19,8 @@ from protocols.identity import PeerId
 
 OFF_SCHEDULE = 0.2  # of a run's inner steps: a schedule that is as far from their end is told of
 PLAIN = ("auto", "mean", "clip")  # merge rules that judge nobody
+# of the table outer, where the optimizer steps by gradients
+UNREAD = ("lr", "momentum", "beta2", "epsilon")
 # a branch that stands still for a moment in the only merge of a run is not left out for good
 ONLY_MERGE_S = 15.0
 # tokens a step that count fully where weights are tokens² / steps: a weight is at most the tokens
@@ -95,6 +98,11 @@ def doubts(manifest: Manifest, *, schedule: bool = True) -> list[str]:
             f"outer.lr {outer.lr:g} with mode eager: inner steps start from guesses, and with a "
             f"mean that comes late more than {EAGER_LR:g} makes their errors grow"
         )
+    if by_gradients(manifest) and (unread := _unread(outer)):
+        found.append(
+            f"{unread} with mode allreduce: nothing is done with it, for the step by merged "
+            "gradients is AdamW's, with the rates, betas and eps of the table inner; set them there"
+        )
     if rounds.one_is_enough and rounds.staleness != 0 and manifest.merge.rule not in PLAIN:
         found.append(
             f"merge.rule {manifest.merge.rule} where a round begins as soon as one island is "
@@ -114,6 +122,15 @@ def doubts(manifest: Manifest, *, schedule: bool = True) -> list[str]:
     except ValueError as error:
         found.append(f"an earlier version made this run, and none is made so any more: {error}")
     return found + (_off_schedule(manifest) if schedule else [])
+
+
+def _unread(outer: Outer) -> str:
+    """What is set of an outer optimizer that goes by the table inner; empty for nothing."""
+    usual = Outer(optimizer=outer.optimizer)
+    values = {name: getattr(outer, name) for name in UNREAD}
+    return " and ".join(
+        f"outer.{name} {value:g}" for name, value in values.items() if value != getattr(usual, name)
+    )
 
 
 def _off_schedule(manifest: Manifest) -> list[str]:

@@ -131,6 +131,12 @@ def test_eager_islands_step_by_the_rate_that_fits_their_rule(
         ({"outer": {"optimizer": "sgd", "lr": 2.1}}, "beyond 2.00 outer steps overshoot"),
         ({"outer": {"optimizer": "heavyball", "lr": 4.0}}, "beyond 3.80 outer steps overshoot"),
         ({"mode": "eager", "outer": {"lr": 0.7}}, "more than 0.4 makes their errors grow"),
+        ({"mode": "allreduce", "outer": {"lr": 0.001}}, r"^outer.lr 0.001 with .* table inner"),
+        (
+            {"mode": "allreduce", "outer": {"optimizer": "powersgd", "beta2": 0.5, "epsilon": 0.1}},
+            "^outer.beta2 0.5 and outer.epsilon 0.1 with",
+        ),
+        ({"mode": "allreduce", "outer": {"momentum": 0.5}}, "^outer.momentum 0.5 with"),
         ({"mode": "async", "merge": {"rule": "median"}}, "alone in a round is merged whatever"),
         ({**SPARSE, "merge": {"trust": "open"}}, "codec top12 with merge.trust open: .* is lost"),
         ({**SPARSE, "merge": {"rule": "median"}}, "codec top12 with merge.rule median: .* is lost"),
