@@ -76,12 +76,16 @@ def replicas_of(
     return tuple(replicas)
 
 
-def hidden_steps(rounds: Rounds) -> float:
-    """Inner steps of a round that go on while the model, or a fragment, is on its way."""
+def hidden_steps(rounds: Rounds, wanted: int = 0) -> float:
+    """Inner steps of a round that go on while the model, or a fragment, is on its way.
+
+    ``wanted`` is the most that anybody's links ask for, where all have to agree on H.
+    """
+    steps = rounds.steps_for(wanted)
     if rounds.fragments == 1:
-        return rounds.overlap_steps
+        return steps if rounds.overlaps_all else rounds.overlap_steps
     # they share the link
-    return min(rounds.tau or rounds.inner_steps // 4, rounds.inner_steps / rounds.fragments)
+    return min(rounds.tau or rounds.inner_steps // 4, steps / rounds.fragments)
 
 
 def most_tokens(manifest: Manifest) -> int:
@@ -105,7 +109,7 @@ def rules_of(manifest: Manifest, replica: OuterReplica) -> Rules:
         codecs=rules.allowed_codecs,
         encoded_bytes=replica.codec.size_as,
         exposed=rules.exposed,
-        overlapped=hidden_steps(rules) / rules.inner_steps,
+        overlap_steps=partial(hidden_steps, rules),
         quorum=rules.quorum,
         grace_fraction=rules.grace_fraction,
         min_grace_s=rules.min_grace_s,

@@ -321,7 +321,9 @@ class Chain(Reports, Attempts, OwnStatus, RoundFacts):
             if self.trial is not None:
                 self.trial.note(certificate)
             plan = exchange.plan if exchange is not None else None
-            self.timing.committed(self.now(), certificate, plan, self.rules)
+            now = self.now()
+            members = [self.status, *self.membership.islands_alive(now)]
+            self.timing.committed(now, certificate, plan, self.rules, members)
             self.note(ready=False)
             self._open_round()
             self._take_office()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gossip.interval import Interval
-from gossip.plans.estimating import busiest_bytes
-from gossip.plans.ladder import Chosen, Ladder, budget_s
+from gossip.plans.estimating import budget_of, busiest_bytes
+from gossip.plans.ladder import Chosen, Ladder
 from gossip.plans.rules import Rules
-from protocols.messages import Certificate, Plan
+from protocols.messages import Announce, Certificate, Plan
 
 
 @dataclass
@@ -38,14 +39,22 @@ class Timing:
         self._last_commit = None
 
     def committed(
-        self, now: float, certificate: Certificate, plan: Plan | None, rules: Rules
+        self,
+        now: float,
+        certificate: Certificate,
+        plan: Plan | None,
+        rules: Rules,
+        members: Sequence[Announce],
     ) -> None:
-        """A round is over; ``plan`` is the one that it ended under, None: others decided it."""
+        """A round is over; ``plan`` is the one that it ended under, None: others decided it.
+
+        ``members`` are those that were alive in it.
+        """
         if len(rules.codecs) > 1 and rules.switch is None:
             self.chosen = self.ladder.explained(
                 rules.codecs,
                 certificate.outcome.codec,
-                budget_s(self.round_s, rules.exposed, rules.overlapped),
+                budget_of(members, rules, self.round_s).whole_s,
                 plan.expected_s if plan is not None else None,
             )
         last, self._last_commit = self._last_commit, now
@@ -59,5 +68,5 @@ class Timing:
             certificate.outcome.codec,
             took if smooth else None,
             busiest_bytes(plan, rules) if plan is not None else 0.0,
-            budget_s(self.round_s, rules.exposed, rules.overlapped),
+            *budget_of(members, rules, self.round_s),
         )

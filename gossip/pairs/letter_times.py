@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gossip.plans.ladder import OVERRUN, Chosen, Ladder, budget_s, choose
+from gossip.plans.ladder import OVERRUN, Chosen, Ladder, budget_s, choose, hidden_share
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -55,9 +55,9 @@ class LetterTimes:
         """
         if round_s <= 0:
             return 0.0
-        hidden = self.terms.overlap_steps / me.steps_per_second if me.steps_per_second > 0 else 0.0
         exposed = self.terms.exposed / self.terms.fragments
-        return budget_s(round_s, exposed, min(1.0, hidden / round_s)) / exchanges
+        share = hidden_share(round_s, self.terms.overlap_steps, me.steps_per_second)
+        return budget_s(round_s, exposed, share) / exchanges
 
     def choose(self, budget: float, me: Announce, to: Sequence[Announce]) -> Choice:
         """The codec of a letter to all of these, which leaves for them at the same time."""

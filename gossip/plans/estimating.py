@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from gossip.membership.trips import MOST_S
 from gossip.plans.grouping import traffic
-from gossip.plans.ladder import Ladder, budget_s, choose
+from gossip.plans.ladder import Ladder, budget_s, choose, hidden_share
 from gossip.plans.partition import MemberLink
 from gossip.plans.rules import Rules
 from gossip.plans.validity import MAX_EXPECTED_S
@@ -25,12 +26,25 @@ GUESSED = 10.0  # times: everything may take this much longer where no link was 
 ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
 STARVED_S = 2.0  # the longest that a full link may starve one of its connections
 SLACK = 4.0  # a plan may have a member wait for this many times its own estimate
+ALONE = 8.0  # times the median speed: what one island alone claims counts for no more
 
 
 def median_speed(members: Sequence[Announce]) -> float:
     """Bytes a second of the median link."""
     known = sorted(s for a in members for s in (a.upload, a.download) if s > 0)
     return known[len(known) // 2] if known else UNKNOWN_SPEED
+
+
+def fastest_of(speeds: Sequence[float]) -> float:
+    """v_max of speeds in steps a second (0: unknown), as far as it can be believed; 0 for none.
+
+    Whoever claims to be fast makes all others take fewer steps. So beyond :data:`ALONE` times the
+    median a speed counts as far as a second island has it as well.
+    """
+    known = sorted(speed for speed in speeds if speed > 0)
+    if len(known) < 2:
+        return known[0] if known else 0.0
+    return min(known[-1], max(known[-2], ALONE * known[(len(known) - 1) // 2]))
 
 
 def links_of(
@@ -51,16 +65,39 @@ def links_of(
     ]
 
 
+class Budget(NamedTuple):
+    """Seconds that an exchange may take in all, and how many of these inner steps hide."""
+
+    whole_s: float
+    hidden_s: float
+
+
+def budget_of(members: Sequence[Announce], rules: Rules, round_s: float) -> Budget:
+    """How long the exchange of a round may take, of which ``round_s`` are usual, 0: not known yet.
+
+    The fragments of a round share what may be waited. Whoever is the fastest waits the longest,
+    and it is the fastest that takes all of H.
+    """
+    steps = rules.overlap_steps(max((one.wanted_steps for one in members), default=0))
+    share = hidden_share(round_s, steps, fastest_of([one.steps_per_second for one in members]))
+    return Budget(budget_s(round_s, rules.exposed / rules.sharing, share), share * round_s)
+
+
 def choose_codec(
     parts: Sequence[Part],
     groups: Sequence[Group],
     links: Sequence[MemberLink],
     rules: Rules,
-    round_s: float,
+    budget: Budget,
     past: Ladder,
 ) -> str:
-    """What a round is encoded in; ``round_s``: its usual seconds, 0: not known yet."""
-    if round_s <= 0:  # no round has been timed yet
+    """What a round is encoded in, given how long its exchange may take.
+
+    ``links`` are those of all who get what is merged. Rounds that share the links take as long as
+    the last exchange shows, up to as many times as there are: its pace alone would have fixed
+    times count, and the links alone that nothing is in each other's way.
+    """
+    if budget.whole_s <= 0:  # no round has been timed yet
         return past.codec if past.codec in rules.codecs else rules.codecs[0]
     contributing = {link.peer: link.contributes for link in links}
 
@@ -70,10 +107,11 @@ def choose_codec(
 
     return choose(
         rules.codecs,
-        lambda name: expected_seconds(parts, groups, links, rules, name),
-        budget_s(round_s, rules.exposed, rules.overlapped),
+        lambda name: rules.sharing * expected_seconds(parts, groups, links, rules, name),
+        budget.whole_s,
         past,
         by_pace if past.seconds(0.0) is not None else None,
+        budget.hidden_s,
     )
 
 

@@ -1,10 +1,10 @@
 """Which codec a round uses, where the manifest leaves that to the links (``auto``). Sans-IO.
 
 Codecs stand on a ladder, the finest first. A round takes the finest one whose bytes pass in the
-time that the run is willing to wait for them: its *budget*, a share of a round (5 % by default)
-and the time that is hidden behind inner steps. Measured speeds vary from round to round, so the
-choice stays as it was while it costs up to a fifth more than the budget, and goes up only if the
-finer codec would leave three tenths of it free; one rung at a time, since speeds measured with
+time that the run is willing to wait for them: its *budget*, a share of a round (5 % by default) and
+the time that is hidden behind inner steps. Measured speeds vary from round to round, so the choice
+stays as it was while it costs up to a fifth more than may be waited, and goes up only if the finer
+codec would leave three tenths of the budget free; one rung at a time, since speeds measured with
 few bytes are the least certain.
 
 How long a codec takes follows from the links as they are announced, or from how long the last
@@ -32,7 +32,7 @@ from typing import Final
 
 from protocols.errors import LocalProtocolError
 
-OVERRUN: Final = 1.2  # of the budget, before the ladder is stepped down
+OVERRUN: Final = 1.2  # of what may be waited, before the ladder is stepped down
 ROOM: Final = 0.7  # of the budget, at most, to step up
 TRIAL: Final = 3.0  # times the budget, at most, to be tried where that may be wrong
 LONGER: Final = 1.25  # times the exchange before: then, if also over budget, it was no accident
@@ -50,6 +50,16 @@ def budget_s(round_s: float, exposed: float, overlapped: float) -> float:
     spent waiting, ``overlapped`` the share during which inner steps go on anyway.
     """
     return round_s * (exposed + overlapped)
+
+
+def hidden_share(round_s: float, steps: float, steps_per_second: float) -> float:
+    """Share of a round in which so many inner steps go on; 0 if it is not known how fast they are.
+
+    The steps are fixed, so the longer an exchange makes rounds the less of them is overlapped.
+    """
+    return (
+        min(1.0, steps / steps_per_second / round_s) if min(steps_per_second, round_s) > 0 else 0.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +92,13 @@ class Ladder:
         took: float | None,
         moved: float,
         budget: float,
+        hidden: float = 0.0,
     ) -> None:
         """A round with ``codec``, one of ``codecs``, is over.
 
         Its exchange took so many seconds (None: that is not known, or something went wrong in
-        it), in which the busiest member moved ``moved`` bytes one way.
+        it), in which the busiest member moved ``moved`` bytes one way. Of its ``budget`` so many
+        seconds were ``hidden``.
         """
         before, took_before = self.codec, self._took
         if before != codec:
@@ -100,7 +112,8 @@ class Ladder:
             self._rose_at = None
         elif codecs.index(codec) < codecs.index(before):
             self._rose_at = self._rounds
-            if took is not None and took > max(OVERRUN * budget, LONGER * (took_before or 0.0)):
+            most = max(_most(budget, hidden), LONGER * (took_before or 0.0))
+            if took is not None and took > most:
                 self.back_to = before
                 self._fails(codec)
         elif codec != before:
@@ -174,19 +187,26 @@ class Ladder:
         return self._rounds < until
 
 
+def _most(budget: float, hidden: float) -> float:
+    """Seconds that a codec in use may take: of what is hidden there is no more than there is."""
+    return hidden + OVERRUN * (budget - hidden)
+
+
 def choose(
     codecs: Sequence[str],
     by_links: Seconds,
     budget: float,
     past: Ladder,
     by_pace: Seconds | None = None,
+    hidden: float = 0.0,
 ) -> str:
     """The codec of a round, out of ``codecs``, the finest first.
 
     ``by_links`` tells how long the exchange takes with a codec on the links as they were measured,
     and ``by_pace`` how long at the pace of the last exchange, if that is known; both must fall
-    along the ladder. ``past`` is what is known of the rounds before. Where even the coarsest takes
-    too long it is chosen nevertheless. Raises :class:`LocalProtocolError` for an empty ladder.
+    along the ladder. ``past`` is what is known of the rounds before. Of the ``budget`` so many
+    seconds are ``hidden`` behind inner steps. Where even the coarsest takes too long it is chosen
+    nevertheless. Raises :class:`LocalProtocolError` for an empty ladder.
     """
     if not codecs:
         raise LocalProtocolError("a ladder without rungs")
@@ -202,7 +222,7 @@ def choose(
     if past.back_to is not None:
         return past.back_to
     at = codecs.index(past.codec)
-    if seconds(past.codec) > OVERRUN * budget:
+    if seconds(past.codec) > _most(budget, hidden):
         coarser = (name for name in codecs[at:] if seconds(name) <= budget)
         return next(coarser, codecs[-1])
     if at and not past.waits(finer := codecs[at - 1]):

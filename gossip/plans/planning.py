@@ -13,7 +13,14 @@ from functools import partial
 from gossip.place import Place
 from gossip.plans.certificate import basis_of, leader_order, sign_result
 from gossip.plans.dividing import by_owner
-from gossip.plans.estimating import choose_codec, links_of, measured, timing_of
+from gossip.plans.estimating import (
+    budget_of,
+    choose_codec,
+    links_of,
+    measured,
+    median_speed,
+    timing_of,
+)
 from gossip.plans.grouping import UNGROUPED, lay_out, may_group, renewed_groups
 from gossip.plans.ladder import Ladder
 from gossip.plans.mix import MAX_NORM
@@ -175,7 +182,12 @@ def fresh_plan(
     layout = lay_out(rules.size, relied_on, regions, grouping, counts, crew.mute)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
-    codec = choose_codec(parts, layout.groups, links, rules.at(place.round), round_s, past)
+    budget = budget_of([*members, *ready], rules, round_s)
+    # who has not come to this place of the chain gets what is merged all the same
+    here, median = {link.peer for link in links}, median_speed(members)
+    absent = [MemberLink(peer, median, median, False) for peer in lead.roster if peer not in here]
+    everybody = [*links, *absent]
+    codec = choose_codec(parts, layout.groups, everybody, rules.at(place.round), budget, past)
     expected, patience = timing_of(
         parts,
         layout.groups,

@@ -38,8 +38,9 @@ class Rules:
     least_patience_s: float = 0.0  # for a transfer that stands still, whatever was measured
     mix: Mix = MEAN  # how contributions become one
     sharing: int = 1  # rounds (of different fragments) that may share the links at a time
-    exposed: float = 0.05  # share of a round that may be spent waiting for bytes,
-    overlapped: float = 0.0  # and that during which inner steps go on meanwhile
+    exposed: float = 0.05  # share of a round that may be spent waiting for bytes
+    # inner steps that go on during an exchange, by the most that anybody's links ask for
+    overlap_steps: Callable[[int], float] = lambda wanted: 0.0
     grouping: Grouping = UNGROUPED
     staleness: int = NO_BOUND  # rounds that a live member may miss before the others wait for it
     clients: Clients | None = None  # who trains in a round; None: all

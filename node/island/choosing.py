@@ -22,7 +22,8 @@ from bootstrap.manifest_gossip import PAIRED
 from diloco.fragments import delay_for
 from diloco.knobs import Decision
 from diloco.knobs import inner_steps as for_exposure
-from node.island.pace import Pace, Usual, fastest_of, inner_steps
+from gossip.plans.estimating import fastest_of
+from node.island.pace import Pace, Usual, inner_steps
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet
 from protocols.messages import Announce

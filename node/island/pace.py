@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gossip.plans.estimating import fastest_of
 from node.trainer.channel import StepDone
 
 SAME_SPEED = 0.9  # islands this close to the fastest take as many inner steps as it does
 MEMORY = 20.0  # inner steps after which what was measured counts a third
 OUTAGE = 20.0  # times the mean: a step that took longer tells of an outage, not of a speed
-ALONE = 8.0  # times the median speed: what one island alone claims counts for no more
-
-
-def fastest_of(speeds: Sequence[float]) -> float:
-    """v_max of speeds in steps a second (0: unknown), as far as it can be believed; 0 for none.
-
-    Whoever claims to be fast makes all others take fewer steps. So beyond :data:`ALONE` times the
-    median a speed counts as far as a second island has it as well.
-    """
-    known = sorted(speed for speed in speeds if speed > 0)
-    if len(known) < 2:
-        return known[0] if known else 0.0
-    return min(known[-1], max(known[-2], ALONE * known[(len(known) - 1) // 2]))
 
 
 def inner_steps(target: int, mine: float, speeds: list[float]) -> int:

@@ -19,6 +19,7 @@ from gossip.plans.ladder import (
     Ladder,
     budget_s,
     choose,
+    hidden_share,
 )
 from protocols.codecs import codec
 from protocols.errors import LocalProtocolError
@@ -84,6 +85,24 @@ def test_what_is_hidden_behind_inner_steps_costs_nothing() -> None:
     assert budget_s(200.0, 0.05, 0.1) == pytest.approx(30.0)
     assert chosen(slow, budget_s(200.0, 0.05, 0.0)) == "int4"
     assert chosen(slow, budget_s(200.0, 0.05, 0.1)) == "bf16"
+
+
+def test_inner_steps_hide_as_much_of_a_long_round_as_of_a_short_one() -> None:
+    assert [hidden_share(round_s, 5.0, 0.5) for round_s in (5.0, 20.0, 200.0)] == [1.0, 0.5, 0.05]
+    assert hidden_share(20.0, 5.0, 0.0) == hidden_share(0.0, 5.0, 0.5) == 0.0
+
+
+@pytest.mark.parametrize(("took", "kept"), [(20.5, True), (20.7, False)])
+def test_of_what_is_hidden_no_fifth_more_is_waited(took: float, kept: bool) -> None:
+    """3 s of 20 may be waited, and 17 are hidden: in all it comes to 20.6 s."""
+    past = Ladder()
+    past.note(RUNGS, "int8", took, 1e6, 20.0, 17.0)
+    takes = {"int8": took, "int4": 1.0}
+    found = choose(RUNGS, lambda _: 99.0, 20.0, past, lambda name: takes.get(name, 99.0), 17.0)
+    assert found == ("int8" if kept else "int4")
+    before = Ladder("int4")
+    before.note(RUNGS, "int8", took, 1e6, 20.0, 17.0)
+    assert before.back_to == (None if kept else "int4")
 
 
 def test_links_that_vary_by_a_tenth_do_not_change_the_codec() -> None:

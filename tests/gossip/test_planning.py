@@ -109,6 +109,42 @@ def test_the_codec_of_a_fresh_plan_follows_from_links_round_and_history(
     assert taken(65536, 15.0, "int4") == "int8"
 
 
+def test_the_codec_is_that_of_all_who_get_what_is_merged(identities: Identities) -> None:
+    """Also where the others have not come to this place of the chain yet, for want of bytes."""
+    members = identities(2)
+    announces = [announce_of(p, upload=65536.0, download=65536.0) for p in roster_of(members)]
+    rules = Rules(SHAPE.size, ("int8", "int4"), lambda name, a, b: (b - a) * int(name[-1]) // 8)
+    past = Ladder("int8")
+    assert fresh(members, announces[:1], rules=rules, round_s=2.0, past=past).codec == "int4"
+
+
+def test_inner_steps_hide_an_exchange_as_far_as_the_fastest_takes_them(
+    identities: Identities,
+) -> None:
+    members = identities(2)
+    rules = Rules(
+        SHAPE.size,
+        ("int8", "int4", "int2"),
+        lambda name, a, b: (b - a) * int(name[-1]) // 8,
+        overlap_steps=lambda wanted: max(10.0, wanted),
+    )
+
+    def taken(round_s: float, fragments: int = 1, **said: float) -> str:
+        announces = [
+            announce_of(peer, upload=65536, download=65536, steps_per_second=speed, **said)
+            for peer, speed in zip(roster_of(members), (5.0, 20.0), strict=True)
+        ]
+        shared = dataclasses.replace(rules, sharing=fragments)
+        return fresh(members, announces, rules=shared, round_s=round_s, past=Ladder("int8")).codec
+
+    assert taken(1.0) == "int4"  # int8 takes 1 s, int4 half of it, and that is hidden
+    assert taken(2.0) == "int4"
+    assert taken(8.0) == "int4"  # not more of a longer round
+    assert taken(11.0) == "int8"  # of which 0.55 s may be waited
+    assert taken(1.0, wanted_steps=20) == "int8"  # H that has grown hides as much
+    assert taken(11.0, 2) == "int2"  # half of that for each fragment, and both may be on their way
+
+
 @pytest.mark.parametrize("codec", ["int8", "fp32"])
 def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, codec: str) -> None:
     members = identities(2)

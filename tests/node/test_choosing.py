@@ -12,6 +12,7 @@ from conductor_kit import quiet_swarm
 from gossip_kit import EVERYBODY, PLACE, announce_of
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import Rounds
 from gossip.membership.members import Membership
 from node.island.choosing import Chooser
 from node.island.pace import Pace
@@ -22,6 +23,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet, Notice
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
+from node.run_rules import hidden_steps
 from protocols.messages import Announce
 
 
@@ -106,6 +108,7 @@ def test_in_eager_a_transfer_has_the_time_of_all_steps_however_many_these_become
     assert (one.steps([]), one.tau()) == (20, 20)
     one.timed(6.0)  # 60 steps' worth: with 57 a twentieth of it is waited for
     assert (one.steps([]), one.tau()) == (57, 57)
+    assert hidden_steps(one.manifest.rounds, one.wanted) == 57  # as whoever chooses codecs has it
     quicker = [other(steps_per_second=40.0, wanted_steps=150)]
     assert (one.steps(quicker), one.tau()) == (50, 200)  # in the same time
     slow = chooser(mode="eager", inner_steps=20, most_steps=200)
@@ -133,6 +136,17 @@ def test_tau_follows_from_the_transfer() -> None:
     assert one.tau() == 4
     assert told(one)[-1].name == "tau"
     assert chooser(inner_steps=40, fragments=2, tau=3).tau() == 3
+
+
+def test_fragments_are_hidden_for_tau_or_until_the_next_ones_turn() -> None:
+    def hidden(wanted: int, **rounds: int) -> float:
+        given = {"inner_steps": 40, "most_steps": 400} | rounds
+        return hidden_steps(Rounds.model_validate(given), wanted)
+
+    assert hidden(0, fragments=2) == hidden(0, fragments=4) == 10
+    assert hidden(0, fragments=2, tau=3) == 3
+    assert hidden(0, inner_steps=10, fragments=4) == 2
+    assert hidden(0, overlap_steps=5) == hidden(200, overlap_steps=5) == 5
 
 
 def test_choices_are_lines_and_stand_in_the_state() -> None:

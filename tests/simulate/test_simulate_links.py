@@ -46,6 +46,30 @@ def test_certified_rounds_step_down_the_ladder_where_links_are_narrow() -> None:
         assert one["why"] == "the one before takes longer than may be waited"
 
 
+@pytest.mark.parametrize("mode", ["streaming", "eager"])
+def test_rounds_that_inner_steps_hide_step_down_as_well_where_these_hide_too_little(
+    mode: str,
+) -> None:
+    """However long rounds become by a fine codec, no more of its time is hidden."""
+    wide, narrow = (
+        run(mode, rounds=12, codec="auto", bandwidth=rate) for rate in (WIDE, NARROW / 2.5)
+    )
+    assert {one["value"] for one in told(wide, "codec")} == {"int4"}
+    assert "rounds_int2" not in wide.notes
+    assert narrow.notes["rounds_int2"] > 2 * narrow.notes["rounds_int4"]
+    first = next(one for one in told(narrow, "codec") if one["before"] == "int4")
+    steps = 8 if mode == "eager" else 2  # a quarter of them
+    assert first["inputs"]["last_s"] > first["inputs"]["budget_s"] > steps * 0.1
+
+
+def test_what_inner_steps_hide_is_sent_in_the_finest_codec() -> None:
+    whole, hidden = (
+        run(mode, rounds=12, codec="auto", bandwidth=2 * NARROW) for mode in ("diloco", "eager")
+    )
+    assert whole.notes["rounds_int2"] > whole.notes["rounds_int4"]
+    assert "rounds_int2" not in hidden.notes
+
+
 @pytest.mark.parametrize("mode", ["diloco", "streaming"])
 def test_certified_rounds_get_as_long_as_the_links_ask_for(mode: str) -> None:
     wide, narrow = (run(mode, most_steps=32, bandwidth=rate) for rate in (WIDE, NARROW))
