@@ -4,8 +4,9 @@ Quantized values are far from uniform: small ones are frequent, and of a float t
 exponent take few of their values. Huffman's code alone, without a search for repetitions that are
 not there, makes int4 of Gaussian values a thirteenth shorter, bf16 a third. Nothing is lost, so
 nothing but the lane knows of it: lengths, digests, and what is sent again are as without. It costs
-a core 8 ms for each megabyte sent and 4 for each received, so the faster the link, the more has to
-be gained: at 20 Mbit/s all codecs gain enough, at 100 Mbit/s bf16 does.
+a core 8 ms for each megabyte sent and 4 for each received, so the faster the link and the fewer the
+cores, the more has to be gained: with two cores most codecs gain enough at 20 Mbit/s, and bf16 at
+100; with eight int4 does at 100, and bf16 up to 450.
 
 A packed body is a sequence of pieces, each ``kind u8 | length u24 | bytes``: kind 0 as they are,
 else deflated (RFC 1951) after the bytes were sorted by their place in a number of ``kind`` bytes,
@@ -17,6 +18,7 @@ the body's progress, so on a slow lane pieces are small.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -29,9 +31,14 @@ SMALL = 1 << 12  # the same, where a lane is slow:
 PIECE_S = 0.1  # a piece is to take no longer
 PLAIN = 0
 STRIDES = (1, 2, 4)  # bytes of a number: the kinds of packed pieces
-PRICE_S = 24e-9  # link time that packing a byte has to save: twice the processor time of both ends
+PRICE_S = (
+    48e-9  # with one core, link time that packing a byte has to save: four times what it takes
+)
+MANY = 8  # cores; more make it no cheaper, for one thread packs
 LEAST, MOST = 0.03, 0.35  # of a body: what has to be gained, and what can be
 SHARES = 4  # times what goes to one peer: nothing much faster is sent to any
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _HEAD = struct.Struct(">I")
 _LENGTH = (1 << 24) - 1
@@ -46,7 +53,7 @@ def packer(rate: float, to_peer: float) -> Packer | None:
     Bytes a second; infinite where it is not known.
     """
     speed = min(rate, SHARES * to_peer)
-    if (gain := max(LEAST, PRICE_S * speed)) >= MOST:
+    if (gain := max(LEAST, PRICE_S / min(CORES, MANY) * speed)) >= MOST:
         return None
     share = min(rate / SHARES, to_peer)
     return Packer(gain, int(min(PIECE, max(SMALL, PIECE_S * share))))
