@@ -31,9 +31,8 @@ SMALL = 1 << 12  # the same, where a lane is slow:
 PIECE_S = 0.1  # a piece is to take no longer
 PLAIN = 0
 STRIDES = (1, 2, 4)  # bytes of a number: the kinds of packed pieces
-PRICE_S = (
-    48e-9  # with one core, link time that packing a byte has to save: four times what it takes
-)
+# link time that packing a byte has to save: with one core four times what it takes
+PRICE_S = 48e-9
 MANY = 8  # cores; more make it no cheaper, for one thread packs
 LEAST, MOST = 0.03, 0.35  # of a body: what has to be gained, and what can be
 SHARES = 4  # times what goes to one peer: nothing much faster is sent to any
