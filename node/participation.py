@@ -33,7 +33,7 @@ from node.entry.entrance import Entrance, Run
 from node.entry.fetching import Fetcher
 from node.entry.finding import check_known
 from node.entry.lookout import Lookout
-from node.entry.past import PassedOver, ask_past, tell_past
+from node.entry.past import ask_past, tell_past
 from node.entry.serving import serve_moments, serve_state
 from node.entry.waiting import Gatherer, Waiting, gathering_of
 from node.groundwork import Basis, Groundwork
@@ -83,7 +83,6 @@ class Participation:
         self.fetcher: Fetcher
         self.gathering: Gathering
         self.keeper: Keeper
-        self._passed_over = PassedOver(node.history)
         self._saves: Multiples  # rounds after which there is a checkpoint
         self.reporter: PeerReports
         self.lookout: Lookout
@@ -272,7 +271,8 @@ class Participation:
         spawn(self.swarm.run())
         tell_links(self.node.transport)
         tell_past(self.node.transport, self.node.history)
-        spawn(self._learn_past(run.peers, self.replicas[0].place.round))  # as rows count
+        before = self.reporter.round
+        spawn(self._learn_past(run.peers, before))
         self.reporter.links.offsets.update({one.peer: one.offset for one in run.greetings})
         spawn(self.reporter.links.run())
         for peer in run.peers:  # ask who has come since our greeting, itself included
@@ -296,12 +296,6 @@ class Participation:
     async def _learn_past(self, peers: list[PeerId], before: int) -> None:
         await ask_past(self.node.transport, peers, self.node.history, before=before)
 
-    def _look_back(self) -> None:
-        """Ask for rounds that are passed over; in pairs each island counts its own."""
-        now = self.swarm.now()
-        if isinstance(self.swarm, Swarm) and (before := self._passed_over.due(now)) is not None:
-            self.node.tasks.spawn(self._learn_past(self.swarm.membership.alive(now), before))
-
     # --- while it runs ---------------------------------------------------------------------------
 
     async def _conduct(self, conductor: Conductor) -> None:
@@ -322,7 +316,6 @@ class Participation:
         speeds = own_speeds(self.node.transport.stats, self.config.max_upload)
         self.swarm.presence.note(**speeds)
         self.reporter.on_committed(ended, exchange)
-        self._look_back()
         self.lookout.after_servers()
         self._on_moved()
 
@@ -336,7 +329,6 @@ class Participation:
         if applied.validation_loss is not None:
             self.keeper.note_loss(applied.round, applied.validation_loss)
         news = self.reporter.on_applied(applied)
-        self._look_back()
         self._check_end()
         if self.node.daemon.stop_reason.done():
             return  # as it leaves, it saves this very state

@@ -221,7 +221,7 @@ class PastRound(Struct):
 
 
 class Merged(Struct):
-    """How many tokens of an island were merged before the round asked for, as certificates say."""
+    """How many tokens of an island were merged so far, as certificates say."""
 
     peer: Peer
     tokens: int

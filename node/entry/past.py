@@ -1,7 +1,6 @@
-"""How a run went while this node was not there: asked of a peer, and told to whoever asks.
+"""How a run went before this node came: asked of a peer, and told to whoever comes later.
 
-Charts are to begin where the run does, on every node, and to have the rounds that a download has
-passed over. What a peer tells of the past is for people
+Charts are to begin where the run does, on every node. What a peer tells of the past is for people
 to look at and is proven by nothing: no decision is taken by it.
 """
 
@@ -10,20 +9,17 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable
-from itertools import islice
 
 from node.monitor.history import History
-from node.monitor.merged_tokens import MAX_MERGED
 from node.monitor.views import can_be_drawn
-from protocols.bounds import ENDLESS_ROUNDS, MAX_PEERS
+from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 10.0
-MOST_ASKED = 8  # peers at a time
-AGAIN_S = 60.0  # at most so often where rounds are passed over again and again
+MAX_MERGED = 10**15  # tokens of one island: whoever says more has made it up
 _COUNTS = ("members", "live")
 _FIELDS = tuple(item.name for item in dataclasses.fields(PastRound))
 
@@ -37,9 +33,7 @@ def tell_past(transport: Transport, history: History) -> None:
             raise RemoteRefused("run", "this node takes part in another")
         found = history.columns(min(wanted.rows, MAX_PAST), before=wanted.before)["columns"]
         rows = zip(*(found[name] for name in _FIELDS), strict=True)
-        # without the rounds from there on: who asks goes through these itself
-        totals = history.merged.until(wanted.before)
-        most = sorted(totals.items(), key=lambda item: -item[1])[:MAX_PEERS]
+        most = sorted(history.totals.items(), key=lambda item: -item[1])[:MAX_PEERS]
         return Past(
             rounds=tuple(map(_round, rows)),
             merged=tuple(
@@ -61,16 +55,11 @@ def _round(values: tuple[float | None, ...]) -> PastRound:
 async def ask_past(
     transport: Transport, peers: Iterable[PeerId], history: History, *, before: int
 ) -> int:
-    """Ask peers one after the other until one knows all there is; the number of rows added.
-
-    ``before`` is where this node goes on, or went on: a peer that has not come there yet leaves
-    out rounds that this node will not see.
-    """
-    if not before or (history.first == 0 and not history.lacks(before)):
+    """Ask peers one after the other until one knows more; the number of rows that were added."""
+    if not before or history.first == 0:
         return 0
     request = PastRequest(bytes.fromhex(history.run), before, MAX_PAST).encode()
-    added = 0
-    for peer in islice(peers, MOST_ASKED):
+    for peer in peers:
         try:
             reply = await transport.call(
                 peer, "past", request, timeout=CALL_TIMEOUT_S, max_reply=Past.MAX_BYTES
@@ -82,27 +71,9 @@ async def ask_past(
         totals: dict[str, int] = {
             one.peer: one.tokens for one in told.merged if one.tokens <= MAX_MERGED
         }
-        added += history.learn(rows, totals, before)
-        if added and (before == ENDLESS_ROUNDS or not history.lacks(before)):
-            break
-    return added
-
-
-class PassedOver:
-    """When to ask for rounds that a download has passed over: once for each gap."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._asked: int | None = None
-        self._next = 0.0
-
-    def due(self, now: float) -> int | None:
-        """The round before which some are to be asked for; None: none now."""
-        before = self._history.gaps.newest
-        if before in (None, self._asked) or now < self._next:
-            return None
-        self._asked, self._next = before, now + AGAIN_S
-        return before
+        if rows and (added := history.prepend(rows, totals)):
+            return added
+    return 0
 
 
 def _row(one: PastRound) -> dict[str, float | None]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,16 @@ from node.monitor.history_columns import (
     merged,
     starts_of,
 )
-from node.monitor.history_gaps import Gaps
 from node.monitor.history_rows import Numbers
 from node.monitor.lines import append_line, replace_lines
-from node.monitor.merged_tokens import MergedTokens
 from node.monitor.whole_rounds import WholeRounds
 from protocols.tasks import Offload
 
 SCHEMA = 1
 MAX_ROWS = 16_384
+MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
+MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 _START_ROWS = 256
 # what reading a damaged file may raise
 _NOT_OURS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -79,7 +80,8 @@ class History:
         self._me, self._tell = me, failed
         self.run = ""
         self._curves = Curves(me)
-        self.merged = MergedTokens()
+        self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
+        self._counted: deque[tuple[float, dict[str, int]]] = deque(maxlen=MAX_UNDONE)
         self.added = 0  # rows since the start of this process: a cursor for readers
         self.lost = 0  # rows that could not be written
         self._begun = False  # the file has this run's head
@@ -93,7 +95,6 @@ class History:
             (_START_ROWS, MAX_ISLANDS), np.nan, dtype=np.float32
         )
         self._failed = 0
-        self.gaps = Gaps()
         self._wholes = WholeRounds()
         self._step: Step | None = None
 
@@ -162,7 +163,6 @@ class History:
         losses = {peer: item["loss"] for peer, item in items if "loss" in item}
         tokens = {peer: int(item.get("tokens", 0)) for peer, item in items}
         self._failed = 0
-        self.gaps.note(self._rows[: self._size, ROUND], done.round)
         kept, counted = self._add(values, losses, tokens)
         self._append([rounding.written(value) for value in values], kept, counted)
 
@@ -176,13 +176,21 @@ class History:
         row = np.array([np.nan if value is None else float(value) for value in values])
         while self._size and self._rows[self._size - 1, ROUND] >= row[ROUND]:
             self._size -= 1  # the node went back in the chain: those rounds are no more
+        while self._counted and self._counted[-1][0] >= row[ROUND]:
+            for peer, count in self._counted.pop()[1].items():
+                self.totals[peer] -= count
         if self._size == self._max_rows:
             self._thin()
         if self._size == len(self._rows):
             self._rows = np.concatenate([self._rows, np.full_like(self._rows, np.nan)])
             self._losses = np.concatenate([self._losses, np.full_like(self._losses, np.nan)])
         self._rows[self._size] = row
-        counted = self.merged.add(float(row[ROUND]), tokens)
+        counted: dict[str, int] = {}
+        for peer, count in tokens.items():
+            if peer in self.totals or len(self.totals) < MAX_TOTALS:
+                counted[peer] = count
+                self.totals[peer] = self.totals.get(peer, 0) + count
+        self._counted.append((float(row[ROUND]), counted))
         kept = self._curves.put(losses, self._losses, self._size)
         self._size += 1
         self.added += 1
@@ -205,11 +213,6 @@ class History:
         self._rewrite()
 
     @property
-    def totals(self) -> dict[str, int]:
-        """Merged tokens by island, as far as this node knows."""
-        return self.merged.totals
-
-    @property
     def islands(self) -> list[str]:
         """Whose losses are kept, in the order of their columns."""
         return self._curves.islands
@@ -222,7 +225,7 @@ class History:
     def lowest(self) -> tuple[int, float] | None:
         """The lowest validation loss of the rounds that this node was there for, and its round.
 
-        What was only told by others (:meth:`learn`) has no tokens, and may be anything.
+        What was only told by others (:meth:`prepend`) has no tokens, and may be anything.
         """
         rows = self._rows[: self._size]
         own = rows[~np.isnan(rows[:, [VALIDATION, TOKENS]]).any(1)]
@@ -231,46 +234,32 @@ class History:
         best = own[np.argmin(own[:, VALIDATION])]
         return int(best[ROUND]), float(best[VALIDATION])
 
-    def lacks(self, before: int) -> bool:
-        """Whether the round before this one is not known."""
-        at = int(np.searchsorted(self._rows[: self._size, ROUND], before))
-        return at == 0 or int(self._rows[at - 1, ROUND]) + 1 < before
+    def prepend(self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int]) -> int:
+        """Put rounds of the time before this node in front, oldest first, by names of columns.
 
-    def learn(
-        self,
-        rows: Sequence[Mapping[str, float | None]],
-        totals: Mapping[str, int],
-        before: int | None = None,
-    ) -> int:
-        """Put in rounds that this node was not there for, oldest first, by names of columns.
-
-        Rows that are out of order, of rounds that are not missing, or without room are left out.
-        Returns the number that were taken. ``totals`` are merged tokens by island in the rounds
-        before ``before``, where this node went on; None: before the oldest one that is known.
+        Rows that are out of order, not older than what is known, or without room are left out.
+        Returns the number that were taken. ``totals`` are merged tokens by island until now.
         """
-        told = [
-            np.array([np.nan if (v := values.get(n)) is None else v for n in COLUMNS])
-            for values in rows
-        ]
-        taken = self.gaps.missing(self._rows[: self._size, ROUND], told, before)
-        if not taken:
-            return 0
-        self.merged.learn(totals, (self.first or 0) if before is None else before)
+        limit, taken = self.first, list[Array]()
+        for values in rows:
+            row = np.array([np.nan if (v := values.get(n)) is None else v for n in COLUMNS])
+            newest = taken[-1][ROUND] if taken else -1.0
+            if newest < row[ROUND] and (limit is None or row[ROUND] < limit):
+                taken.append(row)
         room = max(0, self._max_rows // 2 - self._size)
         taken = taken[max(0, len(taken) - room) :]
-        if taken:
-            self._put(np.stack(taken))
+        if not taken:
+            return 0
+        losses = np.full((len(taken), MAX_ISLANDS), np.nan, dtype=np.float32)
+        self._losses = np.concatenate([losses, self._losses[: self._size]])
+        self._rows = np.concatenate([np.stack(taken), self._rows[: self._size]])
+        self._size += len(taken)
+        self.added += MAX_POINTS + 1  # readers start anew
+        for peer, tokens in totals.items():
+            if peer in self.totals or len(self.totals) < MAX_TOTALS:
+                self.totals[peer] = max(self.totals.get(peer, 0), tokens)
         self._rewrite()
         return len(taken)
-
-    def _put(self, rows: Array) -> None:
-        """Rows between those that are here, of rounds that none of these has."""
-        at = np.searchsorted(self._rows[: self._size, ROUND], rows[:, ROUND])
-        self._rows = np.insert(self._rows[: self._size], at, rows, axis=0)
-        self._losses = np.insert(self._losses[: self._size], at, np.float32(np.nan), axis=0)
-        self._size += len(rows)
-        self.gaps.filled(rows[:, ROUND])
-        self.added += MAX_POINTS + 1  # readers start anew
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -332,7 +321,7 @@ class History:
                 head = json.loads(file.readline())
                 if head["run"] != self.run or head["schema"] != SCHEMA:
                     return False
-                self.merged = MergedTokens({str(k): int(v) for k, v in head["totals"].items()})
+                self.totals = {str(k): int(v) for k, v in head["totals"].items()}
                 self._numbers = Numbers(self.totals)
                 for line in file:
                     self._restore_row(line)
@@ -381,7 +370,7 @@ class History:
         self._begun, self._numbers = True, numbers
 
     def _lines(self, numbers: Numbers) -> Iterator[str]:
-        undone, totals = self.merged.by_round(), dict(self.totals)
+        undone, totals = dict(self._counted), dict(self.totals)
         for number in self._rows[: self._size, ROUND].tolist():
             for peer, count in undone.get(number, {}).items():
                 totals[peer] -= count

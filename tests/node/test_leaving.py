@@ -19,7 +19,6 @@ from gossip.membership.members import Liveness
 from node.errors import operator_error
 from node.leaving import LINGER_S, LOOK_S, leave
 from node.monitor.event_log import EventLog
-from node.monitor.history import History
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
 from node.participation import Participation
@@ -284,7 +283,6 @@ def test_who_stops_by_itself_says_so_to_its_peers_and_here(why: str, told: str) 
             node: Any = SimpleNamespace(
                 events=log,
                 config=SimpleNamespace(rounds=3),
-                history=History(),
                 daemon=SimpleNamespace(stop_reason=stopped, stop=stopped.set_result),
             )
             node.leave = lambda reason: Node.leave(node, reason)

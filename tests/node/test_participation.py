@@ -16,15 +16,11 @@ from identity_kit import identity
 from bootstrap.handshake import Greeting
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
-from gossip.chain.swarm import Swarm
-from gossip.pairs.swarm import Pairs
 from node import clock
 from node.checkpoints.index import Facts
 from node.entry.entrance import Run
 from node.entry.preflight import preflight
 from node.groundwork import Groundwork
-from node.monitor.events import Record, RoundDone
-from node.monitor.history import History
 from node.multiples import Multiples
 from node.participation import Participation, reason_to_end
 from node.trainer.channel import Applied
@@ -118,42 +114,6 @@ def test_the_last_round_ends_a_node_without_a_trainer_that_would_apply_it(traine
     part.conductor = None if trainer == "none" else SimpleNamespace(follows=trainer == "follows")
     part._on_committed(MagicMock(), None)
     assert part.finishing is node.leave.called is (trainer != "applies")
-
-
-@pytest.mark.parametrize("kind", [Swarm, Pairs])
-@pytest.mark.parametrize("trains", [True, False])
-async def test_rounds_that_a_download_passed_over_are_asked_for_after_the_next(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Swarm | Pairs], trains: bool
-) -> None:
-    asks = AsyncMock()
-    monkeypatch.setattr("node.participation.ask_past", asks)
-    node: Any = MagicMock()
-    node.config.max_upload = 0
-    node.history = History()
-    spawned: list[Any] = []
-    node.tasks.spawn = spawned.append
-    part: Any = Participation(node, MagicMock())
-    part.swarm, part.reporter, part.lookout = MagicMock(spec=kind), MagicMock(), MagicMock()
-    part.swarm.membership, part.swarm.presence = MagicMock(), MagicMock()
-    part.swarm.now.return_value = 7.0
-    part.swarm.membership.alive.return_value = ["a peer"]
-    part.keeper, part._saves, part._check_end = MagicMock(), MagicMock(), MagicMock()
-    part.conductor = None
-    for round_ in (3, 4, 9):
-        node.history(Record(1, 1e9, RoundDone(round=round_)))
-        if trains:
-            await part._on_applied(Applied(round_, 0, 0, None))
-        else:
-            part._on_committed(MagicMock(), None)
-    told = [work for work in spawned if work.__name__ == "_learn_past"]
-    for work in told:
-        await work
-    for work in spawned:
-        work.close()
-    if kind is Pairs:
-        assert not told
-    else:
-        asks.assert_awaited_once_with(node.transport, ["a peer"], node.history, before=9)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.entry.past import AGAIN_S, PassedOver, ask_past, tell_past
+from node.entry.past import ask_past, tell_past
 from node.monitor.event_log import EventLog
 from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
@@ -70,7 +70,7 @@ def test_charts_of_a_newcomer_begin_where_the_run_does(tmp_path: Path) -> None:
         assert columns["loss"][10] == 4.99
         assert columns["utilisation"][10] is None  # nobody here knows
         assert here.since(reader) is None  # a page that is open asks for all of it
-        assert here.totals == {ALPS: 310, MESA: 155}
+        assert here.totals == {ALPS: 300, MESA: 150}
         again = History(tmp_path / "history.jsonl")
         again.begin(RUN)
         assert again.columns()["columns"]["round"] == list(range(31))
@@ -122,86 +122,6 @@ def test_the_next_one_is_asked_where_one_does_not_know() -> None:
     play(main)
 
 
-def through(here: History, rounds: range) -> None:
-    for number in rounds:
-        islands = {ALPS: {"loss": 3.0, "tokens": 10}, MESA: {"tokens": 5}}
-        here(Record(number, 1.7e9 + 10 * number, RoundDone(round=number, islands=islands)))
-
-
-def test_a_round_counts_once_that_a_newcomer_and_its_teller_go_through() -> None:
-    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
-        teller, here = history(range(13)), history(range(0))
-        tell_past(others[0], teller)
-        through(here, range(10, 11))
-        assert await ask_past(mine, [ALPS], here, before=10) == 10
-        through(here, range(11, 15))
-        through(teller, range(13, 15))
-        assert here.totals == teller.totals == {ALPS: 150, MESA: 75}
-
-    play(main)
-
-
-@pytest.mark.parametrize("asked", ["at once", "later", "restarted"])
-def test_rounds_that_a_download_passes_over_are_asked_for(asked: str, tmp_path: Path) -> None:
-    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
-        tell_past(others[0], history(range(40)))
-        path = tmp_path / "history.jsonl"
-        here = history(range(10), path)
-        if asked == "restarted":
-            here = history(range(0), path)
-            assert here.gaps.newest is None
-        else:
-            through(here, range(15, 16))
-            assert here.gaps.newest == 15
-        if asked == "later":
-            through(here, range(16, 18))
-        assert await ask_past(mine, [ALPS], here, before=15) == 5
-        assert here.gaps.newest is None
-        through(here, range(18 if asked == "later" else 15, 20))
-        assert here.columns()["columns"]["round"] == list(range(20))
-        assert here.totals == {ALPS: 200, MESA: 100}
-        again = history(range(0), path)
-        assert again.columns() == here.columns()
-        assert again.totals == here.totals
-
-    play(main)
-
-
-def test_who_has_not_come_as_far_is_not_the_only_one_to_be_asked() -> None:
-    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
-        tell_past(others[0], history(range(8)))
-        tell_past(others[1], history(range(12)))
-        here = history(range(0))
-        assert await ask_past(mine, [ALPS, MESA], here, before=10) == 10
-        assert here.columns()["columns"]["round"] == list(range(10))
-        assert here.totals == {ALPS: 100, MESA: 50}
-
-    play(main)
-
-
-def test_a_node_asks_once_for_each_gap_and_not_too_often() -> None:
-    here = history(range(3))
-    asks = PassedOver(here)
-    assert asks.due(0.0) is None
-    through(here, range(5, 7))
-    assert [asks.due(1.0), asks.due(2.0), asks.due(1e9)] == [5, None, None]
-    through(here, range(9, 10))
-    through(here, range(12, 13))
-    now = 1.0 + AGAIN_S
-    assert [asks.due(now - 0.1), asks.due(now), asks.due(now + AGAIN_S)] == [None, 12, None]
-    through(here, range(8, 10))  # it goes back in the chain, and is through it all
-    assert here.gaps.newest == 8, "of the gaps before only those that are left"
-
-
-def test_rows_of_several_rounds_are_no_gap() -> None:
-    small = History(max_rows=16)
-    small.begin(RUN)
-    through(small, range(100))
-    assert len(small) < 16
-    assert small.gaps.newest is None
-    assert small.learn([{"round": n, "time": 1.0} for n in range(100)], {}) < 16
-
-
 def told(round_: int, **more: Any) -> PastRound:
     values = {
         "time": 1.7e9, "members": 1.0, "live": 1.0, "loss": 1.0, "validation_loss": None,
@@ -237,15 +157,15 @@ def test_what_cannot_be_drawn_is_left_out(rounds: tuple[PastRound, ...]) -> None
 def test_rounds_out_of_order_are_left_out() -> None:
     here = history(range(6, 8))
     rows: list[dict[str, float | None]] = [{"round": n, "time": 1.0} for n in (0, 2, 1, 2, 5, 6)]
-    assert here.learn(rows, {}) == 3
+    assert here.prepend(rows, {}) == 3
     assert here.columns()["columns"]["round"] == [0, 2, 5, 6, 7]
-    assert here.learn(rows, {}) == 0
+    assert here.prepend(rows, {}) == 0
 
 
 def test_there_is_always_room_for_what_comes() -> None:
     small = History(max_rows=16)
     small.begin(RUN)
-    assert small.learn([{"round": n, "time": 1.0} for n in range(40)], {}) == 8
+    assert small.prepend([{"round": n, "time": 1.0} for n in range(40)], {}) == 8
     assert small.first == 32
 
 
