@@ -21,13 +21,16 @@ class Interval:
     _late: deque[float] = field(default_factory=lambda: deque(maxlen=LATE))
 
     def add(self, seconds: float, *, repeated: bool = False) -> None:
-        """One more. Rounds that are only ``repeated`` count for nothing once there was another."""
+        """One more. Of rounds only ``repeated`` none is a short one once there was another.
+
+        They may be all that a member sees whose link is too slow for its own.
+        """
         weight = SMOOTHING if self.usual_s else 1.0
+        longest = max(self._late, default=0.0)
+        seconds = min(seconds, OUTAGE * longest) if longest else seconds
         if not repeated:
-            longest = max(self._late, default=0.0)
-            seconds = min(seconds, OUTAGE * longest) if longest else seconds
             self._late.append(seconds)
             weight = max(SMOOTHING, 1 / len(self._late))  # the first takes the repeated ones' place
-        elif self._late:
+        elif self._late and seconds <= self.usual_s:
             return
         self.usual_s += weight * (seconds - self.usual_s)

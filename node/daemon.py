@@ -23,6 +23,7 @@ from node.island.hardware import leave_cores_to_ranks
 from node.monitor.console import AT_ONCE_S, Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
+from node.monitor.processors import usable_cores
 from node.monitor.sinks import Sinks, open_sink, told
 from node.runtime import Node
 from node.setting_values import host_port
@@ -145,7 +146,8 @@ class Daemon:
         """Open the port; if it is taken and only the default, any free one."""
         limit = self.config.max_upload or None
         limits = Limits().within(open_files.raise_limit())
-        opened = partial(HttpTransport, identity, limits=limits, max_upload=limit)
+        cores = usable_cores()
+        opened = partial(HttpTransport, identity, limits=limits, max_upload=limit, cores=cores)
         transport = opened(listen=self.config.listen)
         host, taken = host_port(self.config.listen)
         try:

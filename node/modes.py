@@ -20,7 +20,7 @@ from protocols.identity import PeerId
 OFF_SCHEDULE = 0.2  # of a run's inner steps: a schedule that is as far from their end is told of
 PLAIN = ("auto", "mean", "clip")  # merge rules that judge nobody
 # of the table outer, where the optimizer steps by gradients
-UNREAD = ("lr", "momentum", "beta2", "epsilon")
+UNREAD = ("lr", "lr_start", "momentum", "momentum_start", "beta2", "epsilon", "warmup_rounds")
 # a branch that stands still for a moment in the only merge of a run is not left out for good
 ONLY_MERGE_S = 15.0
 # tokens a step that count fully where weights are tokens² / steps: a weight is at most the tokens
@@ -128,6 +128,11 @@ def _unread(outer: Outer) -> str:
     """What is set of an outer optimizer that goes by the table inner; empty for nothing."""
     usual = Outer(optimizer=outer.optimizer)
     values = {name: getattr(outer, name) for name in UNREAD}
+    if outer.optimizer == "onebit-adam":  # its first phase is as long
+        del values["warmup_rounds"]
+    for name in ("lr", "momentum"):
+        if values[f"{name}_start"] == values[name]:  # follows it where it is not set
+            del values[f"{name}_start"]
     return " and ".join(
         f"outer.{name} {value:g}" for name, value in values.items() if value != getattr(usual, name)
     )

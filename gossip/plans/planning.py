@@ -182,7 +182,8 @@ def fresh_plan(
     layout = lay_out(rules.size, relied_on, regions, grouping, counts, crew.mute)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
-    budget = budget_of([*members, *ready], rules, round_s)
+    present = {one.peer: one for one in (*members, *ready)}  # each once: one alone is not believed
+    budget = budget_of(list(present.values()), rules, round_s)
     # who has not come to this place of the chain gets what is merged all the same
     here, median = {link.peer for link in links}, median_speed(members)
     absent = [MemberLink(peer, median, median, False) for peer in lead.roster if peer not in here]

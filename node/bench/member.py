@@ -32,6 +32,7 @@ from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch, WatchedChain, WatchedTransport
 from node.entry.own_address import outward_address
 from node.errors import operator_error
+from node.monitor.processors import usable_cores
 from protocols.addresses import hostport
 from protocols.codecs import RangeCodec
 from protocols.errors import TransportError
@@ -92,6 +93,7 @@ class Member:
             listen=settings.listen,
             tls=settings.tls,
             max_upload=settings.max_upload or None,
+            cores=usable_cores(),
         )
         transport.watch = watch
         pool = ThreadPoolExecutor(2, thread_name_prefix="bench")

@@ -168,7 +168,7 @@ class Reporter(PeerReports):
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
                 consensus_after=self._left(pending.spread),
-                agreeing=self._agreeing(fragment),
+                agreeing=self._mine + self._as_here(fragment),
                 state=pending.state.hex(),
                 eta_s=max(0, total - outcome.round - 1) * chain.round_s or None
                 if total < ENDLESS_ROUNDS
@@ -261,11 +261,17 @@ class Reporter(PeerReports):
             self.manifest.rounds.alpha if len(chains) > 1 else 0.0,
         )
 
-    def _agreeing(self, fragment: int) -> int:
-        """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
+    def agreeing(self, fragment: int = 0) -> int | None:
+        """Islands whose state is ours bit for bit, ours included; None if no other is there."""
+        alive = self.swarm.chains[fragment].membership.islands_alive(self.swarm.now())
+        there = any(a.role == "island" for a in alive)
+        return self._mine + self._as_here(fragment) if there else None
+
+    def _as_here(self, fragment: int) -> int:
+        """Other islands at our place of the chain whose state is ours bit for bit."""
         chain = self.swarm.chains[fragment]
         here = chain.replica.place
-        return self._mine + sum(
+        return sum(
             a.role == "island" and a.head == here.previous and a.state == here.state
             for a in chain.membership.islands_alive(self.swarm.now())
         )

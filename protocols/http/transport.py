@@ -77,7 +77,7 @@ class HttpTransport:
     :class:`Outgoing` yields must not be changed before the transfer has ended. ``max_upload`` in
     bytes a second bounds what all bodies together send. Messages do not wait for it, but are taken
     off what bodies may send, and so are relayed calls, which may take half of it at most, and half
-    of what the link carries.
+    of what the link carries. The more ``cores`` the process has, the more often bodies are packed.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class HttpTransport:
         tls: bool = True,
         limits: Limits | None = None,
         max_upload: float | None = None,
+        cores: int = 1,
     ) -> None:
         self.identity = identity
         self.book = AddressBook()
@@ -97,7 +98,7 @@ class HttpTransport:
         self._listen = listen
         self._listening: tuple[str, int] | None = None
         self._handlers = Handlers()
-        self._reactor = Reactor(max_upload)
+        self._reactor = Reactor(max_upload, cores)
         sent, come = self._reactor.pacer, self._reactor.incoming
         self.stats.upload.link = lambda: (sent.speed, sent.windows)
         self.stats.download.link = lambda: (come.speed, come.windows)

@@ -105,7 +105,10 @@ class LaneHandle:
 
     def packer(self, to_peer: float | None) -> Packer | None:
         """For a body to a peer, to which they lately went at this speed; None: it does not pay."""
-        return None if self.local else packer(self._reactor.speed, to_peer or math.inf)
+        reactor = self._reactor
+        if self.local:
+            return None
+        return packer(reactor.speed, to_peer or math.inf, reactor.hosts, reactor.cores)
 
     def name(self, peer: PeerId) -> None:
         """The peer is known now: its lanes share its turns under the upload limit."""

@@ -18,7 +18,6 @@ the body's progress, so on a slow lane pieces are small.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -35,9 +34,6 @@ STRIDES = (1, 2, 4)  # bytes of a number: the kinds of packed pieces
 PRICE_S = 48e-9
 MANY = 8  # cores; more make it no cheaper, for one thread packs
 LEAST, MOST = 0.03, 0.35  # of a body: what has to be gained, and what can be
-SHARES = 4  # times what goes to one peer: nothing much faster is sent to any
-
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _HEAD = struct.Struct(">I")
 _LENGTH = (1 << 24) - 1
@@ -46,16 +42,16 @@ _DENSEST = 8  # bytes out of one: Huffman's shortest code has one bit
 _MEMORY = 8  # of zlib: a code for each 16 KiB, and for each place in a number its own
 
 
-def packer(rate: float, to_peer: float) -> Packer | None:
-    """For a peer, if it may pay: the node sends at ``rate``, and ``to_peer`` lately to this one.
+def packer(rate: float, to_peer: float, hosts: int, cores: int) -> Packer | None:
+    """For a peer, if it may pay: the node can send at ``rate``, and ``to_peer`` lately to this one.
 
-    Bytes a second; infinite where it is not known.
+    Bytes a second, infinite where it is not known. ``hosts`` are sent to at the same time; of the
+    node's ``cores`` its trainer uses what is left.
     """
-    speed = min(rate, SHARES * to_peer)
-    if (gain := max(LEAST, PRICE_S / min(CORES, MANY) * speed)) >= MOST:
+    speed = min(rate, hosts * to_peer)
+    if (gain := max(LEAST, PRICE_S / min(cores, MANY) * speed)) >= MOST:
         return None
-    share = min(rate / SHARES, to_peer)
-    return Packer(gain, int(min(PIECE, max(SMALL, PIECE_S * share))))
+    return Packer(gain, int(min(PIECE, max(SMALL, PIECE_S * speed / hosts))))
 
 
 class Packer:

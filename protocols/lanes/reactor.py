@@ -80,7 +80,9 @@ class Watched(Protocol):
 class Reactor:
     """One thread, one selector, one limit: the operator's, or the link's (:mod:`.pacing`)."""
 
-    def __init__(self, max_upload: float | None = None) -> None:
+    def __init__(self, max_upload: float | None = None, cores: int = 1) -> None:
+        self.cores = cores  # that this process may use
+        self.hosts = 1  # that were sent to at the last look; any thread may ask
         self.bucket = Bucket(max_upload)
         self.pacer = Pacer()
         self.incoming = IncomingSpeed()
@@ -283,6 +285,7 @@ class Reactor:
             if not (load.under_way or load.sends or load.receives):
                 del self._loads[one]
         before, under_way = self.pacer.rate, sum(self._loads.values())
+        self.hosts = len(wanting) or self.hosts
         if len(wanting) > 1:
             self._several_at = now
         several = len(wanting) != 1 or now >= self._several_at + _SEVERAL_S

@@ -55,20 +55,31 @@ def test_rounds_that_are_repeated_say_nothing_once_there_was_another() -> None:
     assert interval.usual_s == pytest.approx(60.0)
 
 
+def test_rounds_of_others_that_take_longer_count() -> None:
+    """A member whose link has become slow sees no others any more."""
+    interval = Interval()
+    for _ in range(5):
+        interval.add(5.0)
+    for _ in range(20):
+        interval.add(14.0, repeated=True)
+    assert interval.usual_s > 13.0
+
+
 def test_rounds_that_others_had_made_leave_the_usual_time_alone(identities: Identities) -> None:
     """Nor does the one that this node comes into the middle of, nor the way past by a download."""
     members = identities(3)
-    plan = fresh(members, [announce_of(one.peer_id) for one in members])
+    there = [announce_of(one.peer_id) for one in members]
+    plan = fresh(members, there)
     certificate: Any = SimpleNamespace(outcome=SimpleNamespace(codec=plan.codec))
     timing, now = Timing(), 0.0
     for seconds in (60.0,) * 4:
         now += seconds
-        timing.committed(now, certificate, plan, RULES)
+        timing.committed(now, certificate, plan, RULES, there)
     for _ in range(20):
         now += 0.05
-        timing.committed(now, certificate, None, RULES)
-    timing.committed(now + 6.0, certificate, plan, RULES)
+        timing.committed(now, certificate, None, RULES, there)
+    timing.committed(now + 6.0, certificate, plan, RULES, there)
     assert timing.round_s == pytest.approx(60.0)
     timing.leapt()
-    timing.committed(now + 9000.0, certificate, plan, RULES)
+    timing.committed(now + 9000.0, certificate, plan, RULES, there)
     assert timing.round_s == pytest.approx(60.0)

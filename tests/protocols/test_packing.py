@@ -17,7 +17,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import Malformed
 from protocols.http.transport import HttpTransport
 from protocols.identity import PeerId
-from protocols.lanes import lane, packing
+from protocols.lanes import lane
 from protocols.lanes.packing import MOST, PIECE, PLAIN, SMALL, STRIDES, Packer, Unpacker, packer
 from protocols.transport import Feed, Incoming
 
@@ -188,24 +188,24 @@ def deflated_as_packer(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("cores", "rate", "to_peer", "least"),
+    ("cores", "rate", "to_peer", "hosts", "least"),
     [
-        (2, inf, inf, None),  # nothing is known yet
-        (2, 1e5, inf, 0.03),
-        (2, 2.5e6, inf, 0.06),  # 20 Mbit: int4
-        (2, 6.25e6, 2e6, 0.15),  # 50 Mbit: not int4 any more, but fp32 of parameters
-        (2, 12.5e6, 6e6, 0.3),  # 100 Mbit: bf16 alone
-        (8, 12.5e6, 6e6, 0.075),  # int4 again
-        (64, 12.5e6, 6e6, 0.075),
-        (64, 62.5e6, 20e6, None),  # 500 Mbit, and its share of one of three peers
-        (2, 125e6, 1e6, 0.096),  # a fast node, and a peer behind a slow link
+        (2, inf, inf, 1, None),  # nothing is known yet
+        (2, 1e5, inf, 1, 0.03),
+        (2, 2.5e6, inf, 3, 0.06),  # 20 Mbit: int4
+        (2, 6.25e6, 3e6, 3, 0.15),  # 50 Mbit: not int4 any more, but fp32 of parameters
+        (2, 12.5e6, 6e6, 3, 0.3),  # 100 Mbit: bf16 alone
+        (8, 12.5e6, 6e6, 3, 0.075),  # int4 again
+        (64, 12.5e6, 6e6, 3, 0.075),
+        (64, 62.5e6, 20e6, 3, None),  # 500 Mbit, and its share of one of three peers
+        (64, 125e6, 8e6, 15, None),  # and of one of fifteen
+        (2, 125e6, 2e6, 2, 0.096),  # a fast node, and two peers behind slow links
     ],
 )
 def test_the_faster_a_link_the_more_has_to_be_gained(
-    monkeypatch: pytest.MonkeyPatch, cores: int, rate: float, to_peer: float, least: float | None
+    cores: int, rate: float, to_peer: float, hosts: int, least: float | None
 ) -> None:
-    monkeypatch.setattr(packing, "CORES", cores)
-    found = packer(rate, to_peer)
+    found = packer(rate, to_peer, hosts, cores)
     assert (found and found.gain) == (least if least is None else pytest.approx(least))
 
 
@@ -214,11 +214,10 @@ def test_the_faster_a_link_the_more_has_to_be_gained(
     [(2.5e6, inf, 62_500), (12.5e6, 6e6, PIECE), (12.5e6, 2e5, 20_000), (1e4, inf, SMALL)],
 )
 def test_a_piece_is_no_longer_under_way_than_who_waits_for_it_bears(
-    monkeypatch: pytest.MonkeyPatch, rate: float, to_peer: float, size: int
+    rate: float, to_peer: float, size: int
 ) -> None:
     """What has come of one is no progress of the body."""
-    monkeypatch.setattr(packing, "CORES", 2)
-    found = packer(rate, to_peer)
+    found = packer(rate, to_peer, 4, 2)
     assert found is not None
     assert found.size == size
 
