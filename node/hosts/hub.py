@@ -63,6 +63,7 @@ class Hub:
         self.lost: dict[int, str] = {}  # why, of those that are not there any more
         self._losses: Counter[int] = Counter()  # while they trained, since the last round
         self._failing = set[int]()  # whose ranks have ended by themselves since then
+        self._refusing = set[int]()  # whose ranks refuse to train, until they connect anew
         # what a host said that it lacks, or was turned away for though it knows the rendezvous id
         self._refused: dict[int, OperatorError] = {}
         self._turned_away: dict[str, str] = {}  # why, by who they say they are
@@ -243,12 +244,18 @@ class Hub:
         """
         self._losses[host.number] += MAX_LOSSES if refused else 1
         self._failing.add(host.number)
+        if refused:
+            self._refusing.add(host.number)
         return self._losses[host.number] >= MAX_LOSSES and self.enough
 
     def merged(self) -> None:
-        """A round has been merged: hosts that were lost before may train again."""
-        self._losses.clear()
-        self._failing.clear()
+        """A round has been merged: hosts that were lost before may train again.
+
+        What ranks refuse does not pass by itself: each round would be stopped twice to try.
+        """
+        for number in self._losses.keys() - self._refusing:
+            del self._losses[number]
+        self._failing &= self._refusing
 
     def reached_at(self, hosts: Sequence[Host]) -> str:
         """This host's address as the others see it; loopback only where all are on its machine."""
@@ -303,6 +310,9 @@ class Hub:
         if before is not None:  # it has connected once more: its earlier connection is lost
             self._lose(before, before.farewell or "it has connected anew")
             before.connection.close()
+        if host.number in self._refusing:
+            self._refusing.discard(host.number)
+            del self._losses[host.number]
         self.hosts[host.number] = host
         self._refused.pop(host.number, None)
         self._turned_away.pop(f"host {host.number}", None)

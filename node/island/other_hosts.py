@@ -47,6 +47,7 @@ def _left_out(died: TrainerDied, host: Host) -> TrainerDied:
     why, fix = ": ".join((died.text, *died.log_tail.splitlines()[-1:])), f"see {died.log}"
     if died.error is not None:
         why, fix = str(died.error), died.error.fix
-    what = f"{host.shown} is left out until a round is merged, as its ranks cannot go on"
+    until = "it is started again" if died.exit_code == EXIT_REFUSED else "a round is merged"
+    what = f"{host.shown} is left out until {until}, as its ranks cannot go on"
     error = operator_error("E408", what, why=why, fix=fix)
     return replace(died, code=error.code, text=error.what, error=error, spared=True)

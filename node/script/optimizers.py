@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -77,7 +78,8 @@ def tell_of_others(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor
     """
     ours = set(parameters)
     trained = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])
-    others = [tuple(p.shape) for p in trained if p.requires_grad and p not in ours]
+    known = [p for p in trained if not isinstance(p, UninitializedParameter) and p.numel()]
+    others = [tuple(p.shape) for p in known if p.requires_grad and p not in ours]
     if others:
         logger.warning(
             "the optimizer also trains %d parameters that are not in the model (%s%s): they are "

@@ -83,7 +83,12 @@ def refuse_shared(parameters: Mapping[str, Tensor]) -> None:
 
 
 def address(tensor: Tensor) -> int:
-    """Where its elements are; 0 if that is nowhere: it has none, or it is a wrapper of others."""
+    """Where its elements are; 0 if that is nowhere: it has none, or it is a wrapper of others.
+
+    Also where it is not told: on Apple's GPUs a pointer is that of an object, not of memory.
+    """
+    if tensor.device.type not in ("cpu", "cuda"):
+        return 0
     try:
         return tensor.data_ptr() if tensor.numel() else 0
     except RuntimeError:

@@ -245,11 +245,16 @@ class ScriptProgress(Progress):
         """See :meth:`evaluate`; where that raises, the join goes on without a loss.
 
         It may need what the script has only once it has joined, and a run whose creator is gone
-        before its first step would be in the way of the next one.
+        before its first step would be in the way of the next one. Dropout and the like are then as
+        they were before.
         """
+        modules = self.model.modules() if self.model is not None else ()
+        modes = [(module, module.training) for module in modules]
         try:
             return self.evaluate()
         except Exception as error:
+            for module, training in modes:
+                module.training = training
             logger.warning(
                 "the script's evaluate has failed before its first step (%s: %s), so the loss of "
                 "the model as it is now is not known; after a merge island.step raises such errors",

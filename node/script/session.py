@@ -8,6 +8,7 @@ the script's parameters happens inside :meth:`Joined.step`, :meth:`Joined.outer_
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import threading
 import time
@@ -63,6 +64,7 @@ class Joined:
         """``daemon``: the node's process, on rank 0 only; ``checkpoints``: where it saves."""
         self._progress, self._daemon, self._checkpoints = progress, daemon, checkpoints
         self._leaving = False
+        self._process = os.getpid()
         self.thread: threading.Thread | None = None  # that has taken the last step
         self._pulse = Pulse()  # the node's
         self._standstill = Standstill(checkpoints)  # while it leaves
@@ -230,6 +232,8 @@ class Joined:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child that ends: the island is its parent's
         if error is not None and not self.over and self._progress.ranks.size > 1:
             self._part()  # the other ranks may be anywhere, and are not waited for
             return

@@ -115,7 +115,14 @@ async def test_a_host_that_refuses_is_left_out_at_once(tmp_path: Path) -> None:
             assert died.error is not None
             assert died.error.why == ("rank 1 on host 1 (other): cannot read the text: it has gone")
             assert died.error.fix == "start again; see trainer-rank1.log"
+            assert "left out until it is started again" in died.error.what
             assert await pair.hosts() == []
+            made.merged()  # it would refuse in each round, which would be stopped twice for it
+            assert not made.grown
+            assert await pair.hosts() == []
+        again = await ready(made)
+        async with alive(again):
+            assert await Pair(made, again, tmp_path).hosts() == [1]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,16 @@ def test_it_is_the_affair_of_the_process_that_has_joined(
     assert python.heard == [[], []]
 
 
+def test_a_forked_child_that_ends_within_the_block_leaves_the_island_to_its_parent(
+    python: Python, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with joined(tmp_path) as island:
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            island.__exit__(SystemExit, SystemExit(0), None)
+        assert python.heard == [[]]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a process with threads
 def test_a_child_that_joins_by_itself_leaves_alone_the_one_of_its_parent(
     python: Python, tmp_path: Path

@@ -13,7 +13,7 @@ import pytest
 import torch
 from script_kit import TARGET, Interrupted, Played, committing
 from signals_kit import signals_kept
-from torch import Tensor
+from torch import Tensor, nn
 from trainer_kit import apply, merge
 
 from diloco.pseudo_gradient import rebase
@@ -94,12 +94,19 @@ def test_an_evaluation_that_fails_before_the_first_step_is_warned_of(
 ) -> None:
     """It may use what is there only after node.join, and a run with nothing in it would be left."""
     joined: list[Joined] = []
+    models: list[nn.Module] = []
+
+    def made(inputs: int, outputs: int) -> nn.Module:
+        models.append(nn.Linear(inputs, outputs))
+        return models[0]
 
     def evaluate() -> float:
+        models[0].eval()
         return float(joined[0].round)
 
-    played = Played(evaluating, evaluate, evaluate=True)
+    played = Played(evaluating, evaluate, evaluate=True, model=made)
     joined.append(played.joined)
+    assert models[0].training  # as it was: its dropout would do nothing from now on
     assert [report.validation_loss for report in played.script.of(Evaluated)] == [None]
     (said,) = (record for record in caplog.records if record.levelname == "WARNING")
     assert "IndexError: list index out of range" in said.getMessage()

@@ -68,3 +68,10 @@ def test_nothing_is_said_where_all_are_in_the_model(told: Told) -> None:
     optimizer = torch.optim.SGD(both(model, head, frozen))
     assert told(nn.ModuleList([model, head]), optimizer) == []
     assert told(nn.DataParallel(nn.Sequential(model, head)), optimizer) == []
+
+
+def test_what_has_no_elements_or_no_shape_yet_is_not_told_of(told: Told) -> None:
+    """A lazy head gets its shape with the first batch; an empty one may be the model's own."""
+    model, lazy = nn.Linear(4, 3), nn.LazyLinear(2)
+    empty = nn.Parameter(torch.zeros(0))
+    assert told(model, torch.optim.SGD([*both(model, lazy), empty])) == []
