@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TypeVar
 
@@ -80,6 +80,12 @@ def refuse_shared(parameters: Mapping[str, Tensor]) -> None:
                 )
         reach = sum((n - 1) * step for n, step in zip(part.shape, part.stride(), strict=True)) + 1
         before.append((at + reach * part.element_size(), name, part))
+
+
+@torch.no_grad()
+def addresses_of(parameters: Iterable[Tensor]) -> list[int]:
+    """See :func:`address`; Ctrl-C at any line of the caller leaves gradients switched on."""
+    return [address(local(parameter)) for parameter in parameters]
 
 
 def address(tensor: Tensor) -> int:

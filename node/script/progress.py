@@ -10,18 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
 from node.script.buffers import mend
 from node.script.optimizers import Watch
-from node.script.parameters import address, refuse_shared, training
+from node.script.parameters import addresses_of, refuse_shared, training
 from node.trainer.channel import Apply, Begin, ChannelClosedError, Report, Save, Shift
 from node.trainer.optimizer_state import unkept
 from node.trainer.progress import Progress
-from node.trainer.weights import local
 from protocols.errors import OperatorError
 
 logger = logging.getLogger(__name__)
@@ -163,8 +161,7 @@ class ScriptProgress(Progress):
     def _check_memory(self) -> None:
         """Raise E204 where parameters have been put into each other's memory since they joined."""
         joined = {name: parts[0] for name, parts in self.weights.parts.items()}
-        with torch.no_grad():
-            addresses = [address(local(parameter)) for parameter in joined.values()]
+        addresses = addresses_of(joined.values())
         if addresses != self._addresses:  # they are looked at once, and seldom move
             refuse_shared(joined)
             self._addresses = addresses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -132,7 +133,7 @@ async def test_what_an_upload_limit_leaves_is_measured(linked: None) -> None:
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
-                feed = BufferFeed(bytes(size))
+                feed = BufferFeed(os.urandom(size))  # which nothing packs
                 group.create_task(b.push(A.peer_id, "take", b"", feed, timeout=5))
         had = 3 * size / (time.monotonic() - began)  # the limit, but where the machine stood still
         sent, received = b.stats.upload.read(), a.stats.download.read()
@@ -171,7 +172,7 @@ async def test_what_is_carried_for_others_is_part_of_what_the_link_carries(
             return b""
 
         a.on_push("take", take, max_length=size)
-        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(size)), timeout=5)
+        await b.push(A.peer_id, "take", b"", BufferFeed(os.urandom(size)), timeout=5)
         assert max(arrived) > size + carried / 4
 
 
