@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -108,7 +109,7 @@ def test_an_evaluation_that_fails_before_the_first_step_is_warned_of(
     joined.append(played.joined)
     assert models[0].training  # as it was: its dropout would do nothing from now on
     assert [report.validation_loss for report in played.script.of(Evaluated)] == [None]
-    (said,) = (record for record in caplog.records if record.levelname == "WARNING")
+    (said,) = (record for record in caplog.records if record.levelno == logging.WARNING)
     assert "IndexError: list index out of range" in said.getMessage()
     assert said.exc_info  # with the line of the script that it was
     assert played.train(TARGET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def told(
 
     def joins(model: nn.Module, optimizer: Any) -> list[str]:
         join(model, optimizer, dir=tmp_path).abandon()
-        return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
     monkeypatch.setattr("node.script.joining._start_node", start)
     monkeypatch.setattr(Joined, "begin", lambda *_: None)
