@@ -249,7 +249,7 @@ class ScriptProgress(Progress):
         modes = [(module, module.training) for module in modules]
         try:
             return self.evaluate()
-        except Exception as error:
+        except Exception as error:  # whatever the script raises: the log has it
             for module, training in modes:
                 module.training = training
             logger.warning(
