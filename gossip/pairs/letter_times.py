@@ -15,7 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gossip.plans.ladder import OVERRUN, Chosen, Ladder, budget_s, choose, hidden_share
+from gossip.plans.ladder import (
+    Budget,
+    Chosen,
+    Ladder,
+    budget_s,
+    choose,
+    hidden_share,
+    most_s,
+)
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -48,29 +56,30 @@ class LetterTimes:
     _last: tuple[frozenset[PeerId], float] | None = None  # letter: to whom, seconds a byte
     _other: tuple[frozenset[PeerId], float] | None = None  # the newest that went to others
 
-    def budget(self, round_s: float, me: Announce, exchanges: int) -> float:
-        """Seconds that a letter may take, with ``exchanges`` in turn in a usual round.
+    def budget(self, round_s: float, me: Announce, exchanges: int) -> Budget:
+        """What a letter may take, with ``exchanges`` in turn in a usual round.
 
         If it is not known how fast inner steps are, nothing counts as hidden behind them.
         """
         if round_s <= 0:
-            return 0.0
+            return Budget(0.0, 0.0)
         exposed = self.terms.exposed / self.terms.fragments
         share = hidden_share(round_s, self.terms.overlap_steps, me.steps_per_second)
-        return budget_s(round_s, exposed, share) / exchanges
+        whole = budget_s(round_s, exposed, share)
+        return Budget(whole / exchanges, share * round_s / exchanges)
 
-    def choose(self, budget: float, me: Announce, to: Sequence[Announce]) -> Choice:
+    def choose(self, budget: Budget, me: Announce, to: Sequence[Announce]) -> Choice:
         """The codec of a letter to all of these, which leaves for them at the same time."""
         choice = self._choice(budget, me, to)
         if len(self.terms.codecs) > 1:
-            self.chosen = self.ladder.explained(self.terms.codecs, choice.codec, budget)
+            self.chosen = self.ladder.explained(self.terms.codecs, choice.codec, budget.whole_s)
             if not choice.counts:
                 self.chosen = replace(self.chosen, why="the receiver's link is narrow")
         return choice
 
-    def _choice(self, budget: float, me: Announce, to: Sequence[Announce]) -> Choice:
+    def _choice(self, budget: Budget, me: Announce, to: Sequence[Announce]) -> Choice:
         codecs, past = self.terms.codecs, self.ladder
-        if len(codecs) == 1 or not budget > 0:  # no round has been timed yet
+        if len(codecs) == 1 or not budget.whole_s > 0:  # no round has been timed yet
             return Choice(past.codec if past.codec in codecs else codecs[0], True)
         copies = max(1, len(to))
 
@@ -79,9 +88,9 @@ class LetterTimes:
             found = past.seconds(moved)
             return found if found is not None else moved / me.upload if me.upload > 0 else 0.0
 
-        own = choose(codecs, seconds, budget, past)
+        own = choose(codecs, seconds, budget.whole_s, past, hidden=budget.hidden_s)
         narrowest = min((said.download for said in to if said.download > 0), default=math.inf)
-        passing = OVERRUN * budget * narrowest  # bytes
+        passing = most_s(*budget) * narrowest  # bytes
         wide = self.size_as(own) <= passing
         fitting = (name for name in codecs[codecs.index(own) :] if self.size_as(name) <= passing)
         return Choice(next(fitting, codecs[-1]), wide)
@@ -91,7 +100,7 @@ class LetterTimes:
         choice: Choice,
         took: float,
         to: Sequence[PeerId],
-        budget: float,
+        budget: Budget,
         *,
         nobody_else: bool = False,
     ) -> None:
@@ -109,4 +118,4 @@ class LetterTimes:
         self._last = (peers, took / moved)
         if self._other is not None and not nobody_else:
             took = min(took, self._other[1] * moved)
-        self.ladder.note(self.terms.codecs, choice.codec, took, moved, budget)
+        self.ladder.note(self.terms.codecs, choice.codec, took, moved, *budget)

@@ -11,6 +11,7 @@ from gossip.pairs.letter_times import Choice, LetterTimes
 from gossip.pairs.meeting import Key, Post
 from gossip.pairs.replica import PairReplica
 from gossip.pairs.wandering import Wandering
+from gossip.plans.ladder import Budget
 from protocols.codecs import Encoded
 from protocols.messages import Announce
 
@@ -22,7 +23,7 @@ class Own(NamedTuple):
     body: Encoded
     weight: float
     choice: Choice
-    budget: float  # seconds that it may take
+    budget: Budget
 
 
 @dataclass

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 from gossip.membership.trips import MOST_S
 from gossip.plans.grouping import traffic
-from gossip.plans.ladder import Ladder, budget_s, choose, hidden_share
+from gossip.plans.ladder import Budget, Ladder, budget_s, choose, hidden_share
 from gossip.plans.partition import MemberLink
 from gossip.plans.rules import Rules
 from gossip.plans.validity import MAX_EXPECTED_S
@@ -63,13 +62,6 @@ def links_of(
         MemberLink(a.peer, clamp(a.upload), clamp(a.download), a.peer in contributing)
         for a in sorted(members, key=lambda announce: announce.peer)
     ]
-
-
-class Budget(NamedTuple):
-    """Seconds that an exchange may take in all, and how many of these inner steps hide."""
-
-    whole_s: float
-    hidden_s: float
 
 
 def budget_of(members: Sequence[Announce], rules: Rules, round_s: float) -> Budget:

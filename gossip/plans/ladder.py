@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocols.errors import LocalProtocolError
 
@@ -41,6 +41,13 @@ RECENT: Final = 16  # rounds for which an exchange with another codec says somet
 LONGEST_WAIT: Final = 128  # and at most this many, after it has happened again and again
 
 Seconds = Callable[[str], float]  # that an exchange takes with a codec
+
+
+class Budget(NamedTuple):
+    """Seconds that an exchange may take in all, and how many of these inner steps hide."""
+
+    whole_s: float
+    hidden_s: float
 
 
 def budget_s(round_s: float, exposed: float, overlapped: float) -> float:
@@ -112,7 +119,7 @@ class Ladder:
             self._rose_at = None
         elif codecs.index(codec) < codecs.index(before):
             self._rose_at = self._rounds
-            most = max(_most(budget, hidden), LONGER * (took_before or 0.0))
+            most = max(most_s(budget, hidden), LONGER * (took_before or 0.0))
             if took is not None and took > most:
                 self.back_to = before
                 self._fails(codec)
@@ -187,7 +194,7 @@ class Ladder:
         return self._rounds < until
 
 
-def _most(budget: float, hidden: float) -> float:
+def most_s(budget: float, hidden: float) -> float:
     """Seconds that a codec in use may take: of what is hidden there is no more than there is."""
     return hidden + OVERRUN * (budget - hidden)
 
@@ -222,7 +229,7 @@ def choose(
     if past.back_to is not None:
         return past.back_to
     at = codecs.index(past.codec)
-    if seconds(past.codec) > _most(budget, hidden):
+    if seconds(past.codec) > most_s(budget, hidden):
         coarser = (name for name in codecs[at:] if seconds(name) <= budget)
         return next(coarser, codecs[-1])
     if at and not past.waits(finer := codecs[at - 1]):
