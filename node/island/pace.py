@@ -84,6 +84,11 @@ class Pace:
             "position": self.position,
         }
 
+    def take_busy(self) -> float:
+        """Seconds in inner steps since the last time that they were asked for."""
+        busy, self.busy_s = self.busy_s, 0.0
+        return busy
+
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
         self.step, self.tokens = done.step, self.tokens + done.tokens

@@ -11,7 +11,6 @@ from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
 from node.reports.peers import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
-from protocols.bounds import ENDLESS_ROUNDS
 from protocols.messages import Announce, Certificate
 
 LOST = "it could not be reached"
@@ -107,9 +106,8 @@ class GossipReports(PeerReports):
         now, pace = self.now(), self.conductor.pace
         wall = now - self._last if self._last is not None else None
         self._last = now
-        busy, pace.busy_s = pace.busy_s, 0.0
-        if applied.validation_loss is not None:
-            self.swarm.presence.note(validation_loss=applied.validation_loss)
+        busy = pace.take_busy()
+        self._note_validation(applied.validation_loss)
         spread = pending.spread
         self._distances = spread.to_mean
         missed = {
@@ -120,24 +118,20 @@ class GossipReports(PeerReports):
         codec_before = self._codecs.get(fragment, "")
         codec = next((one.codec for one in reversed(pending.exchanged) if one.codec), codec_before)
         self._codecs[fragment] = codec
-        total = self.manifest.rounds.total_rounds
         sent = sum(one.sent for one in pending.exchanged)
         alive = self.swarm.membership.islands_alive(self.swarm.now())
         islands: dict[str, dict[str, float]] = {
             str(peer): {"distance": round(d, 5), "apart": round(spread.apart[peer], 5)}
             for peer, d in spread.to_mean.items()
         }
-        for said in alive:
-            if said.loss:
-                islands.setdefault(said.peer, {})["loss"] = round(said.loss, 5)
-        if pace.loss:
-            islands.setdefault(self.swarm.me, {})["loss"] = round(pace.loss, 5)
+        for peer, loss in self._losses().items():
+            islands.setdefault(peer, {})["loss"] = round(loss, 5)
         islands.setdefault(self.swarm.me, {})["tokens"] = tokens
         self.events.emit(
             RoundDone(
                 round=pending.round,
                 outcome="degraded" if missed else "committed",
-                total_rounds=total,
+                total_rounds=self.manifest.rounds.total_rounds,
                 fragment=fragment,
                 fragments=len(self.swarm.chains),
                 members=1 + len(mixed),
@@ -157,9 +151,7 @@ class GossipReports(PeerReports):
                 consensus_after=pending.after,
                 agreeing=None,
                 state=chain.status.state.hex(),
-                eta_s=max(0, total - pending.round - 1) * chain.core.patience.cycle_s or None
-                if total < ENDLESS_ROUNDS
-                else None,
+                eta_s=self._eta_s(pending.round + 1, chain.core.patience.cycle_s),
                 dropped=missed,
                 phases={
                     "compute": busy,

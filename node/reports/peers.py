@@ -25,6 +25,7 @@ from node.reports.codecs import CodecNews
 from node.reports.links import LinkTable, Measuring
 from node.trainer.channel import Applied
 from protocols.addresses import host_of, is_relayed
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate
@@ -123,6 +124,23 @@ class PeerReports(ABC):
     @abstractmethod
     def _done(self, fragment: int, applied: Applied | None) -> bool:
         """A round of a fragment is through, ``applied`` by the trainer if there is one."""
+
+    def _eta_s(self, done: int, round_s: float) -> float | None:
+        """Seconds until the run's end after so many rounds; None: it has none, or nobody knows."""
+        total = self.manifest.rounds.total_rounds
+        return max(0, total - done) * round_s or None if total < ENDLESS_ROUNDS else None
+
+    def _losses(self) -> dict[PeerId, float]:
+        """Of the newest inner step of each island that has told of one, this one's own too."""
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        losses = {one.peer: one.loss for one in alive if one.loss}
+        if self.conductor is not None and self.conductor.pace.loss:
+            losses[self.swarm.me] = self.conductor.pace.loss
+        return losses
+
+    def _note_validation(self, loss: float | None) -> None:
+        if loss is not None:
+            self.swarm.presence.note(validation_loss=loss)
 
     @abstractmethod
     def on_learned(self, announce: Announce) -> None:

@@ -17,7 +17,6 @@ from node.monitor.events import (
 )
 from node.reports.peers import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
-from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor, Outcome
 
@@ -121,13 +120,9 @@ class Reporter(PeerReports):
         outcome = pending.certificate.outcome
         since, self._last_round = self._last_round, now
         wall = now - since if since is not None else None
-        busy = conductor.pace.busy_s if conductor else 0.0
-        if conductor:
-            conductor.pace.busy_s = 0.0
+        busy = conductor.pace.take_busy() if conductor else 0.0
         validation = applied.validation_loss if applied else None
-        if validation is not None:
-            self.swarm.presence.note(validation_loss=validation)
-        total = self.manifest.rounds.total_rounds
+        self._note_validation(validation)
         codec_before, self._last_codec = self._last_codec, outcome.codec
         counted = {i.contributor for result in outcome.parts for i in result.included}
         merged = {outcome.contributors[index].peer: index for index in counted}
@@ -150,7 +145,7 @@ class Reporter(PeerReports):
             RoundDone(
                 round=outcome.round,
                 outcome="degraded" if dropped else "committed",
-                total_rounds=total,
+                total_rounds=self.manifest.rounds.total_rounds,
                 fragment=outcome.fragment,
                 fragments=len(self.swarm.chains),
                 members=len(counted),
@@ -170,9 +165,7 @@ class Reporter(PeerReports):
                 consensus_after=self._left(pending.spread),
                 agreeing=self._mine + self._as_here(fragment),
                 state=pending.state.hex(),
-                eta_s=max(0, total - outcome.round - 1) * chain.round_s or None
-                if total < ENDLESS_ROUNDS
-                else None,
+                eta_s=self._eta_s(outcome.round + 1, chain.round_s),
                 dropped=dropped,
                 phases={"compute": busy} | _phases(pending, ready, snapshot_at, now),
                 islands=self._islands(
@@ -211,10 +204,7 @@ class Reporter(PeerReports):
                 exact = isinstance(value, int)
                 found.setdefault(peer, {})[name] = value if exact else round(value, 5)
 
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
-        note("loss", {a.peer: a.loss for a in alive if a.loss})
-        if self.conductor is not None and self.conductor.pace.loss:
-            note("loss", {self.swarm.me: self.conductor.pace.loss})
+        note("loss", self._losses())
         first = min(ready.values(), default=0.0)
         note("ready_s", {peer: at - first for peer, at in ready.items()})
         note("tokens", {peer: contributor.tokens for peer, contributor in merged.items()})

@@ -18,6 +18,7 @@ from gossip.membership.spread import Spread
 from gossip.pairs.rounded import Rounded
 from node import monitor
 from node.entry.lookout import Lookout
+from node.island.pace import Pace
 from node.monitor.event_log import EventLog
 from node.monitor.events import RoundDone
 from node.monitor.machine import KEPT_S, Machine
@@ -348,7 +349,7 @@ def test_a_machine_that_tells_nothing(tmp_path: Any) -> None:
 def test_a_round_in_pairs_after_a_resume_counts_what_was_trained_since() -> None:
     """And not all that the checkpoint says of this island: history adds rounds up."""
     told: list[Any] = []
-    pace = SimpleNamespace(tokens=900_000, busy_s=0.0, loss=0.0)
+    pace = Pace(tokens=900_000)
     swarm = MagicMock(me=PeerId("me"), chains=[MagicMock(neighbours=1, fragment=0)])
     swarm.membership.islands_alive.return_value = []
     swarm.chains[0].status.state = b""
