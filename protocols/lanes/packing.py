@@ -1,45 +1,59 @@
 """Bodies packed for a slow link: an entropy code around what the codecs leave.
 
 Quantized values are far from uniform: small ones are frequent, and of a float the sign and the
-exponent take few of their values. Huffman's code alone, without a search for repetitions that are
-not there, makes int4 of Gaussian values a thirteenth shorter, bf16 a third. Nothing is lost, so
-nothing but the lane knows of it: lengths, digests, and what is sent again are as without. It costs
-a core 8 ms for each megabyte sent and 4 for each received, so the faster the link and the fewer the
-cores, the more has to be gained: with two cores most codecs gain enough at 20 Mbit/s, and bf16 at
-100; with eight int4 does at 100, and bf16 up to 450.
+exponent take few of their values. Huffman's code makes int4 of Gaussian values a thirteenth
+shorter, bf16 a third; zstd's is the fastest, and what stands there again, as the zeros of what has
+no gradient, it leaves out. Nothing is lost, so nothing but the lane knows of it: lengths, digests,
+and what is sent again are as without. It costs a core 1 to 2 ms for each megabyte, and as much
+again where it is received, so the faster the link and the fewer the cores, the more has to be
+gained: with two cores int4 gains enough at 250 Mbit/s, fp32 at 500 and bf16 at 1000; with four at
+twice that.
 
-A packed body is a sequence of pieces, each ``kind u8 | length u24 | bytes``: kind 0 as they are,
-else deflated (RFC 1951) after the bytes were sorted by their place in a number of ``kind`` bytes,
-so that exponents get a code of their own. A piece holds 1 to 64 KiB of the body, but for the last,
-and at most eight times its own length, which is as far as Huffman's code goes: neither many nor
-few bytes cost their receiver much more than others do. What has come of a piece tells nothing of
-the body's progress, so on a slow lane pieces are small.
+A packed body is a sequence of pieces, each ``kind u8 | size - 1 u16 | length - 1 u16 | bytes``, of
+which ``size`` bytes of the body are made. Kind 0: as they are. Else its low three bits are the
+width of a number, 1, 2 or 4 bytes, the next four bits tell which planes of these numbers
+(:mod:`protocols.lanes.planes`) are packed: a frame of zstd (RFC 8878) has them one behind the
+other, from the lowest on, and behind it are the planes that are not, and what is no whole number. A
+piece has 4 to 64 KiB of the body, but for the last: short ones would cost their receiver much more
+than others do. What has come of a piece tells nothing of the body's progress, so on a slow lane
+pieces are small.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 from protocols.errors import Malformed
 from protocols.transport import Drain
 
-PIECE, SMALLEST = 1 << 16, 1 << 10  # bytes of a body that are packed together
-SMALL = 1 << 12  # the same, where a lane is slow:
-PIECE_S = 0.1  # a piece is to take no longer
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE, SMALLEST = 1 << 16, 1 << 12  # bytes of a body that are packed together
+PIECE_S = 0.1  # a piece is to take no longer, where a lane is slow
 PLAIN = 0
-STRIDES = (1, 2, 4)  # bytes of a number: the kinds of packed pieces
-# link time that packing a byte has to save: with one core four times what it takes
-PRICE_S = 48e-9
-MANY = 8  # cores; more make it no cheaper, for one thread packs
+WIDTHS = (1, 2, 4)  # bytes of a number
+# link time that packing a byte has to save: with one core twice what it takes
+PRICE_S = 4.5e-9
+MANY = 4  # cores; more make it no cheaper, for one thread packs
 LEAST, MOST = 0.03, 0.35  # of a body: what has to be gained, and what can be
 
-_HEAD = struct.Struct(">I")
-_LENGTH = (1 << 24) - 1
+_HEAD = struct.Struct(">BHH")
+_WIDTH = 3  # bits of a kind
 _AGAIN = 15  # pieces that are as the one before, by assumption
-_DENSEST = 8  # bytes out of one: Huffman's shortest code has one bit
-_MEMORY = 8  # of zlib: a code for each 16 KiB, and for each place in a number its own
+_OPTION = zstd.CompressionParameter
+_WINDOW = PIECE.bit_length() - 1
+_OPTIONS: dict[int, int] = {  # the least search for repetitions that there is
+    _OPTION.compression_level: 1,
+    _OPTION.window_log: _WINDOW,
+    _OPTION.hash_log: 6,
+    _OPTION.min_match: 7,
+}
+_LIMITS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW}
 
 
 def packer(rate: float, to_peer: float, hosts: int, cores: int) -> Packer | None:
@@ -51,7 +65,7 @@ def packer(rate: float, to_peer: float, hosts: int, cores: int) -> Packer | None
     speed = min(rate, hosts * to_peer)
     if (gain := max(LEAST, PRICE_S / min(cores, MANY) * speed)) >= MOST:
         return None
-    return Packer(gain, int(min(PIECE, max(SMALL, PIECE_S * speed / hosts))))
+    return Packer(gain, int(min(PIECE, max(SMALLEST, PIECE_S * speed / hosts))))
 
 
 class Packer:
@@ -59,26 +73,45 @@ class Packer:
 
     def __init__(self, gain: float = LEAST, size: int = PIECE) -> None:
         self.gain, self.size = gain, size
-        self._kinds: tuple[int, ...] = STRIDES  # that are tried
-        self._again = 0  # pieces until all are
+        self._kind: int | None = None  # of the pieces that come; None: all are tried
+        self._again = 0  # pieces until they are
+        self._coder = zstd.ZstdCompressor(options=_OPTIONS)
 
     def pack(self, piece: bytes) -> bytes:
         """A piece as it goes over the lane; all but the last have :data:`SMALLEST` or more."""
         if not self._again:
-            self._kinds = STRIDES
+            self._kind = None
         self._again = max(0, self._again - 1)
-        found = [(_deflated(piece, kind), kind) for kind in self._kinds]
-        packed, kind = min(found, key=_length, default=(piece, PLAIN))
+        kind = self._kind if self._kind is not None else self._best(piece)
+        packed = self._packed(piece, kind) if kind != PLAIN else piece
         if len(packed) > (1 - self.gain) * len(piece):
-            self._keep()
-            return _framed(PLAIN, piece)
-        if len(packed) > len(piece) / 4:  # else these are zeros, and tell nothing of the others
-            self._keep(kind)
-        return _framed(kind, packed)
+            kind, packed = PLAIN, piece
+        # where most is left out these are zeros, and tell nothing of the others
+        if kind != self._kind and (kind == PLAIN or len(packed) > len(piece) / 4):
+            self._kind, self._again = kind, _AGAIN
+        return _HEAD.pack(kind, len(piece) - 1, len(packed) - 1) + packed
 
-    def _keep(self, *kinds: int) -> None:
-        if self._kinds != kinds:
-            self._kinds, self._again = kinds, _AGAIN
+    def _best(self, piece: bytes) -> int:
+        """The kind of the shortest piece."""
+        shortest, best = len(piece), PLAIN
+        for width in WIDTHS:
+            mask, length = 0, len(piece)
+            for place, plane in enumerate(_planes(piece, width)):
+                saved = len(plane) - len(self._coder.compress(plane, self._coder.FLUSH_FRAME))
+                if saved > LEAST * len(plane):
+                    mask, length = mask | 1 << place, length - saved
+            if length < shortest:
+                shortest, best = length, mask << _WIDTH | width
+        return best
+
+    def _packed(self, piece: bytes, kind: int) -> bytes:
+        width, mask = _width_and_mask(kind)
+        coder, planes = self._coder, _planes(piece, width)
+        chosen = [plane for place, plane in enumerate(planes) if mask >> place & 1]
+        rest = [plane for place, plane in enumerate(planes) if not mask >> place & 1]
+        frame = [coder.compress(plane, coder.FLUSH_BLOCK) for plane in chosen[:-1]]
+        frame.append(coder.compress(chosen[-1], coder.FLUSH_FRAME))
+        return b"".join((*frame, *rest, piece[len(piece) - len(piece) % width :]))
 
 
 class Unpacker:
@@ -92,6 +125,7 @@ class Unpacker:
         self.left = size  # bytes that no drain has got yet
         self.spoiled = False  # by what came: where the body ends nobody knows any more
         self._kind: int | None = None  # of the piece that comes; None: its head does
+        self._size = 0  # bytes that it makes
         self._coming = bytearray()
         self._at = 0
         self._held = memoryview(b"")  # unpacked, and there was no room
@@ -117,16 +151,12 @@ class Unpacker:
             return
         self.spoiled = True
         if self._kind is None:
-            self._kind, length = _head(self._coming)
+            self._kind, self._size, length = _head(self._coming, self.left)
             self._expect(length)
         else:
-            most = min(self.left, PIECE)
-            found = _unpacked(self._kind, self._coming, most)
-            if len(found) < min(self.left, SMALLEST):
-                raise Malformed(f"{len(found)} bytes of a body in a piece of their own")
-            self._held = memoryview(found)
+            self._held = memoryview(_unpacked(self._kind, self._coming, self._size))
             self._kind = None
-            self._expect(_HEAD.size if self.left > len(self._held) else 0)
+            self._expect(_HEAD.size if self.left > self._size else 0)
         self.spoiled = False
         self._hand_on()
 
@@ -147,55 +177,60 @@ class Unpacker:
         return True
 
 
-def _length(found: tuple[bytes, int]) -> int:
-    return len(found[0])
+def _width_and_mask(kind: int) -> tuple[int, int]:
+    return kind & (1 << _WIDTH) - 1, kind >> _WIDTH
 
 
-def _framed(kind: int, data: bytes) -> bytes:
-    return b"".join((_HEAD.pack(kind << 24 | len(data)), data))
+def _planes(piece: bytes, width: int) -> Sequence[bytes | memoryview]:
+    if width == 1:
+        return (piece,)
+    from protocols.lanes.planes import planes_of  # numpy, which a seed may do without
+
+    return [plane.data for plane in planes_of(piece, width)]
 
 
-def _head(data: bytearray) -> tuple[int, int]:
-    """Kind and length of a piece. Raises :class:`Malformed`."""
-    (word,) = _HEAD.unpack(data)
-    kind, length = word >> 24, word & _LENGTH
-    if (kind != PLAIN and kind not in STRIDES) or not 0 < length <= PIECE:
-        raise Malformed(f"a packed body with a piece of kind {kind} and {length} bytes")
-    return kind, length
+def _head(data: bytearray, left: int) -> tuple[int, int, int]:
+    """Kind, size and length of a piece, of a body that lacks so much. Raises Malformed."""
+    kind, size, length = _HEAD.unpack(data)
+    size, length = size + 1, length + 1
+    if not min(left, SMALLEST) <= size <= left:
+        raise Malformed(f"a piece of {size} bytes, of a body that lacks {left}")
+    width, mask = _width_and_mask(kind)
+    plain = kind == PLAIN and length == size
+    packed = width in WIDTHS and 0 < mask < 1 << width and length <= size
+    if not (plain or packed):
+        raise Malformed(f"a packed body with a piece of kind {kind}, {length} bytes for {size}")
+    return kind, size, length
 
 
-def _deflated(piece: bytes, stride: int) -> bytes:
-    coder = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, _MEMORY, zlib.Z_HUFFMAN_ONLY)
-    packed = []
-    for place in range(stride):
-        packed += [coder.compress(piece[place::stride]), coder.flush(zlib.Z_BLOCK)]
-    return b"".join((*packed, coder.flush()))
-
-
-def _unpacked(kind: int, data: bytearray, most: int) -> bytes | bytearray:
-    """A piece as it was, ``most`` bytes at most. Raises :class:`Malformed`."""
+def _unpacked(kind: int, data: bytearray, size: int) -> bytes | bytearray:
+    """A piece as it was, of ``size`` bytes. Raises :class:`Malformed`."""
     if kind == PLAIN:
-        found: bytes | bytearray = data
-    else:
-        decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-        most = min(most, _DENSEST * len(data))
-        try:
-            found = decoder.decompress(data, most + 1)
-        except zlib.error as error:
-            raise Malformed(f"a piece that does not unpack: {error}") from error
-        if not decoder.eof or decoder.unused_data:
-            raise Malformed("a piece that does not end with its code")
-    if not 0 < len(found) <= most:
-        raise Malformed(f"a piece of {len(found)} bytes where 1 to {most} may come")
-    return found if kind <= 1 else _in_order(found, kind)
+        return data
+    width, mask = _width_and_mask(kind)
+    count, packed = size // width, mask.bit_count()
+    end = max(0, len(data) - (width - packed) * count - size % width)  # of the frame
+    whole = memoryview(data)
+    frame = _inflated(whole[:end], packed * count)
+    if width == 1:
+        return frame
+    from protocols.lanes.planes import joined
+
+    left = [memoryview(frame), whole[end:]]
+    planes = []
+    for place in range(width):
+        source = 0 if mask >> place & 1 else 1
+        planes.append(left[source][:count])
+        left[source] = left[source][count:]
+    return joined(planes) + left[1]
 
 
-def _in_order(planes: bytes | bytearray, stride: int) -> bytearray:
-    """The reverse of sorting bytes by their place in a number of ``stride`` bytes."""
-    numbers = bytearray(len(planes))
-    at = 0
-    for place in range(stride):
-        count = len(range(place, len(planes), stride))
-        numbers[place::stride] = planes[at : at + count]
-        at += count
-    return numbers
+def _inflated(frame: memoryview, size: int) -> bytes:
+    decoder = zstd.ZstdDecompressor(options=_LIMITS)
+    try:
+        found = decoder.decompress(frame, size + 1)
+    except zstd.ZstdError as error:
+        raise Malformed(f"a piece that does not unpack: {error}") from error
+    if len(found) != size or not decoder.eof or decoder.unused_data:
+        raise Malformed(f"a piece that does not end with its {size} bytes")
+    return found

@@ -256,7 +256,7 @@ async def test_a_drain_without_room_holds_the_sender_back(
     basin = Basin(60_000_000, size=1000, rest=True)
     basin.empty = lambda: None  # type: ignore[method-assign]
     b.on_push("take", into(basin), max_length=60_000_000)
-    feed = Source(bytes(60_000_000))
+    feed = Source(os.urandom(60_000_000))
     with pytest.raises(TransferStalled):
         await within(a.push(b.peer_id, "take", b"", feed, timeout=0.5), 5)
     assert len(basin.data) == 1000
@@ -278,7 +278,7 @@ async def test_after_a_cancelled_push_its_feed_is_left_alone(
         return b""
 
     b.on_push("take", take, max_length=50_000_000)
-    feed = Source(bytes(50_000_000))
+    feed = Source(os.urandom(50_000_000))
     task = asyncio.ensure_future(a.push(b.peer_id, "take", b"", feed, timeout=SOON))
     await within(basin.begun.wait())
     task.cancel()
@@ -297,7 +297,7 @@ async def test_after_a_cancelled_into_its_drain_is_left_alone(
     a, b = pair
 
     async def give(peer: PeerId, header: bytes) -> Feed:
-        return Source(bytes(50_000_000))
+        return Source(os.urandom(50_000_000))
 
     b.on_pull("give", give)
     basin = Basin(50_000_000)
