@@ -18,11 +18,13 @@ from bootstrap.manifest import Manifest
 from bootstrap.probe import probe
 from bootstrap.seeds import PeerCache, Unreached, dial_all, explain
 from bootstrap.state import fetch_manifest
+from gossip.membership.opening import open_announce
 from node import __version__
 from node.config import NodeConfig
 from node.doctor import nat
 from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.entry.own_address import addresses, outward_address
+from node.headway import counted
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.addresses import PeerAddress, host_of, hostport, ip_of, is_loopback, parse_peers
@@ -142,9 +144,21 @@ def _runs(greetings: Sequence[Greeting]) -> Finding:
             "E201: a node takes part in one",
             "give only peers of the run you want with --peers",
         )
-    known = max(len(one.welcome.announces) for one in greetings)
-    text = f"run {runs.pop()}, {known} islands announced" if runs else "no run there yet"
+    known = counted(len(_islands(greetings)), "island")
+    text = f"run {runs.pop()}, {known} announced" if runs else "no run there yet"
     return ok("run", f"{text}; this is {__version__}, they have {versions}")
+
+
+def _islands(greetings: Sequence[Greeting]) -> set[PeerId]:
+    """Those that they have announcements of; seeds and servers train nothing."""
+    found = set()
+    for welcome in (one.welcome for one in greetings):
+        for envelope in welcome.announces:
+            with contextlib.suppress(RemoteProtocolError):  # told of once a node takes part
+                said = open_announce(envelope, welcome.run, welcome.time).message
+                if said.role == "island":
+                    found.add(said.peer)
+    return found
 
 
 async def _manifest(transport: HttpTransport, greetings: Sequence[Greeting]) -> Manifest | None:

@@ -16,6 +16,7 @@ from signal import Signals
 from typing import TextIO
 from urllib.parse import quote
 
+from node.headway import counted
 from node.monitor.alarms import NAMED
 from node.monitor.events import (
     AlarmEnded,
@@ -366,7 +367,7 @@ def _started(event: Started, key: str) -> str:
             more = 'run={"rounds": {"total_rounds": N}}'
             given = more if event.scripts else "its --run file, or --set rounds.total_rounds=N"
             lines.append(
-                f"{_INDENT}The run is over after {event.total_rounds} rounds, whoever takes part "
-                f"by then; who creates one gives it more with {given}"
+                f"{_INDENT}The run is over after {counted(event.total_rounds, 'round')}, whoever "
+                f"takes part by then; who creates one gives it more with {given}"
             )
     return "\n".join(lines)

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+import time
 import zlib
 
 import pytest
 from doctor_kit import config
+from gossip_kit import announce_of
 from http_kit import NOBODY
 
 from bootstrap.dial_back import Reach
@@ -16,6 +18,7 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from node.doctor import machine, nat
 from node.doctor.network import _ip, network
+from protocols import envelope
 from protocols.errors import RemoteRefused
 from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
@@ -72,6 +75,18 @@ async def test_a_peer_in_order(tmp_path, seed):
     assert "dialled back" in found["reach"].found
     assert "own address 127.0.0.1" in found["nat"].found
     assert "Mbit/s up" in found["speed"].found
+
+
+async def test_seeds_count_as_no_islands(tmp_path, seed):
+    now = time.time()
+    told = []
+    for role in ("island", "seed", "server"):
+        who = Identity.generate()
+        said = announce_of(who.peer_id, role=role)
+        about = {"purpose": "announce", "run": b"r" * 32}
+        told.append(envelope.seal(who, said, sequence=1, expires=now + 60, **about))
+    found = await network(config(tmp_path, peers=[await seed(announces=lambda: tuple(told))]))
+    assert "1 island announced" in by_name(found)["run"].found
 
 
 async def test_the_run_that_is_looked_at_is_the_peers(tmp_path, seed):
