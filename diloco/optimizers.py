@@ -76,6 +76,9 @@ class Rates:
     epsilon: float = EPSILON
     decay: float = 0.0  # λ, of those that see gradients
     warmup: int = WARM  # rounds before onebit-adam freezes its second moments
+    carried: float = (
+        1.0  # what is left of v after a far longer round (:func:`diloco.outer.carried`)
+    )
 
 
 Vectors = Mapping[str, Tensor]
@@ -150,12 +153,13 @@ def _sgd(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None
 
 def _nesterov(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
     state = outer.OuterState(vectors["v"])
-    outer.update(state, merged, params, lr=rates.lr, momentum=rates.momentum)
+    outer.update(state, merged, params, lr=rates.lr, momentum=rates.momentum, carried=rates.carried)
 
 
 @torch.no_grad()
 def _heavy_ball(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
-    params.sub_(vectors["v"].mul_(rates.momentum).add_(merged) * rates.lr)
+    velocity = vectors["v"].mul_(rates.momentum * rates.carried).add_(merged)
+    params.sub_(velocity * rates.lr)
 
 
 @torch.no_grad()

@@ -4,6 +4,12 @@ DiLoCo (2311.08105) section 3, with torch's form of the rule::
 
     v ← μ v + D            θ ← θ − η (D + μ v)
 
+v is in rounds' work. If nobody could merge for a long while, one round brings all that was learnt
+meanwhile, and its v would go on for ten rounds of usual length, which cannot make up for it: after
+84 usual rounds' work θ came to lie four times as far from an optimum as it had moved. So v shrinks
+with the work of a round where that has far less than the one before (:func:`carried`); no paper has
+rounds that differ so much.
+
 State is plain data and the update is a function of it. Every product is rounded before it is
 added: no fused multiply-add, so CPUs, GPUs, thread counts and tile sizes give the same bits.
 Islands compare digests of (θ, v) after each round and rely on this.
@@ -11,12 +17,15 @@ Islands compare digests of (θ, v) after each round and rely on this.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 import torch
 from torch import Tensor
 
 TILE = 65_536  # elements worked on at a time, so that the five passes hit the cache
+FAR_LESS = 1 / 8  # of a round's work: so far apart islands of one swarm are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +48,12 @@ def update(
     *,
     lr: float,
     momentum: float,
+    carried: float = 1.0,
     tile: int = TILE,
 ) -> None:
     """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone.
 
+    ``carried``: what is left of v before the step, see :func:`carried`.
     All three are float32 vectors of one length on one device, or equal slices of such vectors:
     updating a vector slice by slice is updating it whole. Raises :class:`ValueError` for other
     shapes or types, before anything has changed.
@@ -57,9 +68,21 @@ def update(
     for start in range(0, len(params), tile):
         d, v, theta = (x[start : start + tile] for x in (merged, velocity, params))
         step = scratch[: len(d)]
-        v.mul_(momentum).add_(d)
+        v.mul_(momentum * carried).add_(d)
         torch.mul(v, momentum, out=step).add_(d).mul_(lr)
         theta.sub_(step)
+
+
+def carried(now: Sequence[int], before: Sequence[int]) -> float:
+    """What a round takes over of v, by the tokens of each island in it, and in the one before.
+
+    1 unless all of them have far less than most had: islands are of unlike speed, and one alone
+    may claim anything. 1 as well where one of the rounds has merged nothing.
+    """
+    if not now or not before:
+        return 1.0
+    most, usual = max(now), median_low(before)
+    return most / usual if most < FAR_LESS * usual else 1.0
 
 
 def outer_rates(

@@ -255,5 +255,10 @@ def merged_tokens(contributors: Sequence[Contributor], results: Iterable[PartRes
     return found
 
 
+def tokens_by_island(outcome: Outcome) -> list[int]:
+    """Those that each island has in a round's result, without islands that have none."""
+    return [tokens for tokens in merged_tokens(outcome.contributors, outcome.parts) if tokens]
+
+
 def _result_bytes(run: bytes, result: PartResult) -> bytes:
     return _RESULT + run + replace(result, signature=b"").encode()

@@ -22,7 +22,7 @@ from diloco.fragments import blend
 from diloco.pseudo_gradient import norm, pseudo_gradient
 from gossip.catchup.lineage import Lineage
 from gossip.place import Place
-from gossip.plans.certificate import genesis, outcome_hash
+from gossip.plans.certificate import genesis, outcome_hash, tokens_by_island
 from node.checkpoints.freezing import FrozenOuter
 from node.replicas.arrivals import Arrived, arrived, by_chunk, together
 from node.replicas.residual import Residual
@@ -374,7 +374,10 @@ class OuterReplica:
         turns = self.vectors.get("turns")  # each about as many arrivals as other modes' rounds have
         rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
         share, weight = together(self._arrived(outcome, part) for part in outcome.parts)
-        return replace(rates, share=share, weight=weight)
+        before = self.certificate.outcome if self.certificate is not None else None
+        now, then = tokens_by_island(outcome), tokens_by_island(before) if before else []
+        carried = outer.carried(now, then)
+        return replace(rates, share=share, weight=weight, carried=carried)
 
     def _arrived(self, outcome: Outcome, part: PartResult) -> list[Arrived]:
         """Whose work is in the elements of a part."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diloco.outer import OuterState, init, outer_rates, update
+from diloco.outer import OuterState, carried, init, outer_rates, update
 
 N = 300_007
 
@@ -118,3 +118,24 @@ def test_rates_warm_up_linearly_and_stay() -> None:
     rates = [outer_rates(round_, **spec) for round_ in range(31)]
     assert rates == sorted(rates, key=lambda rate: -rate[0])
     assert outer_rates(0, **{**spec, "warmup_rounds": 0}) == (0.7, 0.9)
+
+
+@pytest.mark.parametrize("steps", [9, 84, 6000])
+def test_one_long_round_carries_nobody_far_past_the_optimum(steps: int) -> None:
+    """The loss is |θ|, whose steps are of one length: rounds of one step make up for little."""
+    each = 0.003
+    theta = torch.tensor([each * steps])
+    state, farthest = init(theta), 0.0
+    for round_ in range(400):
+        work = steps if round_ == 0 else 1
+        learnt = torch.sign(theta) * torch.clamp(theta.abs(), max=each * work)
+        left = carried([work], [steps]) if round_ == 1 else 1.0
+        update(state, learnt, theta, lr=0.7, momentum=0.9, carried=left)
+        farthest = max(farthest, theta.abs().item())
+    assert farthest <= max(0.4 * each * steps, 8 * each)
+
+
+def test_work_that_is_about_as_much_carries_all_on() -> None:
+    found = [carried([work], [800, 800, 1]) for work in (1, 99, 101, 800, 9000)]
+    assert found == [1 / 800, 99 / 800, 1.0, 1.0, 1.0]
+    assert carried([5], []) == carried([], [5]) == 1.0
