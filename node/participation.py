@@ -33,7 +33,7 @@ from node.entry.entrance import Entrance, Run
 from node.entry.fetching import Fetcher
 from node.entry.finding import check_known
 from node.entry.lookout import Lookout
-from node.entry.past import ask_past, tell_past
+from node.entry.past import LookingBack, tell_past
 from node.entry.serving import serve_moments, serve_state
 from node.entry.waiting import Gatherer, Waiting, gathering_of
 from node.groundwork import Basis, Groundwork
@@ -271,8 +271,7 @@ class Participation:
         spawn(self.swarm.run())
         tell_links(self.node.transport)
         tell_past(self.node.transport, self.node.history)
-        before = self.reporter.round
-        spawn(self._learn_past(run.peers, before))
+        spawn(self._look_back(run.peers, self.replicas[0].place.round))  # as rows count
         self.reporter.links.offsets.update({one.peer: one.offset for one in run.greetings})
         spawn(self.reporter.links.run())
         for peer in run.peers:  # ask who has come since our greeting, itself included
@@ -293,8 +292,10 @@ class Participation:
     async def _take_moments(self, conductor: Conductor) -> None:
         await conductor.take(await self.fetcher.moments())
 
-    async def _learn_past(self, peers: list[PeerId], before: int) -> None:
-        await ask_past(self.node.transport, peers, self.node.history, before=before)
+    async def _look_back(self, greeted: list[PeerId], before: int) -> None:
+        node = self.node
+        past = LookingBack(node.transport, node.history, node.offload_files, self.swarm, greeted)
+        await past.run(before)
 
     # --- while it runs ---------------------------------------------------------------------------
 

@@ -203,6 +203,7 @@ class PastRequest(Message, kind=9):
     """Ask how the run went before a round: what charts show, from any peer and not proven."""
 
     run: Digest
+    since: int  # the oldest round that is asked for
     before: int
     rows: int  # at most; where there are more rounds, several share a row
 
@@ -221,7 +222,7 @@ class PastRound(Struct):
 
 
 class Merged(Struct):
-    """How many tokens of an island were merged so far, as certificates say."""
+    """How many tokens of an island were merged before the round asked for, as certificates say."""
 
     peer: Peer
     tokens: int

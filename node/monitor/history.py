@@ -8,13 +8,15 @@ run ends; a restarted node reads them back.
 
 The file::
 
-    {"run": "8c41…", "schema": 1, "totals": {"12D3KooW…": 81920}}     once, and after a thinning
+    {"run": "8c41…", "schema": 1, "totals": {"12D3KooW…": 81920}, "rows": 812, "gaps": [[9, 15]]}
     [[round, time, …], …]                     for each round, see :mod:`node.monitor.history_rows`
 
 The totals are without the tokens that rows have, which are taken back where a restarted node goes
-through their rounds again.
-It is read in a thread where there is a loop to hold up (:meth:`History.load`). A thinning, once in
-4,096 rounds or more, writes it anew and takes the loop up to a second.
+through their rounds again. The gaps are those among so many rows, which were written with it; any
+row after these is of one round, so what lacks before it is a gap, too.
+It is read in a thread where there is a loop to hold up (:meth:`History.load`), and written anew
+beside the loop where others have told of gaps (:meth:`History.save`). A thinning, once in some
+4,000 rounds, writes it anew as well and takes the loop up to a second.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,16 @@ from node.monitor.history_columns import (
     merged,
     starts_of,
 )
+from node.monitor.history_file import HistoryFile
+from node.monitor.history_gaps import Gaps, rows_in, stand_for
 from node.monitor.history_rows import Numbers
-from node.monitor.lines import append_line, replace_lines
+from node.monitor.merged_tokens import MergedTokens
 from node.monitor.whole_rounds import WholeRounds
 from protocols.tasks import Offload
 
 SCHEMA = 1
 MAX_ROWS = 16_384
-MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
-MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 _START_ROWS = 256
 # what reading a damaged file may raise
 _NOT_OURS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -76,18 +77,14 @@ class History:
         max_rows: int = MAX_ROWS,
         failed: Callable[[OSError], None] | None = None,
     ) -> None:
-        self.path = path
-        self._me, self._tell = me, failed
+        self._file = HistoryFile(path, failed)
+        self._me = me
         self.run = ""
         self._curves = Curves(me)
-        self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
-        self._counted: deque[tuple[float, dict[str, int]]] = deque(maxlen=MAX_UNDONE)
+        self.merged = MergedTokens()
+        self.gaps = Gaps()
         self.added = 0  # rows since the start of this process: a cursor for readers
-        self.lost = 0  # rows that could not be written
-        self._begun = False  # the file has this run's head
-        self._length = 0  # bytes of the file as it was written last
-        self._numbers = Numbers()  # of islands, in the file
-        self._held: list[Record] | None = None  # what happens while the file is read
+        self._held: list[Record] | None = None  # what happens while another thread is at the file
         self._max_rows = max_rows - max_rows % 4
         self._size = 0
         self._rows: Array = np.full((_START_ROWS, len(COLUMNS)), np.nan)
@@ -108,26 +105,38 @@ class History:
         if run == self.run:
             return
         self.__init__(  # type: ignore[misc]  # all anew
-            self.path, me=self._me, max_rows=self._max_rows, failed=self._tell
+            self._file.path, me=self._me, max_rows=self._max_rows, failed=self._file.tell
         )
         self.run = run
-        self._begun = self._restore()
-        if not self._begun:
+        self._file.begun = self._restore()
+        if not self._file.begun:
             self._rewrite()
 
     async def load(self, run: str, offload: Offload) -> None:
         """As :meth:`begin`, with the file read in another thread; rounds come after it."""
         if run == self.run:
             return
-        failures: list[OSError] = []
-        loaded = History(self.path, me=self._me, max_rows=self._max_rows, failed=failures.append)
-        self._held = []
+        path, tell, failures = self._file.path, self._file.tell, list[OSError]()
+        loaded = History(path, me=self._me, max_rows=self._max_rows, failed=failures.append)
+        held = self._held = []
         await offload(lambda: loaded.begin(run))
-        held, tell = self._held, self._tell
         self.__dict__ |= vars(loaded)
-        self._tell = tell
+        self._file.tell = tell
         for error in failures:
-            self._say(error)
+            if tell is not None:
+                tell(error)
+        for record in held:
+            self(record)
+
+    async def save(self, offload: Offload) -> None:
+        """Write the file anew in another thread; rounds come after it.
+
+        Where this is cancelled the node is leaving, and the thread may still be at it: whatever
+        comes then is left out.
+        """
+        held = self._held = []
+        await self._file.write_beside(offload, Numbers(self.totals), self._lines)
+        self._held = None
         for record in held:
             self(record)
 
@@ -164,33 +173,32 @@ class History:
         tokens = {peer: int(item.get("tokens", 0)) for peer, item in items}
         self._failed = 0
         kept, counted = self._add(values, losses, tokens)
-        self._append([rounding.written(value) for value in values], kept, counted)
+        written = [rounding.written(value) for value in values]
+        if self.run and not self._file.append(written, kept, counted):
+            self._rewrite()
 
     def _add(
         self,
         values: Iterable[float | None],
         losses: Mapping[str, float | None],
         tokens: Mapping[str, int],
+        *,
+        exact: bool = True,
     ) -> tuple[dict[str, float], dict[str, int]]:
-        """Take a row in; the losses and merged tokens that count."""
+        """Take a row in; the losses and merged tokens that count. ``exact``: it is of one round."""
         row = np.array([np.nan if value is None else float(value) for value in values])
         while self._size and self._rows[self._size - 1, ROUND] >= row[ROUND]:
             self._size -= 1  # the node went back in the chain: those rounds are no more
-        while self._counted and self._counted[-1][0] >= row[ROUND]:
-            for peer, count in self._counted.pop()[1].items():
-                self.totals[peer] -= count
+        if exact:
+            self.gaps.note(self.newest, int(row[ROUND]))
         if self._size == self._max_rows:
             self._thin()
+            self._rewrite()
         if self._size == len(self._rows):
             self._rows = np.concatenate([self._rows, np.full_like(self._rows, np.nan)])
             self._losses = np.concatenate([self._losses, np.full_like(self._losses, np.nan)])
         self._rows[self._size] = row
-        counted: dict[str, int] = {}
-        for peer, count in tokens.items():
-            if peer in self.totals or len(self.totals) < MAX_TOTALS:
-                counted[peer] = count
-                self.totals[peer] = self.totals.get(peer, 0) + count
-        self._counted.append((float(row[ROUND]), counted))
+        counted = self.merged.add(float(row[ROUND]), tokens)
         kept = self._curves.put(losses, self._losses, self._size)
         self._size += 1
         self.added += 1
@@ -203,14 +211,21 @@ class History:
         while len(starts := starts_of(self._rows[:old, ROUND] // every)) > self._max_rows // 2:
             every *= 2
         size = len(starts) + self._size - old
-        for kept, older in (
-            (self._rows, merged(self._rows[:old], starts)),
-            (self._losses, means(self._losses[:old], starts)),
-        ):
+        rows, losses = merged(self._rows[:old], starts), means(self._losses[:old], starts)
+        for kept, older in ((self._rows, rows), (self._losses, losses)):
             kept[len(starts) : size] = kept[old : self._size].copy()
             kept[: len(starts)] = older
         self._size = size
-        self._rewrite()
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Merged tokens by island, as far as this node knows."""
+        return self.merged.totals
+
+    @property
+    def lost(self) -> int:
+        """Rows that could not be written."""
+        return self._file.lost
 
     @property
     def islands(self) -> list[str]:
@@ -222,10 +237,15 @@ class History:
         """The oldest round that is known; None where there is none yet."""
         return int(self._rows[0, ROUND]) if self._size else None
 
+    @property
+    def newest(self) -> int:
+        """The newest round that is known, -1: none."""
+        return int(self._rows[self._size - 1, ROUND]) if self._size else -1
+
     def lowest(self) -> tuple[int, float] | None:
         """The lowest validation loss of the rounds that this node was there for, and its round.
 
-        What was only told by others (:meth:`prepend`) has no tokens, and may be anything.
+        What was only told by others (:meth:`learn`) has no tokens, and may be anything.
         """
         rows = self._rows[: self._size]
         own = rows[~np.isnan(rows[:, [VALIDATION, TOKENS]]).any(1)]
@@ -234,52 +254,52 @@ class History:
         best = own[np.argmin(own[:, VALIDATION])]
         return int(best[ROUND]), float(best[VALIDATION])
 
-    def prepend(self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int]) -> int:
-        """Put rounds of the time before this node in front, oldest first, by names of columns.
+    def expect(self, before: int) -> None:
+        """This node goes on at that round: those after the newest one that it knows are a gap."""
+        if before > self.newest:
+            self.gaps.note(self.newest, before)
 
-        Rows that are out of order, not older than what is known, or without room are left out.
-        Returns the number that were taken. ``totals`` are merged tokens by island until now.
+    def learn(
+        self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int], before: int
+    ) -> int:
+        """Others have told of gaps up to the one that ends at ``before``: these are none any more.
+
+        ``rows``, oldest first by names of columns, are left out where they are out of order, of
+        rounds that are not missing, or without room. ``totals`` are merged tokens by island in all
+        rounds before. Returns how many rows were taken; the file has them by :meth:`save`.
         """
-        limit, taken = self.first, list[Array]()
-        for values in rows:
-            row = np.array([np.nan if (v := values.get(n)) is None else v for n in COLUMNS])
-            newest = taken[-1][ROUND] if taken else -1.0
-            if newest < row[ROUND] and (limit is None or row[ROUND] < limit):
-                taken.append(row)
-        room = max(0, self._max_rows // 2 - self._size)
-        taken = taken[max(0, len(taken) - room) :]
-        if not taken:
+        gaps = self.gaps.until(before)
+        taken = rows_in(gaps, rows)[-(self._max_rows // 2) :]
+        if not len(taken):
             return 0
-        losses = np.full((len(taken), MAX_ISLANDS), np.nan, dtype=np.float32)
-        self._losses = np.concatenate([losses, self._losses[: self._size]])
-        self._rows = np.concatenate([np.stack(taken), self._rows[: self._size]])
+        if self._size + len(taken) > self._max_rows:
+            self._thin()
+        taken = taken[-(self._max_rows - self._size) :]
+        at = np.searchsorted(self._rows[: self._size, ROUND], taken[:, ROUND])
+        self._rows = np.insert(self._rows[: self._size], at, taken, axis=0)
+        self._losses = np.insert(self._losses[: self._size], at, np.float32(np.nan), axis=0)
         self._size += len(taken)
         self.added += MAX_POINTS + 1  # readers start anew
-        for peer, tokens in totals.items():
-            if peer in self.totals or len(self.totals) < MAX_TOTALS:
-                self.totals[peer] = max(self.totals.get(peer, 0), tokens)
-        self._rewrite()
+        self.merged.learn(totals, before, stand_for(gaps, taken))
+        self.gaps.close(before)
         return len(taken)
 
     # --- out -------------------------------------------------------------------------------------
 
     def columns(
-        self, points: int = 600, *, last: int = 0, before: int | None = None
+        self, points: int = 600, *, last: int = 0, since: int = 0, before: int | None = None
     ) -> dict[str, Any]:
         """At most ``points`` (or half as many) rows, equal numbers of rounds put into one.
 
-        ``last``: only this many of the newest rounds; ``before``: only older rounds. Columns are
-        means, except for the newest round and time and the worst outcome. Numbers have five digits;
-        None: not known.
+        ``last``: only this many of the newest rounds; ``since``: only from this round on;
+        ``before``: only older rounds. Columns are means, except for the newest round and time and
+        the worst outcome. Numbers have five digits; None: not known.
         """
         points = max(2, min(points, MAX_POINTS))
-        start = 0
-        if last and self._size:
-            edge = self._rows[self._size - 1, ROUND] - last
-            start = int(np.searchsorted(self._rows[: self._size, ROUND], edge, side="right"))
-        stop = self._size
-        if before is not None:
-            stop = int(np.searchsorted(self._rows[:stop, ROUND], before, side="left"))
+        rounds = self._rows[: self._size, ROUND]
+        since = max(since, self.newest - last + 1) if last else since
+        start = int(np.searchsorted(rounds, since))
+        stop = self._size if before is None else int(np.searchsorted(rounds, before))
         rows, losses = self._rows[start:stop], self._losses[start:stop]
         every = max(1, math.ceil(len(rows) / points))
         starts = np.arange(0, len(rows), every)
@@ -312,69 +332,53 @@ class History:
     # --- the file --------------------------------------------------------------------------------
 
     def _restore(self) -> bool:
-        """Read the file; False where it is of another run, not there, or damaged at its start."""
-        if self.path is None:
+        """Read the file; False where it is to be written anew.
+
+        So it is where it is of another run, not there, damaged at its start or of an earlier
+        version, which has not noted gaps.
+        """
+        file, path = self._file, self._file.path
+        if path is None:
             return False
-        path, self.path = self.path, None  # nothing is written while it is read
+        self._file = HistoryFile()  # nothing is written while it is read
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                head = json.loads(file.readline())
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                head = json.loads(lines.readline())
                 if head["run"] != self.run or head["schema"] != SCHEMA:
                     return False
-                self.totals = {str(k): int(v) for k, v in head["totals"].items()}
-                self._numbers = Numbers(self.totals)
-                for line in file:
-                    self._restore_row(line)
-                self._length = os.fstat(file.fileno()).st_size
+                known, gaps = float(head.get("rows", math.inf)), Gaps(head.get("gaps", ()))
+                self.merged = MergedTokens({str(k): int(v) for k, v in head["totals"].items()})
+                file.numbers, self.gaps = Numbers(self.totals), gaps
+                for number, line in enumerate(lines):
+                    self._restore_row(line, file.numbers, exact=number >= known)
+                file.length = os.fstat(lines.fileno()).st_size
         except (OSError, KeyError, *_NOT_OURS):
             return False
         finally:
-            self.path = path
-        return True
+            self._file = file
+        if known == math.inf and self.first is not None:
+            self.gaps.note(-1, self.first)
+        return known < math.inf
 
-    def _restore_row(self, line: str) -> None:
+    def _restore_row(self, line: str, numbers: Numbers, *, exact: bool) -> None:
         try:
-            values, losses, tokens = self._numbers.read(line)
+            values, losses, tokens = numbers.read(line)
             if len(values) == len(COLUMNS) and math.isfinite(values[ROUND]):
-                self._add(values, losses, tokens)
+                self._add(values, losses, tokens, exact=exact)
         except _NOT_OURS:
             return  # cut short by a full disk or a kill
 
-    def _append(
-        self, values: list[float | None], losses: Mapping[str, float], tokens: Mapping[str, int]
-    ) -> None:
-        if self.path is None or not self.run:
-            return
-        try:
-            if not self._begun or _size(self.path) < self._length:  # somebody has cut it
-                self._rewrite()  # a row without the head of its run would be read by nobody
-                return
-            written = {peer: rounding.written(loss) for peer, loss in losses.items()}
-            append_line(self.path, self._numbers.line(values, written, tokens))
-            self._length = _size(self.path)
-        except OSError as error:
-            self._numbers.not_written()
-            self._lose(error)
-
     def _rewrite(self) -> None:
         """Write the file anew with the rows as they are now."""
-        if self.path is None:
-            return
-        numbers = Numbers(self.totals)
-        try:
-            replace_lines(self.path, self._lines(numbers))
-            self._length = _size(self.path)
-        except OSError as error:
-            self._lose(error)
-            return
-        self._begun, self._numbers = True, numbers
+        self._file.write(Numbers(self.totals), self._lines)
 
     def _lines(self, numbers: Numbers) -> Iterator[str]:
-        undone, totals = dict(self._counted), dict(self.totals)
+        undone, totals = self.merged.by_round(), dict(self.totals)
         for number in self._rows[: self._size, ROUND].tolist():
             for peer, count in undone.get(number, {}).items():
                 totals[peer] -= count
-        yield json.dumps({"run": self.run, "schema": SCHEMA, "totals": totals})
+        head = {"run": self.run, "schema": SCHEMA, "totals": totals}
+        yield json.dumps(head | {"rows": self._size, "gaps": self.gaps.open})
         columns = [rounding.column(one) for one in self._losses[: self._size].T]
         curves = columns[: len(self.islands)]
         for index, row in enumerate(self._rows[: self._size].tolist()):
@@ -382,20 +386,3 @@ class History:
             losses = {peer: loss for peer, loss in known if loss is not None}
             values = [rounding.written(value) for value in row]
             yield numbers.line(values, losses, undone.get(row[ROUND], {}))
-
-    def _lose(self, error: OSError) -> None:
-        """A full disk must not end training."""
-        self.lost += 1
-        if self.lost == 1:
-            self._say(error)
-
-    def _say(self, error: OSError) -> None:
-        if self._tell is not None:
-            self._tell(error)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -157,7 +157,9 @@ class Observer:
                 manifest=manifest.model_dump(mode="json"),
             )
             self.state.status = "active"
-            await ask_past(self.transport, peers, self.history, before=ENDLESS_ROUNDS)
+            await ask_past(
+                self.transport, peers, self.history, asyncio.to_thread, before=ENDLESS_ROUNDS
+            )
         self._clocks = Clocks(math.inf)  # anew, as theirs may have been set meanwhile
         for greeting in greetings:
             self._clocks.add(greeting.peer, greeting.offset, greeting.round_trip)

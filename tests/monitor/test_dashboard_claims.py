@@ -67,7 +67,8 @@ async def test_islands_of_one_name_and_of_none_that_can_be_seen_are_told_apart(p
 async def test_rows_of_the_past_that_lack_a_figure_leave_no_chart_empty(page: Page) -> None:
     swarm = Imagined(1, 0)
     row = {"outcome": 0.0, "failed": 0.0, "consensus_after": 0.25, "ready": 1.0, "apply": 1.0}
-    swarm.history.prepend([{**row, "round": i, "time": 1.79e9 + i} for i in range(5)], {})
+    swarm.history.expect(5)
+    swarm.history.learn([{**row, "round": i, "time": 1.79e9 + i} for i in range(5)], {}, 5)
     async with served(swarm) as url:
         await page.go(url)
         await page.until(FILLED)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from node.monitor.curves import GONE_ROWS, MAX_ISLANDS
 from node.monitor.events import Record, RoundFailed, Step
-from node.monitor.history import MAX_POINTS, MAX_TOTALS, History
+from node.monitor.history import MAX_POINTS, History
 from node.monitor.history_columns import COLUMNS, PHASES
+from node.monitor.merged_tokens import MAX_TOTALS
 
 
 def test_a_row_is_what_the_round_was() -> None:

@@ -75,7 +75,8 @@ def test_rounds_that_a_restarted_node_goes_through_again_count_once(
         assert len(kit.history) < 64
     elif written_anew == "by what was before":
         kit.history._max_rows = 256
-        assert kit.history.prepend([{"round": 9.0, "time": 1.0}], {"a": 1000, "c": 3})
+        assert kit.history.learn([{"round": 9.0, "time": 1.0}], {"a": 1000, "c": 3}, begun)
+        asyncio.run(kit.history.save(asyncio.to_thread))
     elif written_anew:
         os.truncate(path, 300)
         kit.rounds(164, islands=islands)
@@ -198,7 +199,8 @@ async def test_a_restart_does_not_forget_how_low_the_loss_was(tmp_path: Path) ->
     for number, loss in enumerate((2.5, 2.0, 4.0, math.nan), 10):
         kit.rounds(number, validation_loss=loss)
     told = dict.fromkeys(("members", "live", "loss"), 1.0) | {"validation_loss": 0.001}
-    assert kit.history.prepend([{"round": 3, "time": 1.0, **told}], {})
+    assert kit.history.learn([{"round": 3, "time": 1.0, **told}], {}, 10)
+    await kit.history.save(asyncio.to_thread)
     log, history = EventLog(), History(path)
     node: Any = SimpleNamespace(
         daemon=SimpleNamespace(run_id=b""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -114,6 +115,29 @@ def test_the_last_round_ends_a_node_without_a_trainer_that_would_apply_it(traine
     part.conductor = None if trainer == "none" else SimpleNamespace(follows=trainer == "follows")
     part._on_committed(MagicMock(), None)
     assert part.finishing is node.leave.called is (trainer != "applies")
+
+
+async def test_rounds_of_fragment_0_that_were_before_this_node_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rows are those of the history: other fragments may lag behind it."""
+    monkeypatch.setattr("node.participation.device_kind", lambda config: "cpu")
+    made = MagicMock()
+    made.return_value.run = AsyncMock()
+    monkeypatch.setattr("node.participation.LookingBack", made)
+    part: Any = MagicMock(manifest=Manifest(), island=None, conductor=None, finishing=False)
+    part.replicas = (SimpleNamespace(place=replace(PLACE, round=7)),)
+    part.reporter.round = 6
+    part.node.welcome_others = AsyncMock()
+    part._look_back = partial(Participation._look_back, part)
+    looks: list[Any] = []
+    part.node.tasks.spawn = lambda work: looks.append(work) if asyncio.iscoroutine(work) else None
+    async with AsyncExitStack() as stack:
+        await Participation._start(part, stack, MagicMock(greetings=[], peers=["a peer"]))
+    (look,) = looks
+    await look
+    made.return_value.run.assert_awaited_once_with(7)
+    assert made.call_args.args[-2:] == (part.swarm, ["a peer"])
 
 
 @pytest.mark.parametrize(

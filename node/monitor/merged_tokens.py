@@ -1,0 +1,88 @@
+"""How many tokens of each island were merged, for :mod:`node.monitor.history`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+MAX_TOTALS = 1024  # islands whose merged tokens are added up
+MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
+MAX_MERGED = 10**15  # tokens of one island: whoever says more has made it up
+
+
+class MergedTokens:
+    """Sums by island, as far as this node knows, and what the newest rounds have in them."""
+
+    def __init__(self, totals: Mapping[str, int] | None = None) -> None:
+        self.totals: dict[str, int] = dict(totals or {})
+        self._counted: deque[tuple[float, dict[str, int]]] = deque()  # by ascending rounds
+        self._summed = -math.inf  # of this round, and of older ones, the sums alone are known
+
+    def add(self, round_: float, tokens: Mapping[str, int]) -> dict[str, int]:
+        """A round comes after all before it, maybe once more; returns what of it counts."""
+        while self._counted and self._counted[-1][0] >= round_:
+            for peer, count in self._counted.pop()[1].items():
+                self.totals[peer] -= count
+        counted = {peer: count for peer, count in tokens.items() if self._has_room(peer)}
+        for peer, count in counted.items():
+            self.totals[peer] += count
+        if counted:
+            self._counted.append((round_, counted))
+            self._forget()
+        else:  # one that was read back may be in the sums
+            self._summed = max(self._summed, round_)
+        return counted
+
+    def _has_room(self, peer: str) -> bool:
+        """Whether an island's tokens are added up, from here on if need be."""
+        if peer not in self.totals and len(self.totals) < MAX_TOTALS:
+            self.totals[peer] = 0
+        return peer in self.totals
+
+    def _forget(self) -> None:
+        while len(self._counted) > MAX_UNDONE:
+            self._summed = max(self._summed, self._counted.popleft()[0])
+
+    def until(self, before: float) -> dict[str, int] | None:
+        """The sums of the rounds before this one; None where they are no longer known."""
+        if before <= self._summed:
+            return None
+        totals = dict(self.totals)
+        for round_, tokens in self._counted:
+            if round_ >= before:
+                for peer, count in tokens.items():
+                    totals[peer] -= count
+        return totals
+
+    def learn(
+        self, told: Mapping[str, int], before: float, rows: Sequence[tuple[float, float]]
+    ) -> None:
+        """Others have told of the sums of all rounds before ``before``.
+
+        What is more than is known counts to ``rows``, each with how many rounds it stands for: so
+        it is taken back where these are gone through again.
+        """
+        if (known := self.until(before)) is None:
+            return  # what was counted since would count twice
+        more = dict[str, int]()
+        for peer, tokens in told.items():
+            room = MAX_MERGED - self.totals.get(peer, 0)
+            count = min(tokens - known.get(peer, 0), room)
+            if count > 0 and self._has_room(peer):
+                more[peer] = count
+                self.totals[peer] += count
+        rounds, upto, given = sum(stands for _, stands in rows), 0.0, dict.fromkeys(more, 0)
+        for left, (round_, stands) in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+            upto += stands
+            if left > MAX_UNDONE:
+                continue
+            share = {p: int(count * upto / rounds) for p, count in more.items()} if left else more
+            self._counted.append((round_, {p: count - given[p] for p, count in share.items()}))
+            given = share
+        self._counted = deque(sorted(self._counted, key=lambda one: one[0]))
+        self._forget()  # what the oldest of them has for all that are older, too
+
+    def by_round(self) -> dict[float, dict[str, int]]:
+        """What of the newest rounds is in the sums."""
+        return dict(self._counted)
