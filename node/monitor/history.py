@@ -212,6 +212,8 @@ class History:
             every *= 2
         size = len(starts) + self._size - old
         rows, losses = merged(self._rows[:old], starts), means(self._losses[:old], starts)
+        told = np.isnan(self._rows[:old, TOKENS])  # see :meth:`lowest`
+        rows[np.logical_or.reduceat(told, starts), TOKENS] = np.nan
         for kept, older in ((self._rows, rows), (self._losses, losses)):
             kept[len(starts) : size] = kept[old : self._size].copy()
             kept[: len(starts)] = older

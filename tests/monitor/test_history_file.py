@@ -19,7 +19,7 @@ from trainer_kit import tiny_manifest
 
 from node.monitor.curves import MAX_ISLANDS
 from node.monitor.event_log import EventLog
-from node.monitor.events import RoundDone
+from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
 from node.monitor.history_columns import COLUMNS
 from node.monitor.history_rows import MAX_NUMBER, Numbers
@@ -219,4 +219,12 @@ async def test_a_restart_does_not_forget_how_low_the_loss_was(tmp_path: Path) ->
         log.emit(RoundDone(round=number, validation_loss=4.0 + number / 10))
     (alarm,) = node.state.alarms_now()
     assert "2.000 after round 11" in alarm.what
+    small = History(max_rows=16)
+    small.begin(RUN)
+    small.expect(9)
+    assert small.learn([{"round": n, "time": 1.0, **told} for n in range(0, 9, 2)], {}, 9)
+    for number in range(9, 40):
+        small(Record(number, 1.0, RoundDone(round=number, validation_loss=3.0)))
+    assert len(small) < 5 + 31, "what was told shares rows with what was not"
+    assert (small.lowest() or (0, 0.0))[1] == 3.0
     assert History(None).lowest() is None
