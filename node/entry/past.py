@@ -18,7 +18,7 @@ from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from node.monitor.history import History
 from node.monitor.history_gaps import in_gaps
-from node.monitor.merged_tokens import MAX_MERGED
+from node.monitor.merged_tokens import MAX_MERGED, OTHERS
 from node.monitor.views import can_be_drawn
 from protocols.bounds import ENDLESS_ROUNDS, MAX_PEERS
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
@@ -47,6 +47,7 @@ def tell_past(transport: Transport, history: History) -> None:
         rows = zip(*(found[name] for name in _FIELDS), strict=True)
         # without the rounds from there on, which whoever asks goes through itself
         totals = history.merged.until(before) or {}
+        totals.pop(OTHERS, None)  # who asks may know some of them
         most = sorted(totals.items(), key=lambda item: -item[1])[:MAX_PEERS]
         return Past(
             rounds=tuple(map(_round, rows)),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-MAX_TOTALS = 1024  # islands whose merged tokens are added up
+MAX_TOTALS = 1024  # islands whose merged tokens are added up, each apart
+OTHERS = ""  # whose name those have of whom nothing was merged for the longest time
+SOME = 16  # more of these than there have to be
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 MAX_MERGED = 10**15  # tokens of one island: whoever says more has made it up
 
@@ -15,7 +17,7 @@ class MergedTokens:
     """Sums by island, as far as this node knows, and what the newest rounds have in them."""
 
     def __init__(self, totals: Mapping[str, int] | None = None) -> None:
-        self.totals: dict[str, int] = dict(totals or {})
+        self.totals: dict[str, int] = dict(totals or {})  # who was merged last comes last
         self._counted: deque[tuple[float, dict[str, int]]] = deque()  # by ascending rounds
         self._summed = -math.inf  # of this round, and of older ones, the sums alone are known
 
@@ -24,9 +26,10 @@ class MergedTokens:
         while self._counted and self._counted[-1][0] >= round_:
             for peer, count in self._counted.pop()[1].items():
                 self.totals[peer] -= count
-        counted = {peer: count for peer, count in tokens.items() if self._has_room(peer)}
+        self._make_room(tokens)
+        counted = {peer: count for peer, count in tokens.items() if peer in self.totals}
         for peer, count in counted.items():
-            self.totals[peer] += count
+            self.totals[peer] = self.totals.pop(peer) + count
         if counted:
             self._counted.append((round_, counted))
             self._forget()
@@ -34,11 +37,21 @@ class MergedTokens:
             self._summed = max(self._summed, round_)
         return counted
 
-    def _has_room(self, peer: str) -> bool:
-        """Whether an island's tokens are added up, from here on if need be."""
-        if peer not in self.totals and len(self.totals) < MAX_TOTALS:
-            self.totals[peer] = 0
-        return peer in self.totals
+    def _make_room(self, names: Collection[str]) -> None:
+        """Begin sums for these, as many as there may be.
+
+        Where there are too many, who is in no round that may be taken back has them together.
+        """
+        new = [name for name in names if name not in self.totals]
+        missing = len(self.totals) + len(new) - MAX_TOTALS
+        if missing > 0:
+            newest = {OTHERS, *names}.union(*(tokens for _, tokens in self._counted))
+            gone = [peer for peer in self.totals if peer not in newest][: missing + SOME]
+            if gone:
+                rest = sum(map(self.totals.pop, gone))
+                self.totals[OTHERS] = self.totals.pop(OTHERS, 0) + rest
+        for name in new[: max(0, MAX_TOTALS - len(self.totals))]:
+            self.totals[name] = 0
 
     def _forget(self) -> None:
         while len(self._counted) > MAX_UNDONE:
@@ -66,10 +79,11 @@ class MergedTokens:
         if (known := self.until(before)) is None:
             return  # what was counted since would count twice
         more = dict[str, int]()
+        self._make_room([peer for peer, tokens in told.items() if tokens > known.get(peer, 0)])
         for peer, tokens in told.items():
             room = MAX_MERGED - self.totals.get(peer, 0)
             count = min(tokens - known.get(peer, 0), room)
-            if count > 0 and self._has_room(peer):
+            if count > 0 and peer in self.totals:
                 more[peer] = count
                 self.totals[peer] += count
         rounds, upto, given = sum(stands for _, stands in rows), 0.0, dict.fromkeys(more, 0)

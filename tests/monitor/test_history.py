@@ -140,6 +140,21 @@ def test_a_million_names_take_no_more_room() -> None:
     assert len(kit.history.totals) == MAX_TOTALS
 
 
+def test_who_comes_after_a_thousand_others_is_counted_too() -> None:
+    """Nodes without a directory that is kept have a new name at each start."""
+    kit = Kit(max_rows=4096)
+    for number in range(1500):
+        names = {f"{number + n}": island(1.0, 5) for n in range(2)}
+        kit.rounds(number, islands=names | {"me": island(1.0, 3)})
+    totals = kit.history.totals
+    assert len(totals) <= MAX_TOTALS
+    assert (totals["me"], totals["1400"]) == (4500, 10)
+    assert sum(totals.values()) == 1500 * 13
+    kit.rounds(1400, islands={"back": island(1.0, 1)})  # a fork that lost
+    assert sum(totals.values()) == 1400 * 13 + 1
+    assert min(totals.values()) >= 0
+
+
 def curves(history: History) -> set[str]:
     """Whose losses the newest row has."""
     return {peer for peer, losses in history.columns()["islands"].items() if losses[-1] is not None}
