@@ -15,10 +15,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
+from bootstrap.handshake import Greeting
 from bootstrap.seeds import backoff
 from gossip.common import AnySwarm
 from gossip.membership.members import Liveness
 from node.entry.entrance import Entrance
+from node.entry.met_before import MetBefore
 from node.monitor.events import Notice, Problem
 from node.replicas.replica import OuterReplica
 from protocols.addresses import PeerAddress
@@ -50,6 +52,7 @@ class Lookout:
         """``replica``: of any fragment; ``rejected`` is told what broke the rules."""
         self.node, self.entrance, self.swarm, self.replica = node, entrance, swarm, replica
         self.rejected = rejected
+        self._met_before = MetBefore(entrance)
         self._served: bool | None = None  # whether a server is there, as told
         self._silent: dict[PeerId, float] = {}  # when they were asked, and not known afterwards
         self._again_at = inf  # when to try again whether this node is dialled where it is
@@ -83,6 +86,7 @@ class Lookout:
         looks = (
             _again_and_again(lambda: self._find_islands(dht), DISCOVERY_S),
             _again_and_again(self._look_after_seeds, DISCOVERY_S),
+            _again_and_again(self._find_who_was_met, DISCOVERY_S),
             _again_and_again(self._look_after_own_place, MOVED_S),
         )
         await every(looks)  # however long one of them takes
@@ -115,9 +119,19 @@ class Lookout:
         for greeting in await self.entrance.visit_seeds(
             run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
         ):
-            for envelope in greeting.welcome.announces:
-                self.learn(envelope, greeting.peer)
+            self._hear(greeting)
         self.node.cache.remember(self.relays())
+
+    async def _find_who_was_met(self) -> None:
+        """Dial peers of before: after a long cut or a power cut nobody else tells of them."""
+        run = self.replica.place.run
+        for greeting in await self._met_before.look(run, self._is_known, self.swarm.now()):
+            self._hear(greeting)
+
+    def _hear(self, greeting: Greeting) -> None:
+        """Take the announcements that a greeting has brought."""
+        for envelope in greeting.welcome.announces:
+            self.learn(envelope, greeting.peer)
 
     async def _look_after_own_place(self) -> None:
         """Have others call this node where it is now, if that is elsewhere.

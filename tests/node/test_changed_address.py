@@ -66,14 +66,14 @@ class Scene:
         self.place.publish()
         self.place.told = lambda: self.announced.append(self.place.addresses())
         clocks: Any = SimpleNamespace(add=lambda *given: None)
-        nothing: Any = None
+        cache: Any = SimpleNamespace(remember=lambda places: None, load=list)
         entrance = Entrance(
-            config, transport, whereabouts, nothing, clocks, self.log, self.outbound,
+            config, transport, whereabouts, cache, clocks, self.log, self.outbound,
             lambda peer: f"{self.own}:7", self.place,
         )  # fmt: skip
         node: Any = SimpleNamespace(
             place=self.place, outbound=self.outbound, events=self.log,
-            cache=SimpleNamespace(remember=lambda places: None),
+            cache=cache,
         )  # fmt: skip
         swarm: Any = SimpleNamespace(now=self.now, membership=SimpleNamespace(liveness=None))
         replica: Any = SimpleNamespace(place=SimpleNamespace(run=b""))

@@ -47,7 +47,13 @@ class Scene:
             now=now,
         )
         self.reaching = reaching = SimpleNamespace(look_again=self._look_again, settled=True)
-        entrance: Any = SimpleNamespace(visit_seeds=self._visit_seeds, reaching=reaching)
+        entrance: Any = SimpleNamespace(
+            visit_seeds=self._visit_seeds,
+            reaching=reaching,
+            config=SimpleNamespace(peers=[]),
+            cache=SimpleNamespace(load=list),
+            transport=None,
+        )
         replica: Any = SimpleNamespace(place=SimpleNamespace(run=b""))
         self.lookout = Lookout(node, entrance, swarm, replica, lambda peer, error: None)
         self.now = now
