@@ -181,9 +181,13 @@ class Finder:
         """Whether this seed can go back to waiting: the run it was brought is not to be had."""
         if self.node.config.role != "seed" or self.node.config.peers:
             return False
+        self._let_go(error)
+        return True
+
+    def _let_go(self, error: OperatorError) -> None:
+        """Be open for another run: nobody is told of this one any more."""
         self.node.daemon.run_id = b""
         self.node.events.emit(Problem.of(error, fix="waiting for another run"))
-        return True
 
     def _check_same(self, kept: Manifest) -> None:
         """Raise E201 where this node was given settings of a run that are not its checkpoint's."""
@@ -290,7 +294,7 @@ class Finder:
             try:
                 run = await self.entrance.take_from(peer, run_id)
             except OperatorError as error:
-                self.release(error)
+                self._let_go(error)  # with --peers as well: they had none to give
                 continue
             self.node.events.emit(Notice(text=f"run {run.manifest.label}, brought by {peer}"))
             return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,11 @@ from node.checkpoints.outer_files import SHARD, write_beside
 from node.config import resolve
 from node.entry.entrance import Run
 from node.entry.finding import Finder
+from node.monitor.events import Problem
 from node.statedir import StateDir
 from protocols.addresses import parse_address
 from protocols.errors import OperatorError
+from protocols.identity import PeerId
 
 TEXT = b"what nobody trains on" * 40
 
@@ -176,6 +179,43 @@ async def test_and_found_in_a_checkpoint(tmp_path: Path) -> None:
     found = await finder(tmp_path / "after", signed()).find(signed())
     assert found.shard == TEXT
     assert (tmp_path / "after" / SHARD).read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("peers", [[], ["192.0.2.1:4390"]], ids=["alone", "with a peer"])
+async def test_a_seed_is_free_again_where_the_run_that_it_was_brought_is_not_to_be_had(
+    tmp_path: Path, peers: list[str]
+) -> None:
+    seed = finder(tmp_path, signed(), role="seed", peers=peers)
+    node: Any = seed.node
+    node.brought, node.say_started = asyncio.Queue(), lambda label, device: None
+    told: list[str] = []
+
+    def brings(number: int) -> None:
+        """As the gate tells: of nobody who brings one while there is one."""
+        if not node.daemon.run_id:
+            node.daemon.run_id = signed().run_id
+            node.brought.put_nowait((identity(number).peer_id, signed().run_id))
+
+    def emit(event: Any) -> None:
+        if isinstance(event, Problem):
+            told.append(event.fix)
+            brings(3)
+
+    class Bringers(Peers):
+        """The first has gone by the time that it is asked."""
+
+        async def take_from(self, peer: PeerId, run: bytes) -> Run:
+            if peer == identity(2).peer_id:
+                raise OperatorError("E502", "gone", "gone", "nothing")
+            return Run(self.run, TEXT, created=False)
+
+    node.events.emit, node.daemon.run_id = emit, b""
+    brings(2)
+    seed.entrance = Bringers(signed(), there=False)  # type: ignore[assignment]
+    async with asyncio.timeout(10):
+        run = await seed._wait_for_a_run()
+    assert run.signed.run_id == node.daemon.run_id == signed().run_id
+    assert told == ["waiting for another run"]
 
 
 async def test_a_lost_tokenizer_is_told_of(tmp_path: Path) -> None:
