@@ -152,7 +152,9 @@ class Presence:
 
     async def _keep_telling(self, peer: PeerId) -> None:
         try:
-            while self._told.get(peer) is not self._newest:
+            while self._told.get(peer) is not self._newest and self.membership.there(
+                peer, self.wiring.now()
+            ):
                 self._told[peer] = self._newest
                 await self.say(peer, "announce", self._newest)
         finally:

@@ -45,6 +45,36 @@ def test_who_is_slow_to_listen_hears_the_newest_and_not_all_before_it() -> None:
     virtual_time.run(main())
 
 
+def test_who_went_silent_is_told_nothing_more_until_it_is_there_again() -> None:
+    """It takes nothing, and there is always something newer to say."""
+
+    async def main() -> None:
+        patience = Patience(forget_s=120.0)
+        async with simulated_swarm(2, think=(90.0, 90.0), patience=patience) as swarm:
+            speaker, listener = swarm.members.values()
+            await asyncio.sleep(3.0)
+            presence, said = speaker.swarm.presence, list[PeerId]()
+            say = presence.say
+
+            async def counted(peer: PeerId, name: str, body: bytes) -> bytes:
+                said.append(peer)
+                return await say(peer, name, body)
+
+            presence.say = counted  # type: ignore[method-assign]
+            swarm.network.freeze(listener.peer)
+            await asyncio.sleep(60.0)
+            said.clear()
+            await asyncio.sleep(120.0)  # it is forgotten meanwhile
+            assert not said
+            assert not presence._telling
+            swarm.network.thaw(listener.peer)
+            presence.learn(listener.swarm.presence.envelope())
+            await asyncio.sleep(3.0)
+            assert listener.peer in said
+
+    virtual_time.run(main())
+
+
 def test_what_is_known_already_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with simulated_swarm(8, think=(90.0, 90.0)) as swarm:
