@@ -11,10 +11,12 @@ import itertools
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from identity_kit import identity
 
 from bootstrap.handshake import Gate, admission, anyone, shared_token
@@ -40,6 +42,7 @@ from protocols.tasks import Tasks
 from protocols.whereabouts import Whereabouts
 
 RUN, OTHER = b"\x01" * 32, b"\x02" * 32
+PATIENCE = Patience(heartbeat_s=4.0)
 START = 1_700_000_000.0  # the wall clock's, in Unix seconds
 
 
@@ -86,7 +89,7 @@ class Node:
         wiring = Wiring(transport, self.identity, run or RUN, codec, spawn, inline, loop.time)
         status = first_announcement(peer, places[0], version="0", incarnation=party.starts)
         status = replace(status, admission=admission(token, RUN, peer))
-        self.membership = Membership(peer, Patience())
+        self.membership = Membership(peer, PATIENCE)
         self.presence = Presence(
             wiring, self.membership, status, lambda: places, self.wall,
             admission=lambda peer: admission(token, RUN, peer),
@@ -182,6 +185,31 @@ def test_who_comes_first_after_a_power_cut_is_found_by_those_that_come_later(
             await asyncio.sleep(LAST_S)
             assert creator.sees(other)
             assert other.sees(creator)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_two_sides_meet_again_though_nobody_remembers_the_other(tmp_path: Path, each: int) -> None:
+    """Who introduced them is gone, and nothing is left in the DHT."""
+
+    async def main() -> None:
+        async with party(tmp_path) as all_:
+            seed = Node(all_, 9).live()
+            left = [await Node(all_, number).join(seed) for number in range(1, 1 + each)]
+            right = [await Node(all_, number).join(seed) for number in range(3, 3 + each)]
+            await asyncio.sleep(2 * DISCOVERY_S)  # they are in the cache by then
+            all_.network.kill(seed.peer)
+            all_.network.partition(*({node.peer for node in side} for side in (left, right)))
+            await asyncio.sleep(PATIENCE.forget_s + 60.0)
+            for one, other in product(left, right):
+                assert other.peer not in one.membership.islands
+                assert one.peer not in other.membership.islands
+            for side in (left, right):
+                assert all(one.sees(other) for one, other in product(side, side))
+            all_.network.heal()
+            await asyncio.sleep(LAST_S + DISCOVERY_S)
+            assert all(one.sees(other) for one, other in product(left + right, left + right))
 
     virtual_time.run(main())
 
