@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -24,7 +25,13 @@ from node.entry.met_before import MetBefore
 from node.monitor.events import Notice, Problem
 from node.replicas.replica import OuterReplica
 from protocols.addresses import PeerAddress
-from protocols.errors import Crowded, OperatorError, RemoteProtocolError, Stale
+from protocols.errors import (
+    Crowded,
+    OperatorError,
+    RemoteProtocolError,
+    Stale,
+    TransportError,
+)
 from protocols.identity import PeerId
 from protocols.tasks import every
 
@@ -102,12 +109,20 @@ class Lookout:
         async def ask(peer: PeerId) -> None:
             async with places:
                 if not self._is_known(peer):  # others may have told of it meanwhile
-                    await self.swarm.presence.ask(peer)
+                    await self._ask(peer)
             if not self._is_known(peer):
                 self._silent[peer] = self.swarm.now()
 
         found = [peer for peer in await dht.islands() if peer not in self._silent]
         await every(ask(peer) for peer in found if not self._is_known(peer))
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Hear from a peer. Where there is an invitation it answers no stranger, but a greeting."""
+        if not self.entrance.config.invitation:
+            await self.swarm.presence.ask(peer)
+            return
+        with suppress(OperatorError, TransportError):  # it is one of many
+            self._hear(await self.entrance.measure(peer, self.replica.place.run))
 
     def _is_known(self, peer: PeerId) -> bool:
         return peer == self.node.identity.peer_id or peer in self.swarm.membership.islands

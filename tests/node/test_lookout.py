@@ -50,7 +50,7 @@ class Scene:
         entrance: Any = SimpleNamespace(
             visit_seeds=self._visit_seeds,
             reaching=reaching,
-            config=SimpleNamespace(peers=[]),
+            config=SimpleNamespace(peers=[], invitation=""),
             cache=SimpleNamespace(load=list),
             transport=None,
         )

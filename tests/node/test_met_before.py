@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from identity_kit import identity
 
-from bootstrap.handshake import Gate, admission, anyone, shared_token
+from bootstrap.handshake import OPEN_TO_STRANGERS, Gate, admission, anyone, shared_token
 from bootstrap.seeds import PeerCache
 from gossip.membership.members import Membership, Patience
 from gossip.membership.presence import Presence
@@ -83,6 +83,12 @@ class Node:
             refused=lambda peer, code: self.refused.append(code),
             clock=self.wall,
         )
+        if token:
+            transport._handlers.admits = lambda peer, name: (
+                name in OPEN_TO_STRANGERS
+                or self.gate.admitted(peer)
+                or peer in self.membership.islands
+            )
         party.starts += 1
         places = [Place(run or RUN, 0, 0, b"g" * 32, b"o" * 32, 0)]
         codec, spawn = RangeCodec("int4", dense=1), Tasks(party.group).spawn
@@ -210,6 +216,26 @@ def test_two_sides_meet_again_though_nobody_remembers_the_other(tmp_path: Path, 
             all_.network.heal()
             await asyncio.sleep(LAST_S + DISCOVERY_S)
             assert all(one.sees(other) for one, other in product(left + right, left + right))
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("flags", [{}, {"invitation": "f3" * 16}])
+def test_who_is_found_in_the_dht_alone_is_taken_in(tmp_path: Path, flags: dict[str, str]) -> None:
+    """Also where strangers have to greet first: nobody tells one of the other."""
+
+    async def main() -> None:
+        async with party(tmp_path) as all_:
+            one, other = (Node(all_, number, **flags) for number in (1, 2))
+            one.in_dht = [other.peer, one.peer, identity(9).peer_id]
+            one.live()
+            other.live()
+            await asyncio.sleep(DISCOVERY_S / 2)
+            assert one.sees(other)
+            assert other.sees(one)
+            for node in (one, other):
+                assert not node.rejected
+                assert not node.refused
 
     virtual_time.run(main())
 
