@@ -14,13 +14,14 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohappyeyeballs import start_connection
 
 from protocols.addresses import parse_address
+from protocols.connections import tls
 
 MOST = 16  # lookups at once
 MOST_OF_ONE = 2  # of them, for names of one peer
@@ -29,6 +30,7 @@ NEXT_ADDRESS_S = 0.25  # until a name's next address is tried as well: RFC 8305,
 Places = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
 SocketMaker = Callable[[tuple[Any, ...]], socket.socket]
 _Place = tuple[str, int]
+_T = TypeVar("_T")
 
 
 class Names:
@@ -50,6 +52,27 @@ class Names:
         return await start_connection(
             places, happy_eyeballs_delay=NEXT_ADDRESS_S, socket_factory=make
         )
+
+    async def met(
+        self, address: str, whose: str, use: Callable[[socket.socket], Awaitable[_T]]
+    ) -> _T:
+        """What ``use`` makes of a connection to ``HOST:PORT`` where the peer that is meant answers.
+
+        A name may be that of several machines, in an order that turns: where one proves to be
+        another peer (:class:`tls.WrongPeer`), the others are tried. Raises OSError.
+        """
+        place = parse_address(address)
+        left = await self.places(place.host, place.port, whose)
+        wrong: tls.WrongPeer | None = None
+        while True:
+            try:
+                sock = await start_connection(left, happy_eyeballs_delay=NEXT_ADDRESS_S)
+                left = _others(left, sock)
+                return await use(sock)
+            except OSError as error:
+                if not (isinstance(error, tls.WrongPeer) and left):
+                    raise wrong or error from None
+                wrong = wrong or error
 
     async def places(self, host: str, port: int, whose: str) -> Places:
         """Where a host of the peer ``whose`` is; raises OSError."""
@@ -88,6 +111,16 @@ class Names:
         else:
             found.set_exception(error)
             found.exception()  # those who wanted to know may have left
+
+
+def _others(places: Places, sock: socket.socket) -> Places:
+    """The places where ``sock`` does not lead; none where that cannot be told."""
+    with contextlib.suppress(OSError):
+        there = sock.getpeername()[:2]
+        others = [place for place in places if place[4][:2] != there]
+        if len(others) < len(places):
+            return others
+    return []
 
 
 def _looked_up(host: str, port: int) -> tuple[Places, OSError | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import ssl
 import weakref
 from dataclasses import dataclass
@@ -108,25 +109,33 @@ class PeerConnector(aiohttp.BaseConnector):
         self, address: str, expected: PeerId | None
     ) -> tuple[ResponseHandler, PeerId | None]:
         """One connection to one address. The peer is None where there is no TLS."""
-        secure = self._context is not None
         name = tls.ANYONE if expected is None else tls.server_name(expected)
         relayed = expected is not None and is_relayed(address)
         try:
             async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
                 if expected is not None and relayed:
                     sock = await self._relays.connect(address, expected)
+                    transport, protocol = await self._secured(sock, name)
                 else:
                     whose = address if expected is None else told_by(expected)
-                    sock = await self._names.connected(address, whose)
-                transport, protocol = await self._loop.create_connection(
-                    self._factory,
-                    ssl=self._context,
-                    server_hostname=name if secure else None,
-                    ssl_shutdown_timeout=self._limits.grace if secure else None,
-                    sock=sock,
-                )
+                    transport, protocol = await self._names.met(
+                        address, whose, lambda sock: self._secured(sock, name)
+                    )
         except OSError as error:  # TimeoutError, gaierror and SSLError among them
             raise unreached(address, expected, error) from error
         prefer_small_queue(transport)
         proven = transport.get_extra_info("ssl_object")
         return protocol, proven.peer_id if proven is not None else None
+
+    async def _secured(
+        self, sock: socket.socket, name: str
+    ) -> tuple[asyncio.Transport, ResponseHandler]:
+        """The connection on a socket, with whom the TLS server name ``name`` asks for."""
+        secure = self._context is not None
+        return await self._loop.create_connection(
+            self._factory,
+            ssl=self._context,
+            server_hostname=name if secure else None,
+            ssl_shutdown_timeout=self._limits.grace if secure else None,
+            sock=sock,
+        )

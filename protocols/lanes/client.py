@@ -9,6 +9,7 @@ the others that are as old are cut with it.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -217,32 +218,45 @@ class LaneClient:
 
     async def _open(self, peer: PeerId, address: str) -> LaneHandle:
         """A new lane to one address."""
-        link: LaneHandle | None = None
         try:
             relayed = is_relayed(address)
             async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
                 if relayed:
                     sock = await self._relays.connect(address, peer)
-                elif (near := same_machine.connection(address, peer)) is not None:
-                    sock = near
-                else:
-                    began = asyncio.get_running_loop().time()
-                    sock = await self._names.connected(address, peer)
-                    self._stats.measured_call(peer, asyncio.get_running_loop().time() - began)
-                prepare_lane(sock)
-                link = LaneHandle(self._reactor, sock, peer, self._limits)
-                link.on_lost = partial(self._lost, peer)
-                proven = await link.introduce(self._context, tls.server_name(peer), self._peer_id)
-                if proven != peer:  # without TLS it is only a claim
-                    raise IdentityMismatch(address, peer, proven)
+                    return await self._introduced(peer, address, sock)
+                if (near := same_machine.connection(address, peer)) is not None:
+                    return await self._introduced(peer, address, near)
+                clock = asyncio.get_running_loop().time
+                began = clock()
+
+                async def connected(sock: socket.socket) -> LaneHandle:
+                    nonlocal began
+                    took = clock() - began
+                    try:
+                        link = await self._introduced(peer, address, sock)
+                    finally:
+                        began = clock()  # another place of the same name may be tried
+                    self._stats.measured_call(peer, took)
+                    return link
+
+                return await self._names.met(address, peer, connected)
+        except OSError as error:
+            raise unreached(address, peer, error) from error
+
+    async def _introduced(self, peer: PeerId, address: str, sock: socket.socket) -> LaneHandle:
+        """The lane on a connection to one address; raises OSError, TransportError."""
+        prepare_lane(sock)
+        link = LaneHandle(self._reactor, sock, peer, self._limits)
+        link.on_lost = partial(self._lost, peer)
+        try:
+            proven = await link.introduce(self._context, tls.server_name(peer), self._peer_id)
+            if proven != peer:  # without TLS it is only a claim
+                raise IdentityMismatch(address, peer, proven)
         except BaseException as error:  # also cancellation: no link is left half-open
-            if link is not None:
-                link.abort()
-            if isinstance(error, OSError):
-                raise unreached(address, peer, error) from error
+            link.abort()
             if isinstance(error, Malformed):
                 raise Unreachable(address, Why.NOT_ATOLL, "it gives no identity") from error
-            if isinstance(error, Unreachable) and link is not None:  # it broke
+            if isinstance(error, Unreachable):  # it broke
                 raise Unreachable(address, error.why, "in the handshake") from error
             raise
         return link

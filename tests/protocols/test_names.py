@@ -10,13 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_kit import QUICK, C, address, take, two, wait_for
+from address_kit import named
+from http_kit import QUICK, A, B, C, address, echo, take, two, wait_for
 from test_relay import place
 
 from protocols.addresses import relay_address
 from protocols.bodies import BufferFeed
 from protocols.connections.names import MOST, MOST_OF_ONE, Names
-from protocols.errors import Unreachable, Why
+from protocols.errors import IdentityMismatch, Unreachable, Why
+from protocols.http.transport import HttpTransport
 from protocols.identity import Identity
 from protocols.relay.wire import RelayDial
 
@@ -144,3 +146,37 @@ def test_the_end_waits_for_no_name(resolver: Resolver) -> None:
     asyncio.run(main())
     assert not resolver._answered.is_set()
     unanswered.cancel()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_name_of_several_machines_leads_to_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Name servers give their addresses out in an order that turns."""
+    monkeypatch.setattr("protocols.connections.same_machine._AVAILABLE", False)
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as one,
+        HttpTransport(B, limits=QUICK) as caller,
+    ):
+        assert one.listening is not None
+        port = one.listening[1]
+        async with HttpTransport(C, listen=f"127.0.0.2:{port}", limits=QUICK) as other:
+            places = ["127.0.0.1", "127.0.0.2"]
+            named(monkeypatch, "seeds.example", *places[first:], *places[:first])
+            where = f"seeds.example:{port}"
+            met = await caller.dial(where)  # whoever is there
+            assert met == (one, other)[first].peer_id
+            for node in (one, other):
+                node.on_call("echo", echo)
+                node.on_push("take", take, max_length=100)
+                assert await caller.dial(where, node.peer_id) == node.peer_id
+                assert await caller.call(node.peer_id, "echo", b"x", timeout=5) == b"x"
+                taken = await caller.push(node.peer_id, "take", b"", BufferFeed(b"x"), timeout=5)
+                assert taken == b"1"
+                assert caller.book.has_worked(node.peer_id, where)
+            nobody = Identity.generate().peer_id
+            with pytest.raises(IdentityMismatch) as wrong:
+                await caller.dial(where, nobody)
+            assert wrong.value.got == met
+        with pytest.raises(IdentityMismatch):  # one is down, and the other is another
+            await caller.dial(where, nobody)
