@@ -42,6 +42,7 @@ REFRESH = 60.0  # seconds between look-ups of a random key, which keep the routi
 RETRY = 5.0  # seconds until a failed announcement is tried again
 BUCKET = 20  # peers per bucket of the routing table (Kademlia's k)
 REPLICAS = 5
+MOST_MET = 64  # peers by whom a node joins, that it has joined by before, or that are there
 RPC_TIMEOUT = 3.0  # seconds
 
 
@@ -73,6 +74,8 @@ class Dht:
         self._run = run
         self._clock = clock
         self._seeds: list[PeerId] = []
+        # who is there by other accounts: a node joins by them where nobody is left in the table
+        self.others: Callable[[], Iterable[PeerId]] = tuple
         self._announcing = False
         self._changed = asyncio.Event()
 
@@ -126,8 +129,11 @@ class Dht:
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Meet ``peers`` and those nearest to us; returns how many of ``peers`` answered."""
         peers = list(peers)
-        self._seeds = list(dict.fromkeys([*self._seeds, *peers]))[:64]
-        met = await asyncio.gather(*[self._meet(peer) for peer in peers])
+        self._seeds = list(dict.fromkeys([*self._seeds, *peers]))[:MOST_MET]
+        return await self._meet_some(peers)
+
+    async def _meet_some(self, peers: Iterable[PeerId]) -> int:
+        met = await asyncio.gather(*[self._meet(peer) for peer in dict.fromkeys(peers)])
         if any(met):
             await self._node.find_nearest_nodes([self._node.node_id])
         return sum(met)
@@ -240,7 +246,9 @@ class Dht:
         from hivemind.dht.routing import DHTID
 
         if not self.neighbours():
-            await self.join(self._seeds)
+            others = list(self.others())
+            some = random.sample(others, min(len(others), MOST_MET))
+            await self._meet_some([*self._seeds, *some])
         # hivemind's own refresh passes a bare id where a collection is expected, and fails
         await self._node.find_nearest_nodes([DHTID(random.getrandbits(160))])
 

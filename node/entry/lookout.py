@@ -89,6 +89,7 @@ class Lookout:
 
     async def run(self, dht: Dht) -> None:
         """Look for islands that nobody we know has told us about, and after the seeds."""
+        dht.others = self.alive
         self._again_at = self._next_look()
         looks = (
             _again_and_again(lambda: self._find_islands(dht), DISCOVERY_S),
@@ -176,8 +177,11 @@ class Lookout:
     def relays(self) -> list[PeerAddress]:
         """Who may relay for this node: live peers that it has dialled, where it did."""
         book = self.node.transport.book
-        alive = self.swarm.membership.alive(self.swarm.now())
-        return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
+        return [place for peer in self.alive() if (place := book.dialled_at(peer)) is not None]
+
+    def alive(self) -> list[PeerId]:
+        """The peers that are there."""
+        return self.swarm.membership.alive(self.swarm.now())
 
     def moved(self, dht: Dht) -> None:
         """This node's address has changed: tell the others at once."""

@@ -129,6 +129,26 @@ async def test_who_lost_everybody_meets_the_seeds_again(swarm: Swarm) -> None:
     await until(met)
 
 
+async def test_who_lost_everybody_and_whose_seeds_are_gone_joins_by_who_is_there(
+    swarm: Swarm,
+) -> None:
+    """After a long cut the members find each other, and nobody else tells the directory."""
+    await swarm.grow(3)
+    late = await swarm.add(refresh=0.1)
+    swarm.network.kill(swarm.transports[0].peer_id)
+    table = late._node.protocol.routing_table
+    for uid in list(table.uid_to_peer_id):
+        del table[uid]
+    there = [identity(2).peer_id, identity(1).peer_id]
+    late.others = lambda: there
+
+    async def met() -> bool:
+        return {identity(2).peer_id, identity(3).peer_id} <= set(late.neighbours())
+
+    await until(met)
+    assert late._seeds == [identity(1).peer_id]
+
+
 async def test_alone_and_with_dead_seeds_it_still_starts() -> None:
     network = MemoryNetwork(seed=3, link=Link(latency=0.0005))
     who = identity(1)

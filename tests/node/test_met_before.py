@@ -122,6 +122,7 @@ class Node:
         replica: Any = SimpleNamespace(place=places[0])
         self.rejected: list[str] = []
         self.in_dht: list[PeerId] = []
+        self.dht: Any = SimpleNamespace()
         self.lookout = Lookout(
             node, entrance, swarm, replica, lambda peer, error: self.rejected.append(str(error))
         )
@@ -145,8 +146,8 @@ class Node:
         async def islands() -> Iterable[PeerId]:
             return self.in_dht
 
-        dht: Any = SimpleNamespace(islands=islands)
-        for work in (self.presence.heartbeats(), self.lookout.run(dht)):
+        self.dht.islands = islands
+        for work in (self.presence.heartbeats(), self.lookout.run(self.dht)):
             self.party.started.append(self.party.group.create_task(work))
         return self
 
@@ -236,6 +237,7 @@ def test_who_is_found_in_the_dht_alone_is_taken_in(tmp_path: Path, flags: dict[s
             for node in (one, other):
                 assert not node.rejected
                 assert not node.refused
+            assert one.dht.others() == [other.peer]  # by whom it joins again, if it loses all
 
     virtual_time.run(main())
 
