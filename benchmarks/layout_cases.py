@@ -176,6 +176,22 @@ CASES = (
     Case("PP, offload", _dims(pp=2), settings=OFFLOAD),
     Case("CP, offload", _dims(cp=2), settings=OFFLOAD),
     Case("MoE, EP, offload", _dims(dp_shard=2, ep=2), "moe", OFFLOAD),
+    Case(
+        "MoE, one rank, offload, bf16, recompute selective", _dims(), "moe", OFFLOAD | SOME | BF16
+    ),
+    Case(
+        "MoE, HSDP x EP, recompute selective",
+        _dims(dp_replicate=2, dp_shard=2, ep=2),
+        "moe",
+        SOME,
+    ),
+    Case("MoE, EP, offload, recompute selective", _dims(dp_shard=2, ep=2), "moe", OFFLOAD | SOME),
+    Case(
+        "MoE, PP x EP, offload, recompute selective",
+        _dims(pp=2, dp_shard=2, ep=2),
+        "moe",
+        OFFLOAD | SOME | ACCUMULATED,
+    ),
     Case("FSDP, accumulation", _dims(dp_shard=2), settings=ACCUMULATED),
     Case("FSDP x TP, Muon", _dims(dp_shard=2, tp=2), inner=MUON),
     Case("MoE, FSDP x EP, Muon", _dims(dp_shard=4, ep=2), "moe", inner=MUON),

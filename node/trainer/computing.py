@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -41,17 +43,24 @@ class Computing:
         ``dealt``: modules whose experts are with other ranks.
         All layers of a kind share what was compiled: it takes as long for two as for eighty.
         """
-        if self.recompute != "none":
-            how = _again
-            if self.recompute == "selective":
-                biased = any(getattr(module, "has_bias", False) for module in block.modules())
+        mixed = [  # an expert's number of rows differs from call to call
+            one for one in block.modules() if isinstance(one, MixtureOfExperts) or one in dealt
+        ]
+        compiled = self.compile
+        if self.recompute == "full":
+            block.forward = MethodType(_again, block)
+        elif self.recompute == "selective":
+            biased = any(getattr(module, "has_bias", False) for module in block.modules())
+            compiled = self.compile and not mixed  # such a checkpoint is compiled whole, or not
+            if compiled:
                 how = _again_but_common_products if biased else _again_but_products
-            block.forward = MethodType(how, block)
-        for module in block.modules() if self.compile else ():
-            # an expert's number of rows differs from call to call
-            if isinstance(module, MixtureOfExperts) or module in dealt:
-                module.forward = torch.compiler.disable(module.forward)
-        if self.compile:  # the call of the layer stays as it is, with hooks that cannot be compiled
+                block.forward = MethodType(how, block)
+            else:
+                saved = SAVED - {OF_EXPERTS} if biased else SAVED
+                block.forward = partial(_again_but, saved, block)
+        for module in mixed if compiled else ():
+            module.forward = torch.compiler.disable(module.forward)
+        if compiled:  # the call of the layer stays as it is, with hooks that cannot be compiled
             block.forward = torch.compile(block.forward)
             block.register_forward_pre_hook(_waited_for)
 
@@ -82,8 +91,58 @@ def _again(block: nn.Module, *args: Any, **given: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **given)
 
 
+def _again_but(saved: Set[Any], block: nn.Module, *args: Any, **given: Any) -> Any:
+    """The same, with what some operators return kept."""
+    return _again(block, *args, context_fn=partial(_keeping, saved), **given)
+
+
+def _keeping(saved: Set[Any]) -> tuple[_Keep, _Return]:
+    """Contexts of forward and of backward.
+
+    Those that torch makes count the calls of every operator, and raise where backward has more of
+    one than forward had. An FSDP unit inside of a layer has: it gathers its parameters only where
+    they are not there yet, and the profiler is told of the first unit in backward as of a root.
+    So here each call that is kept has contexts of its own, and the others are not counted.
+    """
+    kept: _Kept = defaultdict(deque)
+    return _Keep(saved, kept), _Return(saved, kept)
+
+
+_Kept = defaultdict[Any, deque[AbstractContextManager[None]]]  # by operator, in the order of calls
+
+
+class _Keep(TorchDispatchMode):
+    """Keeps what the operators return."""
+
+    def __init__(self, saved: Set[Any], kept: _Kept) -> None:
+        super().__init__()
+        self.saved, self.kept = saved, kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.saved:
+            return func(*args, **(kwargs or {}))
+        keep, give_back = create_selective_checkpoint_contexts([func])
+        self.kept[func].append(give_back)
+        with keep:
+            return func(*args, **(kwargs or {}))
+
+
+class _Return(TorchDispatchMode):
+    """Returns what was kept, call by call."""
+
+    def __init__(self, saved: Set[Any], kept: _Kept) -> None:
+        super().__init__()
+        self.saved, self.kept = saved, kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.saved:
+            return func(*args, **(kwargs or {}))
+        with self.kept[func].popleft():
+            return func(*args, **(kwargs or {}))
+
+
 def _again_but_products(block: nn.Module, *args: Any, **given: Any) -> Any:
-    """The same, with products kept and what other ranks sent."""
+    """The same for the compiler, with products kept and what other ranks sent."""
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     return _again(block, *args, context_fn=contexts, **given)
 

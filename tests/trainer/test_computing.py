@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from ranks_kit import fake_ranks
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.manifest import Model
 from node.trainer.computing import Computing, check_compiler, has_bf16
 from node.trainer.context import attention_over
+from node.trainer.dims import ParallelDims
 from node.trainer.model import Decoder, build
+from node.trainer.parallel import Ranks
+from node.trainer.parallelize import lay_out
 from protocols.errors import OperatorError
 
 CONFIG = Model(d_model=16, n_layers=4, n_heads=2, n_kv_heads=1, d_ff=24, max_seq_len=16)
@@ -75,13 +79,63 @@ def test_what_other_ranks_sent_is_kept(how: Any, again: int) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_kept(bias: bool) -> None:
-    block = torch.nn.Sequential(torch.nn.Linear(8, 8, bias), torch.nn.GELU())
+    block = nn.Sequential(nn.Linear(8, 8, bias), nn.GELU())
     Computing(recompute="selective").prepare(block)
     made = block(torch.randn(3, 8)).sum()
     with Counted() as counted:
         made.backward()
     assert counted.calls[torch.ops.aten.addmm.default] == 0
     assert counted.calls[torch.ops.aten.mm.default] == 1  # the gradient of the weight
+
+
+class Fetching(nn.Module):
+    """Fetches what it computes with where it is not there: in forward it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+        self.there = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.there:
+            torch.empty(8, 8).copy_(self.weight.detach())
+        self.there = False
+        return F.linear(x, self.weight)
+
+
+def test_what_is_fetched_again_for_backward_alone_does_no_harm() -> None:
+    """As FSDP does for a unit inside a layer, where forwards come before others' backward."""
+    block = nn.Sequential(Fetching(), nn.GELU())
+    Computing(recompute="selective").prepare(block)
+    made = block(torch.randn(3, 8)).sum()
+    with Counted() as counted:
+        made.backward()
+    assert counted.calls[torch.ops.aten.copy_.default] == 1
+    assert counted.calls[torch.ops.aten.mm.default] == 1  # the gradient of the weight
+
+
+def test_what_is_kept_and_then_changed_in_place_is_noticed() -> None:
+    block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.GELU())
+    Computing(recompute="selective").prepare(block)
+    with pytest.raises(RuntimeError, match="has been mutated"):
+        block(torch.randn(3, 8)).sum().backward()
+
+
+def test_experts_that_one_rank_keeps_in_the_host_s_memory_are_made_again() -> None:
+    """There FSDP tells the profiler of one thing more in backward than in forward."""
+    found = []
+    for how in ("none", "selective"):
+        with fake_ranks(1):
+            axes = ParallelDims().axes
+            mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+            model = build(CONFIG.model_copy(update={"experts": 4, "n_layers": 2}), 0)
+            ranks = Ranks(0, 1, torch.device("cpu"), mesh)
+            computing = Computing(torch.bfloat16, recompute=how, offload=True)
+            lay_out(model, ranks, computing, seq_len=12)
+            found.append(gradients(model))
+    assert found[0].keys() == found[1].keys()
+    for name, wanted in found[0].items():
+        assert torch.equal(found[1][name].to_local(), wanted.to_local())  # type: ignore[attr-defined]
 
 
 @pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles
