@@ -98,8 +98,10 @@ def check_tp(config: Model, size: int) -> None:
             )
     text = model.lm.config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
-        if (whole := getattr(text, name, None)) and whole % size:
-            raise ValueError(f"--tp {size} does not divide {name} {whole}")
+        whole = getattr(text, name, None)
+        for one in whole if isinstance(whole, list | tuple) else (whole,):  # one for each layer
+            if one and one % size:
+                raise ValueError(f"--tp {size} does not divide {name} {one}")
 
 
 def cut_foreign(model: ForeignDecoder, mesh: DeviceMesh) -> None:

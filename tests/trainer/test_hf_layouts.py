@@ -14,6 +14,15 @@ from node.trainer.model import build
 from node.trainer.optim import by_muon, make_optimizer
 from protocols.errors import OperatorError
 
+GEMMA3N = {  # which has a width for each layer, also where one is given for all
+    "model_type": "gemma3n_text", "vocab_size": 256, "vocab_size_per_layer_input": 256,
+    "hidden_size": 32, "hidden_size_per_layer_input": 8, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "num_kv_shared_layers": 0, "laurel_rank": 4,
+    "altup_num_inputs": 2, "layer_types": ["full_attention"] * 2,
+    "activation_sparsity_pattern": [0.0] * 2,
+}  # fmt: skip
+
 
 def test_the_plan_for_tensor_parallelism():
     plan = tp_plan(model_of(QWEN))
@@ -41,6 +50,16 @@ def test_what_a_family_cannot_be_cut_into_is_named_by_its_flag(plain, sizes, mes
         ParallelDims(**sizes).check(model_of(plain), data)
     ParallelDims(dp_shard=2).check(model_of(plain), data)
     ParallelDims(tp=2, dp_shard=2).check(model_of(QWEN), data)
+
+
+def test_layers_of_several_widths_are_all_to_be_cut():
+    data, plain = Data(seq_len=64, batch_size=8), GEMMA3N
+    ParallelDims(tp=2).check(model_of(plain), data)
+    plain = plain | {"intermediate_size": [64, 66]}
+    ParallelDims(tp=2).check(model_of(plain), data)
+    plain = plain | {"num_key_value_heads": 4}
+    with pytest.raises(ValueError, match=r"^--tp 4 does not divide intermediate_size 66"):
+        ParallelDims(tp=4).check(model_of(plain), data)
 
 
 @pytest.mark.parametrize("plain", [QWEN, MIXTRAL], ids=lambda plain: plain["model_type"])
