@@ -48,6 +48,7 @@ from protocols.errors import Malformed
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
+MAX_SHARD_BYTES = 256 * 1024 * 1024  # of the evaluation shard, which every island fetches
 FILLED_IN = 256  # bytes of hashes and the like that a manifest gets as its run is made
 MARK, MOST_MARKS = 4, 1024  # hex digits a frozen tensor; with more tensors there are no marks
 
@@ -184,7 +185,7 @@ class Evaluation(Section):
     digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """BLAKE3 of the shard's bytes; filled in by the run's creator."""
     sequences: int = Field(default=64, ge=1, le=65_536)
-    """Sequences of it."""
+    """Sequences of it, and no more than 256 MiB of them."""
 
 
 class Script(Section):

@@ -69,7 +69,7 @@ class Reading:
         """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
 
         The path of this island's own text stays here: it means nothing to others. A run of
-        scripts has no such shard. Raises OperatorError E402, E601, E603 to E606.
+        scripts has no such shard. Raises OperatorError E204, E402, E601, E603 to E606.
         """
         if manifest.script.layout:
             return Run(SignedManifest.create(manifest, self.identity), b"", created=True)

@@ -119,7 +119,8 @@ def evaluation_shard(
 ) -> bytes:
     """Windows out of the first texts that are held out; as :meth:`Corpus.make_shard` else.
 
-    Raises OperatorError E601 where too few are found in ``EVALUATION_TEXTS``, or in one pass.
+    Raises OperatorError E601 where too few are found in ``EVALUATION_TEXTS``, or in one pass, and
+    E204 where it is larger than others take.
     """
     seq_len, kind = manifest.data.seq_len, token_type(manifest.model.vocab_size)
     enough = manifest.evaluation.sequences * (seq_len + 1)

@@ -70,8 +70,8 @@ def make(
     """Prepare a new run's data; ``place`` is this island's own, empty for the manifest's recipe.
 
     ``cache`` has what comes from a URL, at most ``cache_bytes`` of it. ``tell`` gets what is left
-    out of a folder of text, as a line for people. Blocks. Raises OperatorError E601, E603, E604,
-    E605, E606, E402.
+    out of a folder of text, as a line for people. Blocks. Raises OperatorError E204, E601, E603,
+    E604, E605, E606, E402.
     """
     model = manifest.model
     said = "document_end" in model.model_fields_set  # by config.json, or by the operator

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet
-from bootstrap.manifest import Manifest, difference
+from bootstrap.manifest import MAX_SHARD_BYTES, Manifest, difference
 from bootstrap.seeds import PeerCache, Reached, Unreached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
@@ -54,7 +54,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_SHARD_BYTES = 256 * 1024 * 1024
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 

@@ -29,6 +29,8 @@ from typing import Annotated, get_args
 
 from blake3 import blake3
 
+from bootstrap.manifest import MAX_SHARD_BYTES
+from node.data.tokenizer import MAX_TOKENIZER_BYTES
 from node.trainer.framing import READ_BYTES, Unframer, frame
 from protocols.errors import AtollError, Malformed, OperatorError, reason
 from protocols.wire import Max, Message, decode_any
@@ -38,13 +40,15 @@ SILENT_BEATS = 5  # in a row without a word, after which the other side is lost
 SILENT_S = SILENT_BEATS * BEAT_S
 GREETING_S = 20.0  # for a stranger to show who it is
 FAREWELL_S = 3.0  # for a last word to leave
-MAX_GREETED_FRAME = 256 * 1024 * 1024  # a job has the evaluation shard and the tokenizer's file
+JSON_BYTES = 1024 * 1024
+# a job has the evaluation shard and the tokenizer's file
+MAX_GREETED_FRAME = MAX_SHARD_BYTES + MAX_TOKENIZER_BYTES + 2 * JSON_BYTES
 PROOF_BYTES = 32
 _CONTEXT = "Atoll 2026-11-21 hosts of one island"  # of blake3's key derivation
 
 TEXT_BYTES = 8192
 Text = Annotated[str, Max(TEXT_BYTES)]
-Bulk = Annotated[bytes, Max(128 * 1024 * 1024)]
+Json = Annotated[bytes, Max(JSON_BYTES)]
 Proof = Annotated[bytes, Max(PROOF_BYTES)]
 
 
@@ -76,9 +80,9 @@ class Welcome(Message, kind=132):
 class Job(Message, kind=133, max_bytes=MAX_GREETED_FRAME):
     """The run, and what is needed to make the training tokens that host 0 has."""
 
-    manifest: Bulk  # JSON
-    shard: Bulk
-    tokenizer: Bulk
+    manifest: Json
+    shard: Annotated[bytes, Max(MAX_SHARD_BYTES)]
+    tokenizer: Annotated[bytes, Max(MAX_TOKENIZER_BYTES)]
     place: Text  # host 0's --data
     tokens: Proof  # fingerprint, see node.hosts.tokens
 
@@ -87,11 +91,11 @@ class Prepared(Message, kind=134):
     """The tokens are there, and are the same."""
 
 
-class Launch(Message, kind=135, max_bytes=MAX_GREETED_FRAME):
+class Launch(Message, kind=135, max_bytes=2 * JSON_BYTES):
     """Start ranks ``first`` to ``first + count - 1``; none, where the layout needs fewer."""
 
     life: int
-    settings: Bulk  # TrainerSettings as JSON; paths are host 0's
+    settings: Json  # TrainerSettings; paths are host 0's
     first: int
     count: int
     store: Annotated[str, Max(300)]  # HOST:PORT where the ranks meet

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from bootstrap.manifest import Data
+from bootstrap.manifest import MAX_SHARD_BYTES, Data
 from node.data import plain_text
 from node.data.batches import batches
 from node.data.cached_file import cache_folder, cached
@@ -78,7 +78,7 @@ class Corpus:
 
         It has n * (seq_len + 1) tokens for some 1 <= n <= sequences, little endian in the width
         of :func:`~node.trainer.data.token_type`; windows do not overlap. Raises OperatorError E601
-        when the held-out documents fill no window.
+        when the held-out documents fill no window, E204 when it is larger than others take.
         """
         tokenizer = tokenizer or ByteTokenizer()
         held_out = sorted((d for d in self if is_held_out(d)), key=_hash)
@@ -150,9 +150,20 @@ class Corpus:
 
 
 def spread(joined: bytes | memoryview, width: int, sequences: int, seq_len: int) -> bytes:
-    """Up to ``sequences`` windows of ``seq_len + 1`` tokens, evenly out of ``joined`` ones."""
+    """Up to ``sequences`` windows of ``seq_len + 1`` tokens, evenly out of ``joined`` ones.
+
+    Raises OperatorError E204 where they are more than others take.
+    """
     length, tokens = seq_len + 1, len(joined) // width
     count = min(sequences, tokens // length)
+    if (size := count * length * width) > MAX_SHARD_BYTES:
+        raise operator_error(
+            "E204",
+            f"the evaluation shard has {size:,} bytes",
+            why=f"it is {count:,} sequences of {length:,} tokens, and every island fetches it: at "
+            f"most {MAX_SHARD_BYTES:,} bytes are taken",
+            fix=f"set evaluation.sequences to {MAX_SHARD_BYTES // (length * width):,} or fewer",
+        )
     starts = [i * (tokens - length) // max(1, count - 1) for i in range(count)]
     return b"".join(joined[start * width : (start + length) * width] for start in starts)
 

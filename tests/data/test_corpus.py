@@ -99,6 +99,17 @@ def test_shards_are_spread_and_bounded(corpus: Corpus):
     assert all(len(window) == SEQ_LEN + 1 for window in windows(most))
 
 
+def test_a_shard_that_is_larger_than_others_take_is_refused(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("node.trainer.corpus.MAX_SHARD_BYTES", 40 * (SEQ_LEN + 1))
+    assert len(windows(corpus.make_shard(40, SEQ_LEN))) == 40
+    with pytest.raises(OperatorError, match="evaluation shard has 2,665 bytes") as caught:
+        corpus.make_shard(41, SEQ_LEN)
+    assert caught.value.code == "E204"
+    assert caught.value.fix == "set evaluation.sequences to 40 or fewer"
+
+
 def test_the_same_passage_is_cut_the_same_wherever_it_stands(tmp_path: Path):
     body = PROSE[:60_000]
     (tmp_path / "a.txt").write_text(body)
