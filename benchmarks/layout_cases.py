@@ -252,10 +252,18 @@ CASES = (
     Case("llama, PP, compile", _dims(pp=2), "llama", {"compile": True}),
     Case("FSDP, compile", _dims(dp_shard=2), settings={"compile": True}),
     Case("TP, compile", _dims(tp=2), settings={"compile": True}),
+    Case("TP, compile, recompute full", _dims(tp=2), settings=AGAIN | {"compile": True}),
+    Case("TP, compile, recompute selective", _dims(tp=2), settings=SOME | {"compile": True}),
     Case("FSDP x TP, compile", _dims(dp_shard=2, tp=2), settings={"compile": True}),
     Case("PP, compile", _dims(pp=2), settings={"compile": True}),
     Case("CP (ring), compile", _dims(cp=2, attention="ring"), settings={"compile": True}),
     Case("MoE, EP, compile", _dims(dp_shard=2, ep=2), "moe", {"compile": True}),
+    Case(
+        "MoE, EP, compile, recompute full",
+        _dims(dp_shard=2, ep=2),
+        "moe",
+        AGAIN | {"compile": True},
+    ),
     Case(
         "FSDP, compile, recompute selective",
         _dims(dp_shard=2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,23 +46,24 @@ class Computing:
         mixed = [  # an expert's number of rows differs from call to call
             one for one in block.modules() if isinstance(one, MixtureOfExperts) or one in dealt
         ]
-        compiled = self.compile
-        if self.recompute == "full":
-            block.forward = MethodType(_again, block)
-        elif self.recompute == "selective":
+        compiled = self.compile and not (self.recompute == "selective" and mixed)
+        for module in mixed if compiled else ():
+            module.forward = torch.compiler.disable(module.forward)
+        if self.recompute == "selective":
             biased = any(getattr(module, "has_bias", False) for module in block.modules())
-            compiled = self.compile and not mixed  # such a checkpoint is compiled whole, or not
-            if compiled:
+            if compiled:  # with the layer: what is to be kept lies inside of what is compiled
                 how = _again_but_common_products if biased else _again_but_products
                 block.forward = MethodType(how, block)
             else:
                 saved = SAVED - {OF_EXPERTS} if biased else SAVED
-                block.forward = partial(_again_but, saved, block)
-        for module in mixed if compiled else ():
-            module.forward = torch.compiler.disable(module.forward)
+                block.forward = partial(_again_but, saved, block.forward)
         if compiled:  # the call of the layer stays as it is, with hooks that cannot be compiled
             block.forward = torch.compile(block.forward)
             block.register_forward_pre_hook(_waited_for)
+        # around what is compiled: torch 2.13 does not compile a checkpoint whose matrices are cut,
+        # nor any of one that has experts
+        if self.recompute == "full":
+            block.forward = partial(_again, block.forward)
 
 
 def _waited_for(block: nn.Module, args: Any) -> Any:
@@ -85,15 +86,14 @@ SAVED = {  # what costs the most to compute again
 }
 
 
-def _again(block: nn.Module, *args: Any, **given: Any) -> Any:
-    """The layer's forward, with all its activations made again in backward."""
-    forward = partial(type(block).forward, block)
+def _again(forward: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """A layer's forward, with all its activations made again in backward."""
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **given)
 
 
-def _again_but(saved: Set[Any], block: nn.Module, *args: Any, **given: Any) -> Any:
+def _again_but(saved: Set[Any], forward: Callable[..., Any], *args: Any, **given: Any) -> Any:
     """The same, with what some operators return kept."""
-    return _again(block, *args, context_fn=partial(_keeping, saved), **given)
+    return _again(forward, *args, context_fn=partial(_keeping, saved), **given)
 
 
 def _keeping(saved: Set[Any]) -> tuple[_Keep, _Return]:
@@ -144,13 +144,13 @@ class _Return(TorchDispatchMode):
 def _again_but_products(block: nn.Module, *args: Any, **given: Any) -> Any:
     """The same for the compiler, with products kept and what other ranks sent."""
     contexts = partial(create_selective_checkpoint_contexts, _policy)
-    return _again(block, *args, context_fn=contexts, **given)
+    return _again(partial(type(block).forward, block), *args, context_fn=contexts, **given)
 
 
 def _again_but_common_products(block: nn.Module, *args: Any, **given: Any) -> Any:
     """The same, but for products of experts: the library adds their biases to these in place."""
     contexts = partial(create_selective_checkpoint_contexts, _policy_for_biases)
-    return _again(block, *args, context_fn=contexts, **given)
+    return _again(partial(type(block).forward, block), *args, context_fn=contexts, **given)
 
 
 def _policy_for_biases(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

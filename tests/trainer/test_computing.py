@@ -157,6 +157,49 @@ def test_layers_of_a_kind_are_compiled_once(how: Any, monkeypatch: pytest.Monkey
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_layers_whose_matrices_are_cut_are_compiled_and_made_again(
+    how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that torch does but machine code. What the other rank would send is made up."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    found = []
+    for compiled in (False, True):
+        with fake_ranks(2):
+            dims = ParallelDims(tp=2)
+            mesh = init_device_mesh(
+                "cpu", tuple(dims.axes.values()), mesh_dim_names=tuple(dims.axes)
+            )
+            model = build(CONFIG.model_copy(update={"n_layers": 2, "n_kv_heads": 2}), 0)
+            ranks = Ranks(0, 2, torch.device("cpu"), mesh, dims)
+            lay_out(model, ranks, Computing(recompute=how, compile=compiled), seq_len=12)
+            found.append(gradients(model))
+    assert found[0].keys() == found[1].keys()
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("how", "graphs"), [("none", 2), ("full", 2), ("selective", 0)])
+def test_what_is_around_experts_is_compiled(
+    how: Any, graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes before them, and what behind; but not where single operators are kept."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    config = CONFIG.model_copy(update={"experts": 4})
+    wanted = gradients(build(config, 0))
+    found = gradients(prepared(Computing(recompute=how, compile=True), config))
+    assert counter.frame_count == graphs
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+    torch._dynamo.reset()
+
+
 def test_without_a_compiler_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
