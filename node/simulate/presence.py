@@ -65,8 +65,12 @@ class Present:
     async def live(self, others: Iterable[Presence], *work: Coroutine[Any, Any, None]) -> None:
         """Learn who is there, and do the work until cancelled, or until all of it has ended."""
         async with self._group as group:
-            for other in others:
-                if other is not self.presence:
-                    self.presence.learn(other.envelope())
+            self._learn(others)
+            del others  # of whom some may be gone long before this ends
             for one in work:
                 group.create_task(one)
+
+    def _learn(self, others: Iterable[Presence]) -> None:
+        for other in others:
+            if other is not self.presence:
+                self.presence.learn(other.envelope())

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bootstrap.manifest_gossip import PAIRED
+from bootstrap.state.server import StateServer
 from bootstrap.validation import bad_config
 from diloco.federated import merged_branches
 from gossip.catchup.lineage import Lineage
@@ -76,6 +77,7 @@ class Member:
     vectors: SharedVectors
     trainer: Trainer | None
     swarm: Swarm | Pairs = field(init=False)
+    server: StateServer = field(init=False)
     conductor: Conductor | None = None
     task: asyncio.Task[None] = field(init=False)
 
@@ -83,6 +85,7 @@ class Member:
         """As a kill would."""
         self.task.cancel()
         await asyncio.wait([self.task])
+        await self.server.aclose()
         self.vectors.close()
 
 
@@ -132,7 +135,9 @@ class Members:
             origin,
             keep_rounds=KEPT,
         )
-        state_server(node.transport, manifest, swarm, replicas, still=swarm.still, offload=inline)
+        member.server = state_server(
+            node.transport, manifest, swarm, replicas, still=swarm.still, offload=inline
+        )
         work: list[Coroutine[Any, Any, None]] = [swarm.run()]
         if island is not None:
             member.conductor = Conductor(
@@ -334,7 +339,9 @@ class Members:
     async def replace(self, gone: Node) -> None:
         """Kill an island; a new one takes its place, and the state that the others have."""
         await self.running.pop(gone.me).end()  # first: it is not to hear of its own end
-        await self.start(self.world.replace(gone), joins=True)
+        came = self.world.replace(gone)
+        del gone  # so that it is in memory no longer
+        await self.start(came, joins=True)
 
 
 async def live(world: World) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import math
 import random
 import time
@@ -32,6 +33,7 @@ from protocols.tasks import beside
 
 BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries tensors, not control
 TOLD = 0.05  # share of the inner steps: where more were not taken, the result says so
+LEFT = 8_000_000  # parameters of islands that are gone and still in memory, of 34 bytes or so each
 ShareDone = Callable[[float], None]  # share of the run that is done, 0 to 1
 
 
@@ -113,6 +115,7 @@ class World:
     total_steps: int = 0
     born: int = 0
     _retired: int = 0  # bytes sent by those who are gone
+    _left: int = 0  # parameters of those
 
     def __post_init__(self) -> None:
         one = self.scenario
@@ -175,6 +178,10 @@ class World:
         self._retired += node.sent()
         self.nodes.pop(node.me, None)
         self.network.kill(node.me)
+        self._left += len(self.start)
+        if self._left >= LEFT:  # all in cycles, which Python looks for by their number, not size
+            gc.collect()
+            self._left = 0
 
     @property
     def members(self) -> list[PeerId]:

@@ -239,6 +239,7 @@ class MemoryTransport:
         self.node.alive = False
         for exchange in list(self.exchanges):
             exchange.end_of(self)
+        self._handlers = Handlers()  # others know this end as long as they live, and no more of it
 
     async def aclose(self) -> None:
         """Refuse connections, break the open ones, wait for cancelled handlers to end."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from memory_kit import MB, PEERS, count, echo, now, pull_zeros, serving, why, zeros
@@ -191,6 +193,26 @@ def test_a_killed_peer_can_come_back_empty() -> None:
             await a.call(b.peer_id, "echo", b"", timeout=1)
         again.on_call("echo", echo)
         assert await a.call(b.peer_id, "echo", b"new", timeout=1) == b"new"
+
+    run(main())
+
+
+def test_nobody_holds_what_answered_for_a_dead_peer() -> None:
+    class Heavy:
+        async def answer(self, peer: PeerId, body: bytes) -> bytes:
+            return body
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        a, b = serving(network)
+        heavy = Heavy()
+        there = weakref.ref(heavy)
+        b.on_call("heavy", heavy.answer)
+        del heavy
+        await a.call(b.peer_id, "heavy", b"", timeout=1)
+        network.kill(b.peer_id)
+        gc.collect()
+        assert there() is None
 
     run(main())
 
