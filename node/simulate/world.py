@@ -114,7 +114,8 @@ class World:
     views: Callable[[], list[Tensor]] = field(init=False)  # parameters to be evaluated
     total_steps: int = 0
     born: int = 0
-    _retired: int = 0  # bytes sent by those who are gone
+    _retired: int = 0  # bytes of tensors sent by those who are gone
+    _retired_control: int = 0  # and of everything else
     _left: int = 0  # parameters of those
 
     def __post_init__(self) -> None:
@@ -176,6 +177,7 @@ class World:
     def kill(self, node: Node) -> None:
         """End an island: its links break."""
         self._retired += node.sent()
+        self._retired_control += node.sent(control=True)
         self.nodes.pop(node.me, None)
         self.network.kill(node.me)
         self._left += len(self.start)
@@ -212,6 +214,11 @@ class World:
         """Mean bytes of tensors an island has sent for each parameter (servers': :attr:`notes`)."""
         sent = self._retired + sum(node.sent() for node in self.nodes.values())
         return sent / self.scenario.islands / len(self.start)
+
+    def control_bytes(self) -> float:
+        """Mean bytes an island has sent that were no tensors."""
+        living = sum(node.sent(control=True) for node in self.nodes.values())
+        return (self._retired_control + living) / self.scenario.islands
 
     def observe(self) -> None:
         """Evaluate what there is now."""
@@ -276,8 +283,7 @@ async def live(world: World) -> Result:
     if world.share < 1 - TOLD:
         world.notes["steps_not_taken"] = world.budget - world.total_steps
     world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
-    control = [node.sent(control=True) for node in world.nodes.values()]
-    world.notes["control_bytes"] = sum(control) / max(1, len(control))
+    world.notes["control_bytes"] = world.control_bytes()
     for node in world.servers:
         sent = node.sent() / len(world.start)
         world.notes["server_bytes"] = max(world.notes.get("server_bytes", 0.0), sent)

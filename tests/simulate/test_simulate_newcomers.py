@@ -84,6 +84,17 @@ def test_who_takes_the_place_of_another_is_as_slow_and_narrow_and_lies_as_it_did
     assert len({one.bandwidth for one in world.nodes.values()}) == 2
 
 
+def test_what_an_island_sent_before_it_was_replaced_counts() -> None:
+    world = World(Scenario.model_validate(REPLACED))
+    gone = next(iter(world.nodes.values()))
+    gone.transport.stats.sent(gone.me, "slice", 1000)
+    gone.transport.stats.sent(gone.me, "announce", 400)
+    before = world.bytes_a_parameter(), world.control_bytes()
+    assert before == (1000 / ISLANDS / len(world.start), 400 / ISLANDS)
+    world.replace(gone)
+    assert (world.bytes_a_parameter(), world.control_bytes()) == before
+
+
 def test_a_newcomer_to_pairs_begins_with_what_the_others_have_by_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
