@@ -78,6 +78,16 @@ def _bytes_a_second(value: object) -> object:
     return found
 
 
+def _listed(value: object) -> object:
+    """A list, also as a command gets it: names with commas between them, as in TOML or bare."""
+    if isinstance(value, str):
+        bare = value.strip().removeprefix("[").removesuffix("]")
+        return tuple(one.strip(" '\"") for one in bare.split(","))
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r} is no list, as in int4,int2")
+    return value
+
+
 class Scenario(BaseModel):
     """One simulated run; unknown keys are refused."""
 
@@ -104,7 +114,7 @@ class Scenario(BaseModel):
     # the algorithm
     codec: CodecChoice = "int4"
     # of "auto": a round's, or in pairs each letter's own; of certified rounds int4 and int2
-    codecs: tuple[Codec, ...] = Field(
+    codecs: Annotated[tuple[Codec, ...], BeforeValidator(_listed)] = Field(
         default=("bf16", "int8"), min_length=1, max_length=len(FINEST_FIRST)
     )
     most_steps: int = Field(default=0, ge=0, le=100_000)  # > 0: H from what exchanges take

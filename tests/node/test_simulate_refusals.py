@@ -211,6 +211,25 @@ def test_a_bandwidth_is_written_as_the_speeds_of_a_node_are(rate: str | int) -> 
     assert speed(rate) == 2.5e6
 
 
+@pytest.mark.parametrize("given", ["int4,int2", "int4, int2", '["int4", "int2"]', ["int4", "int2"]])
+def test_a_list_of_codecs_is_taken_as_it_is_typed(given: str | list[str]) -> None:
+    assert load(None, {"codec": "auto", "codecs": given}).codecs == ("int4", "int2")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("int4,int3", "codecs.1 = 'int3': must be .*'int4'"),
+        ("", "codecs.0 = '': must be .*'int4'"),
+        (4, "codecs: 4 is no list, as in int4,int2"),
+    ],
+)
+def test_who_gives_no_list_of_codecs_is_told_what_would_do(given: object, said: str) -> None:
+    with pytest.raises(OperatorError) as caught:
+        load(None, {"codec": "auto", "codecs": given})
+    assert re.search(said, caught.value.why)
+
+
 def test_a_setting_that_is_given_twice_is_refused() -> None:
     result = simulated("--islands", "2", "--set", "islands=3")
     assert isinstance(result.exception, OperatorError)
