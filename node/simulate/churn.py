@@ -70,7 +70,6 @@ class Churn:
             if 2 * (self._taking_part() - 1) >= world.scenario.islands:
                 there = [me for me in world.members if me in members.running]
                 await members.replace(world.nodes[world.random.choice(there)])
-                world.notes["replaced"] = world.notes.get("replaced", 0) + 1
                 return
             await asyncio.sleep(world.scenario.step_s)
 

@@ -156,6 +156,7 @@ class World:
         So a run has as many slow ones, narrow links and liars to its end as it began with.
         """
         self.kill(gone)
+        self.notes["replaced"] = self.notes.get("replaced", 0) + 1
         node = self._node(gone.shard, gone.step_s, gone.bandwidth, honest=gone.honest)
         self.nodes[node.me] = node
         return node

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from bootstrap.manifest_rounds import Rounds
+from node.entry.arrival import Arrival
 from node.simulate.run import manifest_of
 from node.simulate.scenario import Scenario
 from node.simulate.world import Result, World, decide, simulate
@@ -125,6 +127,17 @@ def test_as_many_islands_are_replaced_however_long_rounds_take() -> None:
     fast, slow = (run("diloco", bandwidth=width, **asks) for width in (WIDE, NARROW))
     assert slow.points[-1].time > 4 * fast.points[-1].time
     assert fast.notes["replaced"] == slow.notes["replaced"] == 2
+
+
+def test_who_is_replaced_counts_also_where_its_successor_still_downloads_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fetched(arrival: Arrival, *args: Any) -> Any:
+        await asyncio.sleep(1e6)
+
+    monkeypatch.setattr(Arrival, "fetch", fetched)
+    result = run("diloco", islands=4, rounds=5, inner_steps=4, churn=0.5)
+    assert result.notes["replaced"] == 4 * 0.5 * 5 / 10
 
 
 @pytest.mark.parametrize(("mode", "codec"), [("diloco", "int4"), ("gossip", "int8")])
