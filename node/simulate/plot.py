@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,9 +16,16 @@ mpl.use("agg")
 
 def check(path: Path) -> None:
     """Raise ValueError where no image of this kind can be drawn."""
-    kinds = Figure().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in kinds:
+    figure = Figure(figsize=(1, 1))
+    figure.suptitle("loss")
+    kinds = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in kinds:
         raise ValueError(f"{path.name}: the kinds of images are {', '.join(sorted(kinds))}")
+    try:  # some need other programs, such as LaTeX
+        figure.savefig(BytesIO(), format=kind)
+    except Exception as error:  # each of them fails in its own way
+        raise ValueError(f"{path.name}: {' '.join(str(error).split())}") from error
 
 
 def draw(result: Result, path: Path) -> None:

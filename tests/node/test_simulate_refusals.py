@@ -173,6 +173,11 @@ def test_where_nothing_can_be_written_nothing_is_run(
     result = simulated("--plot", str(tmp_path / "x.foo"))
     assert isinstance(result.exception, OperatorError), result.output
     assert result.exception.what == "no plot"
+    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no LaTeX
+    result = simulated("--plot", str(tmp_path / "x.pgf"))
+    assert isinstance(result.exception, OperatorError), result.output
+    assert result.exception.what == "no plot"
+    assert "x.pgf: " in result.exception.why
 
 
 def test_a_scenario_file_is_read_and_its_mistakes_named(tmp_path: Path) -> None:
