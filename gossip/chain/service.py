@@ -229,10 +229,12 @@ class Service:
             raise RemoteRefused("late", f"round {transfer.round} is over here")
         if sender not in chain.replica.roster:
             raise RemoteRefused("stranger", "not a member of this round")
-        agreement, ends = chain.round.agreement, {sender, chain.me}
+        ends = {sender, chain.me}
 
-        def known() -> bool:
-            return explains(agreement.plan, {agreement.basis, *exchange.joint}, transfer, ends)
+        def known() -> bool:  # asked as long as the round lasts; it must not hold its exchange
+            agreement = chain.round.agreement
+            bases = {agreement.basis, *chain.exchange.joint}
+            return explains(agreement.plan, bases, transfer, ends)
 
         self._handing.wonder(chain, sender, known)
         return transfer, exchange

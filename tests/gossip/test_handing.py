@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from gossip_kit import plan_of
@@ -13,11 +16,12 @@ from toy_replica import RUN
 
 from gossip.place import Place
 from gossip.plans.certificate import sign_vote
+from gossip.rounds.round import Round
 from gossip.rounds.spreading import passed
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.memory import virtual_time
-from protocols.messages import Part, Passed, Plan, Votes
+from protocols.messages import Part, Passed, Plan, TransferHeader, Votes
 
 
 @dataclasses.dataclass
@@ -176,3 +180,27 @@ def test_who_is_named_many_times_is_told_once() -> None:
         assert told == [it.hander.peer]
 
     staged(play)
+
+
+def test_a_question_about_a_plan_keeps_no_vector_once_its_round_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for the plan to come by itself, for longer than short rounds last."""
+    monkeypatch.setattr(Round, "doubt_s", 60.0)
+
+    async def main() -> None:
+        async with simulated_swarm(4, think=(1.0, 1.1)) as swarm:
+            it = scene(swarm)
+            chain, node = it.taker.swarm.chains[0], swarm.network.node(it.hander.peer)
+            assert node is not None
+            there = (RUN, 0, it.place.round, 0, chain.rules.shape.size, "fp32", bytes(32))
+            exchange = weakref.ref(chain.exchange)
+            with suppress(RemoteRefused):
+                header = TransferHeader(*there, 0).encode()
+                await node.transport.call(it.taker.peer, "slice", header, timeout=5.0)
+            await asyncio.sleep(20.0)
+            assert chain.replica.place.round > it.place.round + 2
+            gc.collect()
+            assert exchange() is None
+
+    virtual_time.run(main())
