@@ -54,25 +54,34 @@ class Names:
         )
 
     async def met(
-        self, address: str, whose: str, use: Callable[[socket.socket], Awaitable[_T]]
+        self,
+        address: str,
+        whose: str,
+        within: float,
+        use: Callable[[socket.socket], Awaitable[_T]],
     ) -> _T:
         """What ``use`` makes of a connection to ``HOST:PORT`` where the peer that is meant answers.
 
         A name may be that of several machines, in an order that turns: where one proves to be
-        another peer (:class:`tls.WrongPeer`), the others are tried. Raises OSError.
+        another peer (:class:`tls.WrongPeer`), the others are tried, ``within`` so many seconds in
+        all. Raises OSError, that of the wrong peer if there was one.
         """
-        place = parse_address(address)
-        left = await self.places(place.host, place.port, whose)
         wrong: tls.WrongPeer | None = None
-        while True:
-            try:
-                sock = await start_connection(left, happy_eyeballs_delay=NEXT_ADDRESS_S)
-                left = _others(left, sock)
-                return await use(sock)
-            except OSError as error:
-                if not (isinstance(error, tls.WrongPeer) and left):
-                    raise wrong or error from None
-                wrong = wrong or error
+        try:
+            async with asyncio.timeout(within):
+                place = parse_address(address)
+                left = await self.places(place.host, place.port, whose)
+                while True:
+                    sock = await start_connection(left, happy_eyeballs_delay=NEXT_ADDRESS_S)
+                    left = _others(left, sock)
+                    try:
+                        return await use(sock)
+                    except tls.WrongPeer as error:
+                        wrong = wrong or error
+                        if not left:
+                            raise
+        except OSError as error:  # TimeoutError among them
+            raise wrong or error from None
 
     async def places(self, host: str, port: int, whose: str) -> Places:
         """Where a host of the peer ``whose`` is; raises OSError."""

@@ -110,17 +110,17 @@ class PeerConnector(aiohttp.BaseConnector):
     ) -> tuple[ResponseHandler, PeerId | None]:
         """One connection to one address. The peer is None where there is no TLS."""
         name = tls.ANYONE if expected is None else tls.server_name(expected)
-        relayed = expected is not None and is_relayed(address)
+        within = self._limits.connect
         try:
-            async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
-                if expected is not None and relayed:
+            if expected is not None and is_relayed(address):
+                async with asyncio.timeout(2 * within):
                     sock = await self._relays.connect(address, expected)
                     transport, protocol = await self._secured(sock, name)
-                else:
-                    whose = address if expected is None else told_by(expected)
-                    transport, protocol = await self._names.met(
-                        address, whose, lambda sock: self._secured(sock, name)
-                    )
+            else:
+                whose = address if expected is None else told_by(expected)
+                transport, protocol = await self._names.met(
+                    address, whose, within, lambda sock: self._secured(sock, name)
+                )
         except OSError as error:  # TimeoutError, gaierror and SSLError among them
             raise unreached(address, expected, error) from error
         prefer_small_queue(transport)

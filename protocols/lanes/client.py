@@ -218,28 +218,29 @@ class LaneClient:
 
     async def _open(self, peer: PeerId, address: str) -> LaneHandle:
         """A new lane to one address."""
+        within = self._limits.connect
         try:
-            relayed = is_relayed(address)
-            async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
-                if relayed:
+            if is_relayed(address):
+                async with asyncio.timeout(2 * within):
                     sock = await self._relays.connect(address, peer)
                     return await self._introduced(peer, address, sock)
-                if (near := same_machine.connection(address, peer)) is not None:
+            if (near := same_machine.connection(address, peer)) is not None:
+                async with asyncio.timeout(within):
                     return await self._introduced(peer, address, near)
-                clock = asyncio.get_running_loop().time
-                began = clock()
+            clock = asyncio.get_running_loop().time
+            began = clock()
 
-                async def connected(sock: socket.socket) -> LaneHandle:
-                    nonlocal began
-                    took = clock() - began
-                    try:
-                        link = await self._introduced(peer, address, sock)
-                    finally:
-                        began = clock()  # another place of the same name may be tried
-                    self._stats.measured_call(peer, took)
-                    return link
+            async def connected(sock: socket.socket) -> LaneHandle:
+                nonlocal began
+                took = clock() - began
+                try:
+                    link = await self._introduced(peer, address, sock)
+                finally:
+                    began = clock()  # another place of the same name may be tried
+                self._stats.measured_call(peer, took)
+                return link
 
-                return await self._names.met(address, peer, connected)
+            return await self._names.met(address, peer, within, connected)
         except OSError as error:
             raise unreached(address, peer, error) from error
 

@@ -180,3 +180,18 @@ async def test_a_name_of_several_machines_leads_to_the_one_that_is_meant(
             assert wrong.value.got == met
         with pytest.raises(IdentityMismatch):  # one is down, and the other is another
             await caller.dial(where, nobody)
+
+
+async def test_another_peer_is_told_of_where_the_next_address_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=LIMITS) as one,
+        HttpTransport(B, limits=LIMITS) as caller,
+    ):
+        assert one.listening is not None
+        port = one.listening[1]
+        with socket.create_server(("127.0.0.2", port)):  # which accepts, and says nothing
+            named(monkeypatch, "seeds.example", "127.0.0.1", "127.0.0.2")
+            with pytest.raises(IdentityMismatch):
+                await caller.dial(f"seeds.example:{port}", C.peer_id)
