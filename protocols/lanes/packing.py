@@ -13,10 +13,11 @@ A packed body is a sequence of pieces, each ``kind u8 | size - 1 u16 | length - 
 which ``size`` bytes of the body are made. Kind 0: as they are. Else its low three bits are the
 width of a number, 1, 2 or 4 bytes, the next four bits tell which planes of these numbers
 (:mod:`protocols.lanes.planes`) are packed: a frame of zstd (RFC 8878) has them one behind the
-other, from the lowest on, and behind it are the planes that are not, and what is no whole number. A
-piece has 4 to 64 KiB of the body, but for the last: short ones would cost their receiver much more
-than others do. What has come of a piece tells nothing of the body's progress, so on a slow lane
-pieces are small.
+other, from the lowest on. Behind it are zeros, where a piece would be shorter than a sixteenth of
+``size``, the planes that are not packed, and what is no whole number. So what comes tells something
+of what it takes to unpack it. A piece has 4 to 64 KiB of the body, but for the last: short ones
+would cost their receiver much more than others do. What has come of a piece tells nothing of the
+body's progress, so on a slow lane pieces are small.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ WIDTHS = (1, 2, 4)  # bytes of a number
 PRICE_S = 4.5e-9
 MANY = 4  # cores; more make it no cheaper, for one thread packs
 LEAST, MOST = 0.03, 0.35  # of a body: what has to be gained, and what can be
+DENSEST = 16  # bytes out of one, at most: what comes is to tell something of what it takes
 
 _HEAD = struct.Struct(">BHH")
 _WIDTH = 3  # bits of a kind
@@ -109,9 +111,11 @@ class Packer:
         coder, planes = self._coder, _planes(piece, width)
         chosen = [plane for place, plane in enumerate(planes) if mask >> place & 1]
         rest = [plane for place, plane in enumerate(planes) if not mask >> place & 1]
-        frame = [coder.compress(plane, coder.FLUSH_BLOCK) for plane in chosen[:-1]]
-        frame.append(coder.compress(chosen[-1], coder.FLUSH_FRAME))
-        return b"".join((*frame, *rest, piece[len(piece) - len(piece) % width :]))
+        blocks = [coder.compress(plane, coder.FLUSH_BLOCK) for plane in chosen[:-1]]
+        blocks.append(coder.compress(chosen[-1], coder.FLUSH_FRAME))
+        frame, behind = b"".join(blocks), (*rest, piece[len(piece) - len(piece) % width :])
+        least = len(piece) // DENSEST - sum(map(len, behind))
+        return b"".join((frame.ljust(least, b"\0"), *behind))
 
 
 class Unpacker:
@@ -197,7 +201,7 @@ def _head(data: bytearray, left: int) -> tuple[int, int, int]:
         raise Malformed(f"a piece of {size} bytes, of a body that lacks {left}")
     width, mask = _width_and_mask(kind)
     plain = kind == PLAIN and length == size
-    packed = width in WIDTHS and 0 < mask < 1 << width and length <= size
+    packed = width in WIDTHS and 0 < mask < 1 << width and size // DENSEST <= length <= size
     if not (plain or packed):
         raise Malformed(f"a packed body with a piece of kind {kind}, {length} bytes for {size}")
     return kind, size, length
@@ -231,6 +235,6 @@ def _inflated(frame: memoryview, size: int) -> bytes:
         found = decoder.decompress(frame, size + 1)
     except zstd.ZstdError as error:
         raise Malformed(f"a piece that does not unpack: {error}") from error
-    if len(found) != size or not decoder.eof or decoder.unused_data:
+    if len(found) != size or not decoder.eof or decoder.unused_data.strip(b"\0"):
         raise Malformed(f"a piece that does not end with its {size} bytes")
     return found
