@@ -100,6 +100,7 @@ class Rule:
     end: Callable[[Vectors, Tensor, Rates], None] | None = None  # after all slices of a round
     # what an island sends in place of its D: (vectors, D, rates), D in place
     brings: Callable[[Vectors, Tensor, Rates], None] | None = None
+    carries: bool = False  # vector ``v`` shrinks after a far longer round (diloco.outer.carried)
     factors: bool = False  # D comes as factors, of which bases are kept besides (diloco.lowrank)
 
     def init(self, params: Tensor) -> State:
@@ -264,8 +265,8 @@ RULES = {
     rule.name: rule
     for rule in (
         Rule("sgd", (), _sgd, lr=1.0),
-        Rule("nesterov", ("v",), _nesterov, lr=0.7, momentum=0.9),
-        Rule("heavyball", ("v",), _heavy_ball, lr=1.0, momentum=0.9),
+        Rule("nesterov", ("v",), _nesterov, lr=0.7, momentum=0.9, carries=True),
+        Rule("heavyball", ("v",), _heavy_ball, lr=1.0, momentum=0.9, carries=True),
         Rule("adam", ("m", "s"), _adam, lr=0.01, momentum=0.9),
         Rule("yogi", ("m", "s"), _yogi, lr=0.01, momentum=0.9),
         Rule("sparseloco", (), _sgd, lr=1.0),

@@ -77,7 +77,8 @@ def carried(now: Sequence[int], before: Sequence[int]) -> float:
     """What a round takes over of v, by the tokens of each island in it, and in the one before.
 
     1 unless all of them have far less than most had: islands are of unlike speed, and one alone
-    may claim anything. 1 as well where one of the rounds has merged nothing.
+    may claim anything. 1 as well where one of the rounds has merged nothing, so one that comes
+    between a long and a short one hides the first from the second.
     """
     if not now or not before:
         return 1.0

@@ -196,6 +196,8 @@ class OuterReplica:
                 if result.digest:
                     data = parts[result.start, result.stop]
                     self._step_part(codec, self._arrived(outcome, result), data, rates)
+                elif rates.carried < 1:  # nobody could complete it
+                    self.vectors["v"][result.start : result.stop].mul_(rates.carried)
             if self.rule.end is not None:
                 self.rule.end(self.vectors, self.base, rates)
             self._keep_apart(mine)
@@ -374,10 +376,10 @@ class OuterReplica:
         turns = self.vectors.get("turns")  # each about as many arrivals as other modes' rounds have
         rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
         share, weight = together(self._arrived(outcome, part) for part in outcome.parts)
-        before = self.certificate.outcome if self.certificate is not None else None
-        now, then = tokens_by_island(outcome), tokens_by_island(before) if before else []
-        carried = outer.carried(now, then)
-        return replace(rates, share=share, weight=weight, carried=carried)
+        if self.rule.carries and self.certificate is not None:
+            before = tokens_by_island(self.certificate.outcome)
+            rates = replace(rates, carried=outer.carried(tokens_by_island(outcome), before))
+        return replace(rates, share=share, weight=weight)
 
     def _arrived(self, outcome: Outcome, part: PartResult) -> list[Arrived]:
         """Whose work is in the elements of a part."""
