@@ -144,8 +144,9 @@ class Chain(Reports, Attempts, OwnStatus, RoundFacts):
             link=lambda: self.presence.status.download,
         )
         self.sending = ControlSender(
-            self.wiring, self.presence, self.membership, self._answered, self.hooks.rejected
-        )
+            self.wiring, self.presence, self.membership, self._answered, self.hooks.rejected,
+            Round.on_unpromised,
+        )  # fmt: skip
         self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)
         self._open_round()
 

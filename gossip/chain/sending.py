@@ -15,6 +15,7 @@ from gossip.rounds.spreading import SMALL, legs
 from gossip.wiring import Wiring
 from protocols.errors import (
     RemoteProtocolError,
+    RemoteRefused,
     TransferStalled,
     TransportError,
     Unreachable,
@@ -42,7 +43,8 @@ NOTES = 16  # of one author that are passed on in a round: a plan and votes for 
 class ControlSender:
     """What one chain sends.
 
-    ``answered`` gets the replies that are messages, and may raise RemoteProtocolError.
+    ``answered`` gets the replies that are messages, and may raise RemoteProtocolError; ``refused``
+    is told who has refused one.
     """
 
     wiring: Wiring
@@ -50,6 +52,7 @@ class ControlSender:
     membership: Membership
     answered: Callable[[Round, PeerId, Promise | Certificate], None]
     rejected: Callable[[PeerId, RemoteProtocolError], None]
+    refused: Callable[[Round, PeerId], None]
     _passed_in: int = -1  # the round
     _passed: dict[PeerId, dict[bytes, set[PeerId]]] = field(default_factory=dict)  # to whom
 
@@ -114,8 +117,12 @@ class ControlSender:
                     continue
                 self.presence.unreachable(to)
                 return False
+            except RemoteRefused as error:
+                if error.code != "unknown":  # else it is no member, whatever it announces
+                    self.refused(of, to)
+                return False  # it knows better, or cannot now
             except TransportError:
-                return False  # refused: it knows better, or cannot now
+                return False
             self.presence.contact(to)
             if reply:
                 try:

@@ -6,7 +6,7 @@ the chain, and that it is still the process that was there when the round began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -15,6 +15,7 @@ from gossip.place import Place
 from gossip.plans.certificate import majority
 from gossip.plans.rules import Clients
 from gossip.rounds.agreement import Agreement
+from gossip.rounds.hearing import IN_VAIN, Hearing
 from gossip.rounds.holding import NO_MORE
 from gossip.rounds.trial import Trial
 from protocols.identity import PeerId
@@ -31,6 +32,7 @@ class Attendance:
     forgot: bool  # this node restarted: it may have voted in this round before
     clients: Clients | None = None  # None: all of them
     trial: Trial | None = field(default=None, kw_only=True)  # None: whoever comes is in office
+    hearing: Hearing = field(default_factory=Hearing, kw_only=True)
     _incarnations: dict[PeerId, int] = field(default_factory=dict, kw_only=True)
 
     @property
@@ -68,8 +70,32 @@ class Attendance:
         """Whether a peer answers, and has done so since the round began."""
         return self.liveness(peer, now) is Liveness.ALIVE
 
+    def asks(self, peers: Iterable[PeerId], now: float) -> None:
+        """I stand for leader, and ask these for their promise.
+
+        Who abstains or is behind has a reason to be silent. Where no strangers come, somebody
+        admitted that says nothing has a fault that its people mend. They are waited for as ever.
+        """
+        if self.trial is not None:
+            others = [peer for peer in peers if peer != self.me and self.takes_part(peer)]
+            here = (peer for peer in others if self._stands_here(peer) and self.alive(peer, now))
+            self.hearing.ask(here, now)
+
+    def listen(self, now: float, patience: float) -> None:
+        """Find out who is mute: never those who go on elsewhere, as I may be the one cut off.
+
+        Nor sooner than the silent are dead: who promises writes it down first, and disks stall.
+        """
+        long = max(IN_VAIN * patience, self.membership.patience.dead_floor_s)
+        silent = self.hearing.silent(now - long)
+        self.hearing.mute = {peer for peer in silent if self._stands_here(peer)}
+
+    def _stands_here(self, peer: PeerId) -> bool:
+        said, place = self.membership.announcement(peer), self.place
+        return said is not None and (said.round, said.head) == (place.round, place.previous)
+
     def able(self, now: float) -> tuple[PeerId, ...]:
-        """Those in office who are alive and vote.
+        """Those in office who are alive and vote, except the mute (:mod:`gossip.rounds.hearing`).
 
         A joining member abstains in epoch 0; whoever is in a later epoch's roster has promised.
         """
@@ -77,7 +103,7 @@ class Attendance:
 
     def _able(self, now: float) -> Iterator[PeerId]:
         for peer in self.agreement.office:
-            if self.takes_part(peer) and self.alive(peer, now):
+            if self._counts(peer, now) and self.takes_part(peer):
                 yield peer
 
     def takes_part(self, peer: PeerId) -> bool:
@@ -86,7 +112,10 @@ class Attendance:
 
     def here(self, now: float) -> tuple[PeerId, ...]:
         """Those in office who are alive, whether they abstain or not."""
-        return tuple(peer for peer in self.agreement.office if self.alive(peer, now))
+        return tuple(peer for peer in self.agreement.office if self._counts(peer, now))
+
+    def _counts(self, peer: PeerId, now: float) -> bool:
+        return peer not in self.hearing.mute and self.alive(peer, now)
 
     def majority_alive(self, now: float) -> bool:
         """Whether those in office can decide without a new epoch."""
@@ -196,14 +225,16 @@ class Attendance:
         """Who decides the next round: the old members except the dead, and those who joined.
 
         Among strangers only a few of these (:mod:`gossip.rounds.trial`), those known longest first.
-        Where the roster was ``reformed``, silent members do not stay in it either.
+        Where the roster was ``reformed``, silent members do not stay in it either, and the mute do
+        not come back into it.
         """
         staying = (Liveness.ALIVE,) if reformed else THERE
-        stay = {peer for peer in roster if self.liveness(peer, now) in staying}
+        mute = self.hearing.mute if reformed else set[PeerId]()
+        stay = {peer for peer in roster if self.liveness(peer, now) in staying} - mute
         newcomers = [
             announce.peer
             for announce in self.membership.islands_alive(now)
-            if announce.peer not in stay
+            if announce.peer not in stay | mute
             and announce.head == self.place.previous
             and announce.state == self.place.state
         ]

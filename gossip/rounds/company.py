@@ -124,6 +124,7 @@ class Company(Attendance):
         self.blamed -= counted
         self.unfounded.clear()
         self.failures.replanned()
+        self.hearing.over()
         self.stuck, self._isolated_since, self._asking = False, None, False
 
     def accused(self, now: float, patience: float) -> set[PeerId]:

@@ -153,6 +153,7 @@ class Round:
                 message.voted_epoch, voted, now, self._patience()
             ):  # I would have to propose its roster: the others' promises may suffice
                 self.proposer.set_aside(sender, message, now)
+                self.company.hearing.heard(sender)
                 return []
             case Promise():
                 out = self._on_promise(sender, message, now)
@@ -191,6 +192,7 @@ class Round:
         if now < self.abstain_until or (self.forgot and prepare.epoch == 0):
             raise RemoteRefused("abstaining", "restarted during this round")
         self.agreement.heard(sender, prepare.epoch)
+        self.company.hearing.heard(sender)  # whether I follow it or not
         before, ballot = self.agreement.promised, (prepare.epoch, prepare.ballot)
         self.candidacies.check(sender, ballot, now, self._patience())
         answer = self.agreement.on_prepare(sender, prepare)
@@ -207,6 +209,7 @@ class Round:
         if voted is not None and self.leadership.disregards(sender, voted, now):
             return []
         remains = self.proposer.on_promise(sender, promise)
+        self.company.hearing.heard(sender)
         self.leadership.note_held(sender, promise)
         return [] if remains is None else self._lead(remains, now)
 
@@ -262,6 +265,10 @@ class Round:
         self.company.declined(peer, now)
         return self.tick(now)
 
+    def on_unpromised(self, peer: PeerId) -> None:
+        """A peer has refused what I told it or asked of it."""
+        self.company.hearing.heard(peer)
+
     def on_refused(self, peer: PeerId) -> None:
         """What a peer sent me came late or is useless; it may still serve others well."""
         self.company.refused(peer)
@@ -281,6 +288,7 @@ class Round:
         if self._stands_back:  # the move came to nothing: vote for what has arrived meanwhile
             self._stands_back = False
             return self._instructions(self.agreement.vote_if_complete(), now)
+        self.company.listen(now, self._patience())
         self.company.judge(now, self._patience())
         if self.succession.judge(now, self._patience()):
             return self._instructions(self.agreement.vote_if_complete(), now)
@@ -347,6 +355,7 @@ class Round:
 
     def _stand(self, epoch: int, roster: tuple[PeerId, ...], now: float) -> list[Instruction]:
         prepare = self.proposer.prepare(epoch, roster)
+        self.company.asks([peer for peer in roster if peer not in self.proposer.promises], now)
         out: list[Instruction] = [Send(peer, prepare) for peer in roster if peer != self.me]
         mine = self.agreement.on_prepare(self.me, prepare)
         if isinstance(mine, Promise):
