@@ -230,6 +230,8 @@ class Leadership:
             at_hand = frozenset[PartKey]().union(*shown) - self.lost
             held = usable(remains.held, plan, self.agreement.held, at_hand)
             here = self._owners(remains.roster, now)
+            if (trial := self.company.trial) is not None:  # else one name after the other, in vain
+                here = [one for one in here if not trial.is_untried(one.peer)] or here
             owners = {one.peer for one in owners_among(here, self.rules, self.earlier.unreliable)}
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live

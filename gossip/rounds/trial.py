@@ -58,6 +58,10 @@ class Trial:
         tried = len(stay) - untried
         return max(0, tried - 1 - untried) if tried > 1 else MAX_ROSTER
 
+    def is_untried(self, peer: PeerId) -> bool:
+        """Whether somebody was seen to come into office, and has shown nothing since."""
+        return peer in self._since
+
     def overdue(self, peer: PeerId, round_: int) -> bool:
         """Whether somebody has been in office for long by ``round_``, and has shown nothing."""
         return round_ - self._since.get(peer, round_) > PATIENT

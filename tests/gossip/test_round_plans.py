@@ -13,6 +13,7 @@ from gossip.plans.certificate import basis_of, outcome_of, sign_result
 from gossip.plans.planning import Remains
 from gossip.plans.validity import key_of
 from gossip.rounds.round import Round
+from gossip.rounds.trial import Trial
 from protocols.identity import PeerId
 from protocols.messages import Outcome, Part, PartResult, Prepare, Promise
 
@@ -71,6 +72,24 @@ def test_who_has_restarted_and_abstains_owns_nothing_in_a_plan() -> None:
     assert plan is not None
     assert peer not in {part.owner for part in plan.parts}
     assert peer in plan.roster
+
+
+def test_who_is_untried_owns_nothing_in_a_plan_after_one_that_failed() -> None:
+    """It may be a name that does nothing, and the next plan would wait for the next name."""
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    untried = {peer.identity.peer_id for peer in others[1:]}
+    current.on_fault(leader.identity.peer_id, now)
+    remains = Remains((0, 1), current.roster, None, {})
+    for trial, owning in ((None, {current.me, *untried}), (Trial(), {current.me})):
+        if trial is not None:
+            trial._since.update(dict.fromkeys(untried, 0))
+        current.company.trial = trial
+        plan = current.leadership.compose(remains, now, 1.0)
+        assert plan is not None
+        assert {part.owner for part in plan.parts} == owning
 
 
 def test_merged_parts_that_only_a_member_at_fault_has_are_merged_anew() -> None:
