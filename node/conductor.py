@@ -341,7 +341,7 @@ class Conductor:
         for chain in swarm.chains:
             chain.note(eta=self.eta(chain.fragment))
         swarm.presence.note(**self.pace.said)
-        alive = swarm.membership.islands_alive(swarm.now())
+        alive = swarm.membership.members_alive(swarm.now())
         islands = 1 + sum(one.role == "island" for one in alive)
         self.events.emit(step_of(done, self.pace.tokens_per_second, islands))
 

@@ -275,7 +275,7 @@ class Following:
         _, roster = self.place()
         found = [
             announce.peer
-            for announce in self.membership.islands_alive(self.wiring.now())
+            for announce in self.membership.members_alive(self.wiring.now())
             if self.is_ahead(announce) and not self._is_left(announce.peer)
         ]
         return sorted(found, key=lambda peer: peer not in roster)
@@ -295,7 +295,7 @@ class Following:
         """
         states = [
             announce.state
-            for announce in self.membership.islands_alive(self.wiring.now())
+            for announce in self.membership.members_alive(self.wiring.now())
             if announce.head == here.previous and announce.status == "active"
             if announce.peer in roster
         ]

@@ -323,7 +323,7 @@ class Chain(Reports, Attempts, OwnStatus, RoundFacts):
                 self.trial.note(certificate)
             plan = exchange.plan if exchange is not None else None
             now = self.now()
-            members = [self.status, *self.membership.islands_alive(now)]
+            members = [self.status, *self.membership.members_alive(now)]
             self.timing.committed(now, certificate, plan, self.rules, members)
             self.note(ready=False)
             self._open_round()

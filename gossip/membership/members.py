@@ -320,7 +320,7 @@ class Membership:
         """What is left by now of the ``seconds`` in a peer's last announcement."""
         return max(0.0, seconds - (now - self.islands[peer].said))
 
-    def islands_alive(self, now: float) -> list[Announce]:
+    def members_alive(self, now: float) -> list[Announce]:
         """Announcements of the live peers that take part in rounds (no seeds, no observers)."""
         return [
             island.seen_from(self.fragment)

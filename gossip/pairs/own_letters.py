@@ -56,7 +56,7 @@ class OwnLetters:
     def timed(self, own: Own, posts: Sequence[Post], took: float, now: float) -> None:
         """What it took to send a letter says what the next may take."""
         to = [post.to for post in posts]
-        alive = {one.peer for one in self.membership.islands_alive(now)}
+        alive = {one.peer for one in self.membership.members_alive(now)}
         nobody_else = alive <= {self.core.me, *to}
         self.times.note(own.choice, took, to, own.budget, nobody_else=nobody_else)
 

@@ -120,7 +120,7 @@ class Wandering:
 
     def others(self, now: float) -> list[Announce]:
         """Live islands that take part."""
-        return [a for a in self.membership.islands_alive(now) if a.status == "active"]
+        return [a for a in self.membership.members_alive(now) if a.status == "active"]
 
     # --- events ----------------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ class Attendance:
         here = (self.place.previous, self.place.state)
         return {
             announce.peer
-            for announce in self.membership.islands_alive(now)
+            for announce in self.membership.members_alive(now)
             if announce.status == "joining" and (announce.head, announce.state) == here
         }
 
@@ -191,7 +191,7 @@ class Attendance:
         here: set[PeerId] = set()
         concerned = [
             announce
-            for announce in self.membership.islands_alive(now)
+            for announce in self.membership.members_alive(now)
             if announce.behind_s > 0 or announce.peer in awaited
         ]
         if not concerned:
@@ -233,7 +233,7 @@ class Attendance:
         stay = {peer for peer in roster if self.liveness(peer, now) in staying} - mute
         newcomers = [
             announce.peer
-            for announce in self.membership.islands_alive(now)
+            for announce in self.membership.members_alive(now)
             if announce.peer not in stay | mute
             and announce.head == self.place.previous
             and announce.state == self.place.state

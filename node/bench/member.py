@@ -313,7 +313,7 @@ class Member:
         """Wait until all live members have come to ``round_``."""
         membership, now = presence.membership, presence.wiring.now
         while any(
-            a.round < round_ and a.peer in self._met for a in membership.islands_alive(now())
+            a.round < round_ and a.peer in self._met for a in membership.members_alive(now())
         ):
             self._news.clear()
             try:

@@ -291,7 +291,7 @@ class Fetcher:
         self._downloading.add(fragment)
         here = self.replicas[fragment].place.round
         membership = swarm.chains[fragment].membership
-        heads = [a.round for a in membership.islands_alive(swarm.now())]
+        heads = [a.round for a in membership.members_alive(swarm.now())]
         head, why = max(heads, default=here), ending.value
         self.events.emit(Behind(round=here, head=head, action="download", reason=why))
         self.node.tasks.spawn(self._download(swarm, fragment, ending))

@@ -70,7 +70,7 @@ class Lookout:
         """Tell when the last server is gone, and when one is there again."""
         if self.replica.manifest.rounds.owners != "servers":
             return
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        alive = self.swarm.membership.members_alive(self.swarm.now())
         served = self.node.config.role == "server" or any(a.role == "server" for a in alive)
         if served == self._served:
             return

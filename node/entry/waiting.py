@@ -76,7 +76,7 @@ class Waiting:
         """What it waits for; empty while it has yet to come to where the others are."""
         membership, now = self.chain.membership, self.chain.now()
         office, here = self.chain.replica.roster, self.chain.replica.place.round
-        there = {a.peer: a for a in membership.islands_alive(now) if a.peer in office}
+        there = {a.peer: a for a in membership.members_alive(now) if a.peer in office}
         if not there:
             names = ", ".join(short(peer) for peer in office[:NAMED])
             left = all(membership.liveness(peer, now) is Liveness.LEFT for peer in office)

@@ -32,7 +32,7 @@ class Targets:
         self._count_readers(swarm)
         if not self.drawn(swarm):
             return 0
-        chosen = self.chooser.steps(swarm.membership.islands_alive(swarm.now()))
+        chosen = self.chooser.steps(swarm.membership.members_alive(swarm.now()))
         swarm.presence.note(wanted_steps=self.chooser.wanted)
         return chosen
 
@@ -53,7 +53,7 @@ class Targets:
         median is of this island's place and the bound as well, and one of two others who lies
         moves nobody: neither this island nor, through a newcomer, the others.
         """
-        alive = swarm.membership.islands_alive(swarm.now())
+        alive = swarm.membership.members_alive(swarm.now())
         said = [a.position for a in alive if a.role == "island" and a.position > 0]
         if not said:
             return 0
@@ -84,7 +84,7 @@ class Targets:
         choose = self._clients
         if choose is None or self.me not in self.replica.roster:
             return True
-        said = swarm.membership.islands_alive(swarm.now())
+        said = swarm.membership.members_alive(swarm.now())
         alive = {a.peer for a in said if (a.role, a.status) == ("island", "active")}
         alive.add(self.me)
         return any(
@@ -100,6 +100,6 @@ class Targets:
         if done % LOOK_EVERY:
             return None
         now = swarm.now()
-        others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]
+        others = [a.peer for a in swarm.membership.members_alive(now) if a.role == "island"]
         etas = [swarm.membership.eta(peer, now) for peer in others]
         return self.chooser.together(done, target, etas)

@@ -257,7 +257,7 @@ class Observer:
             self._seen[peer] = alive
         for peer in self._seen.keys() - self.membership.islands.keys():
             del self._seen[peer]
-        members = self.membership.islands_alive(now)
+        members = self.membership.members_alive(now)
         head = usual_round(members)
         active = any(one.status == "active" for one in members)
         self._behind = self._behind + 1 if active and head < self.state.round else 0
@@ -316,13 +316,13 @@ class Observer:
 
         None where nobody is there any more.
         """
-        alive = self.membership.islands_alive(time.monotonic())
+        alive = self.membership.members_alive(time.monotonic())
         return _usual_state(alive, usual_round(alive))[1] if alive else None
 
     def views(self) -> list[PeerView]:
         """All peers heard of; the observer itself is none of them."""
         now = time.monotonic()
-        alive = self.membership.islands_alive(now)
+        alive = self.membership.members_alive(now)
         head = usual_round(alive)
         usual, _ = _usual_state(alive, head)
         views = []

@@ -119,7 +119,7 @@ class GossipReports(PeerReports):
         codec = next((one.codec for one in reversed(pending.exchanged) if one.codec), codec_before)
         self._codecs[fragment] = codec
         sent = sum(one.sent for one in pending.exchanged)
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        alive = self.swarm.membership.members_alive(self.swarm.now())
         islands: dict[str, dict[str, float]] = {
             str(peer): {"distance": round(d, 5), "apart": round(spread.apart[peer], 5)}
             for peer, d in spread.to_mean.items()

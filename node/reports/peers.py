@@ -132,7 +132,7 @@ class PeerReports(ABC):
 
     def _losses(self) -> dict[PeerId, float]:
         """Of the newest inner step of each island that has told of one, this one's own too."""
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        alive = self.swarm.membership.members_alive(self.swarm.now())
         losses = {one.peer: one.loss for one in alive if one.loss}
         if self.conductor is not None and self.conductor.pace.loss:
             losses[self.swarm.me] = self.conductor.pace.loss

@@ -75,7 +75,7 @@ class Reporter(PeerReports):
 
     def come(self) -> None:
         """See :meth:`PeerReports.come`: rounds that the others have had before are repeated."""
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        alive = self.swarm.membership.members_alive(self.swarm.now())
         rounds = [announce.round for announce in alive if announce.status == "active"]
         self._came_at = median_low(rounds) if rounds else 0  # one alone may claim anything
 
@@ -126,7 +126,7 @@ class Reporter(PeerReports):
         codec_before, self._last_codec = self._last_codec, outcome.codec
         counted = {i.contributor for result in outcome.parts for i in result.included}
         merged = {outcome.contributors[index].peer: index for index in counted}
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        alive = self.swarm.membership.members_alive(self.swarm.now())
         live = self._mine + sum(a.role == "island" for a in alive)  # no servers: they do not train
         dropped = dropped_of(outcome)
         taken = conductor.readiness.snapshot_at[fragment] if conductor is not None else 0.0
@@ -181,7 +181,7 @@ class Reporter(PeerReports):
 
         True as well for the one with which it has come up to them.
         """
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        alive = self.swarm.membership.members_alive(self.swarm.now())
         heads = [seen.round for a in alive if (seen := seen_from(a, fragment)).status == "active"]
         was = fragment in self._behind
         if heads and median_low(heads) > round_ + 1:  # one alone may claim anything
@@ -226,7 +226,7 @@ class Reporter(PeerReports):
 
     def _spread(self, fragment: int, round_: int) -> Spread:
         """How far apart the islands were before a round's merge; empty where that is not known."""
-        there = {a.peer for a in self.swarm.membership.islands_alive(self.swarm.now())}
+        there = {a.peer for a in self.swarm.membership.members_alive(self.swarm.now())}
         if self._mine:
             self._published.learn(self.swarm.status)
             there.add(self.swarm.me)
@@ -253,7 +253,7 @@ class Reporter(PeerReports):
 
     def agreeing(self, fragment: int = 0) -> int | None:
         """Islands whose state is ours bit for bit, ours included; None if no other is there."""
-        alive = self.swarm.chains[fragment].membership.islands_alive(self.swarm.now())
+        alive = self.swarm.chains[fragment].membership.members_alive(self.swarm.now())
         there = any(a.role == "island" for a in alive)
         return self._mine + self._as_here(fragment) if there else None
 
@@ -263,7 +263,7 @@ class Reporter(PeerReports):
         here = chain.replica.place
         return sum(
             a.role == "island" and a.head == here.previous and a.state == here.state
-            for a in chain.membership.islands_alive(self.swarm.now())
+            for a in chain.membership.members_alive(self.swarm.now())
         )
 
     def _remember(self, certificate: Certificate) -> None:

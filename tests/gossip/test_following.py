@@ -77,7 +77,7 @@ class Scene:
             link=lambda: 0.0,
         )
 
-    def islands_alive(self, now: float) -> list[Announce]:
+    def members_alive(self, now: float) -> list[Announce]:
         return list(self.claims.values())
 
     def announcement(self, peer: PeerId) -> Announce | None:

@@ -130,9 +130,9 @@ def test_estimates_run_on_after_the_announcement() -> None:
 def test_only_live_islands_take_part() -> None:
     membership = member()
     membership.on_announce(announce_of(B, role="seed"), b"", 1, 0.0)
-    assert [a.peer for a in membership.islands_alive(1.0)] == [A]
+    assert [a.peer for a in membership.members_alive(1.0)] == [A]
     assert sorted(membership.alive(1.0)) == [A, B]
-    assert membership.islands_alive(60.0) == []
+    assert membership.members_alive(60.0) == []
 
 
 def test_who_announces_itself_seldom_is_not_dead_between_two_announcements() -> None:

@@ -89,7 +89,7 @@ class Chain:
 
 def quiet_swarm(*chains: Chain) -> Any:
     """Of which nobody else has been heard."""
-    nobody = SimpleNamespace(islands_alive=lambda now: (), announcement=lambda peer: None)
+    nobody = SimpleNamespace(members_alive=lambda now: (), announcement=lambda peer: None)
     presence = SimpleNamespace(note=lambda **changes: None, status=None)
     return SimpleNamespace(
         chains=chains, me=ME, presence=presence, membership=nobody, now=lambda: 0.0

@@ -261,7 +261,7 @@ class Islands:
         machine = self.network.node(islander.peer)  # the simulated transport times no pushes
         assert machine is not None
         roamer.note(upload=machine.upload, download=machine.download)
-        islander.steps.append(chooser.steps(roamer.membership.islands_alive(roamer.now())))
+        islander.steps.append(chooser.steps(roamer.membership.members_alive(roamer.now())))
         roamer.note(wanted_steps=chooser.wanted)
         return islander.steps[-1] * self.step_s
 

@@ -306,7 +306,7 @@ def test_a_swarm_that_has_gone_back_is_followed_there():
             )
             for n in range(4)
         ]  # fmt: skip
-        observer.membership.islands_alive = lambda now: there
+        observer.membership.members_alive = lambda now: there
         observer._note()
 
     for number in range(95, 101):
@@ -314,7 +314,7 @@ def test_a_swarm_that_has_gone_back_is_followed_there():
     look(99)  # as the only one that was there leaves
     look(100)
     look(0, "joining")
-    observer.membership.islands_alive = lambda now: []
+    observer.membership.members_alive = lambda now: []
     for _ in range(2 * BACK_LOOKS):
         observer._note()
     assert observer.state.round == 100

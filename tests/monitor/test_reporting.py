@@ -145,7 +145,7 @@ def test_rounds_that_the_others_had_before_this_node_came_are_none_of_those_to_m
     """It has resumed from a checkpoint of round 11 and repeats what it missed (``--rounds``)."""
     announced = [SimpleNamespace(status=status, round=round_) for status, round_ in others]
     reports: Any = MagicMock(rounds_committed=0, _came_at=0)
-    reports.swarm.membership.islands_alive.return_value = announced
+    reports.swarm.membership.members_alive.return_value = announced
     Reporter.come(reports)
     found = []
     for round_ in range(11, 15):
@@ -178,7 +178,7 @@ def test_what_a_round_sent_is_counted_and_not_what_the_model_has(alone: bool) ->
     )
     reports.swarm.chains = [chain]
     there = [SimpleNamespace(role=role) for role in ("island", "island", "server")]
-    reports.swarm.membership.islands_alive.return_value = there
+    reports.swarm.membership.members_alive.return_value = there
     reports._spread.return_value.to_mean = {}
     outcome = SimpleNamespace(fragment=0, round=1, parts=(), contributors=(), codec="int4")
     exchange: Any = MagicMock(bytes_sent=850, bytes_received=0, elements_sent=1600)
@@ -198,7 +198,7 @@ def test_who_agrees_is_counted_when_somebody_looks() -> None:
     swarm: Any = MagicMock(me=PeerId("seed"), chains=[chain])
     said = {"role": "island", "head": b"h", "state": b"s"}
     there = [SimpleNamespace(**said | {"head": b"g", "state": b"r"}) for _ in range(3)]
-    chain.membership.islands_alive.side_effect = lambda now: there
+    chain.membership.members_alive.side_effect = lambda now: there
     state = NodeState(NodeView(peer="seed", role="seed"), log=log)
     reports = Reporter(MagicMock(), swarm, None, log, state, MagicMock())
     state.providers.peers = tuple
@@ -224,7 +224,7 @@ def test_rounds_are_repeated_until_the_others_are_come_up_to() -> None:
 
     def repeated(round_: int, *heads: int) -> bool:
         announced = [SimpleNamespace(status="active", round=head) for head in heads]
-        reports.swarm.membership.islands_alive.return_value = announced
+        reports.swarm.membership.members_alive.return_value = announced
         return Reporter._repeated(reports, 0, round_)
 
     assert [repeated(round_, 9, 9, 10**9) for round_ in range(5, 10)] == [True] * 4 + [False]
@@ -351,7 +351,7 @@ def test_a_round_in_pairs_after_a_resume_counts_what_was_trained_since() -> None
     told: list[Any] = []
     pace = Pace(tokens=900_000)
     swarm = MagicMock(me=PeerId("me"), chains=[MagicMock(neighbours=1, fragment=0)])
-    swarm.membership.islands_alive.return_value = []
+    swarm.membership.members_alive.return_value = []
     swarm.chains[0].status.state = b""
     manifest: Any = SimpleNamespace(rounds=SimpleNamespace(total_rounds=ENDLESS_ROUNDS))
     conductor: Any = SimpleNamespace(pace=pace)

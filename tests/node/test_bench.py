@@ -175,7 +175,7 @@ async def test_who_is_there_and_comes_no_further_is_not_waited_for_for_ever() ->
     stays = SimpleNamespace(peer=Identity.generate().peer_id, round=0)
     loop = asyncio.get_running_loop()
     presence = SimpleNamespace(
-        membership=SimpleNamespace(islands_alive=lambda now: [stays]),
+        membership=SimpleNamespace(members_alive=lambda now: [stays]),
         wiring=SimpleNamespace(now=loop.time),
     )
     member = Member(replace(SETTINGS, patience_s=0.2), said=said.append)
@@ -190,7 +190,7 @@ async def test_who_was_not_met_is_not_waited_for() -> None:
     stranger = SimpleNamespace(peer=Identity.generate().peer_id, round=0)
     loop = asyncio.get_running_loop()
     presence = SimpleNamespace(
-        membership=SimpleNamespace(islands_alive=lambda now: [stranger]),
+        membership=SimpleNamespace(members_alive=lambda now: [stranger]),
         wiring=SimpleNamespace(now=loop.time),
     )
     member = Member(replace(SETTINGS, patience_s=0.2), said=said.append)

@@ -309,7 +309,7 @@ def test_the_schedule_stands_where_most_others_do(
     alive = [other(n, position=one, role="island") for n, one in enumerate(said, 1)]
     alive.append(other(4, position=77, role="server"))
     swarm: Any = SimpleNamespace(
-        membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
+        membership=SimpleNamespace(members_alive=lambda now: alive), now=lambda: 0.0
     )
     replica: Any = SimpleNamespace(place=SimpleNamespace(round=30))
     me = EVERYBODY[0].peer_id
@@ -383,7 +383,7 @@ def test_where_one_who_was_drawn_abstains_the_next_one_trains() -> None:
     def trains(status: str) -> bool:
         alive = [announce_of(peer, status=status if peer == out else "active") for peer in peers]
         swarm: Any = SimpleNamespace(
-            membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
+            membership=SimpleNamespace(members_alive=lambda now: alive), now=lambda: 0.0
         )
         replica: Any = SimpleNamespace(place=PLACE, roster=peers)
         return Targets(manifest, following, [replica], chooser()).drawn(swarm)
@@ -404,7 +404,7 @@ def test_who_is_drawn_for_any_fragment_trains() -> None:
     drawn = [set(choose(place, peers)) for place in places]
     alive = [announce_of(peer) for peer in peers]
     swarm: Any = SimpleNamespace(
-        membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
+        membership=SimpleNamespace(members_alive=lambda now: alive), now=lambda: 0.0
     )
     replicas: Any = [SimpleNamespace(place=place, roster=peers) for place in places]
     trains = {p for p in peers if Targets(manifest, p, replicas, chooser()).drawn(swarm)}

@@ -90,7 +90,7 @@ async def test_a_step_tells_of_the_islands_that_live_and_of_no_server(
     told: list[Any] = []
     cast(Any, made.events).emit = told.append
     there = [SimpleNamespace(role=role) for role in ("island", "server", "island")]
-    cast(Any, made.swarm).membership.islands_alive = lambda now: there
+    cast(Any, made.swarm).membership.members_alive = lambda now: there
     await made._on_step(StepDone(0, 1, 3.0, None, 0.1, 64, 1.0))
     assert [one.peers for one in told] == [3]
 

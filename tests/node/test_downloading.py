@@ -165,7 +165,7 @@ def test_rounds_that_are_passed_over_have_not_failed(ending: Ending) -> None:
     node: Any = SimpleNamespace(events=log, tasks=tasks)
     member: Any = SimpleNamespace(place=behind())
     ahead = SimpleNamespace(round=member.place.round + 4)
-    others = SimpleNamespace(islands_alive=lambda now: [ahead])
+    others = SimpleNamespace(members_alive=lambda now: [ahead])
     chains = [SimpleNamespace(membership=others)]
     swarm: Any = SimpleNamespace(chains=chains, now=lambda: 0.0)
     run: Any = None
