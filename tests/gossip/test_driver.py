@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from exchange_kit import until
-from simulated_swarm import simulated_swarm
+from simulated_swarm import seed_of, simulated_swarm
 from suites import slow
+from toy_replica import ToyReplica
 
 from gossip.catchup import lineage
 from gossip.membership.members import Patience
@@ -365,7 +366,20 @@ def test_two_hundred_and_fifty_six_members() -> None:
             swarm.agree()
             newest = members[0].swarm.chains[0].ledger.newest()
             assert newest is not None
-            assert len(newest.outcome.contributors) > 0.9 * len(members)
+            contributors, parts = newest.outcome.contributors, newest.outcome.parts
+            assert len(contributors) > 0.9 * len(members)
+            first, round_ = members[0].replica, newest.outcome.round
+            learnt = torch.empty(len(contributors), len(first.theta))  # by all with equal weights
+            for row, one in zip(learnt, contributors, strict=True):
+                learner = ToyReplica(one.peer, first.roster, len(row), swarm.codec)
+                learner.train(seed_of(one.peer, 0, round_))
+                row[:] = -learner.sent
+            for part in parts:
+                included = sorted(i.contributor for i in part.included)
+                assert len(set(included)) > 0.9 * len(members)
+                mean = learnt[included, part.start : part.stop].mean(0)
+                off = first.means[round_][part.start : part.stop] - mean
+                assert off.norm() < 0.2 * mean.norm()  # int4, twice
             assert len(newest.encode()) < Certificate.MAX_BYTES / 4
             assert not any(m.rejected for m in members)
 
