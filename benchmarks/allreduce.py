@@ -53,9 +53,15 @@ Runs = dict[str, list[Fact]]
 Links = Callable[[list[str]], Network]  # by the members' names
 
 
-def atoll(codec: str, *, tls: bool) -> Entry:
-    """Ours."""
-    return f"atoll {codec}{' tls' if tls else ''}", "atoll", {"codec": codec, "tls": tls}
+def atoll(codec: str, *, tls: bool, tcp: bool = False) -> Entry:
+    """Ours; ``tcp``: on loopback as the others, else by Unix sockets."""
+    name = f"atoll {codec}{' tls' if tls else ''}{' tcp' if tcp else ''}"
+    return name, "atoll", {"codec": codec, "tls": tls, "tcp": tcp}
+
+
+def in_the_clear(codec: str) -> list[Entry]:
+    """Ours without TLS, by Unix sockets and by TCP."""
+    return [atoll(codec, tls=False), atoll(codec, tls=False, tcp=True)]
 
 
 def limited(codec: str, mbit: float) -> Entry:
@@ -185,10 +191,10 @@ def _fact(turn: Turn) -> Fact:
 
 PIECES: dict[str, Callable[[Scale], Runs]] = {
     "fp32": lambda scale: turns(
-        [GLOO, atoll("fp32", tls=False), atoll("fp32", tls=True), hivemind("fp32")], COUNT, scale
+        [GLOO, *in_the_clear("fp32"), atoll("fp32", tls=True), hivemind("fp32")], COUNT, scale
     ),
     "fp16": lambda scale: turns(
-        [GLOO, atoll("fp16", tls=False), atoll("fp16", tls=True), hivemind("fp16")], COUNT, scale
+        [GLOO, *in_the_clear("fp16"), atoll("fp16", tls=True), hivemind("fp16")], COUNT, scale
     ),
     "int8": lambda scale: turns(
         [GLOO, atoll("int8", tls=False), atoll("int8", tls=True), TORCHFT], COUNT, scale

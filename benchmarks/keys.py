@@ -1,16 +1,25 @@
-"""The figures that :mod:`benchmarks.allreduce` is run for, from its raw times."""
+"""The figures that :mod:`benchmarks.allreduce` is run for, from its raw times.
+
+On loopback ours goes by Unix sockets, as it does between processes of one machine, and what it is
+compared with by TCP. The keys that end in ``_tcp`` are of ours by TCP as well.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from protocols.codecs import RangeCodec
 
 Pieces = dict[str, Any]
+
+
+class NotMeasured(Exception):
+    """A system has no times in a piece."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +37,17 @@ class Key:
         return value >= self.target if self.least else value <= self.target
 
 
+def turns_of(pieces: Pieces, piece: str, entry: str) -> list[dict[str, Any]]:
+    """All turns of a system in a piece. Raises :class:`NotMeasured`."""
+    turns: list[dict[str, Any]] = pieces.get(piece, {"runs": {}})["runs"].get(entry, [])
+    if not turns:
+        raise NotMeasured(f"{entry} in piece {piece}")
+    return turns
+
+
 def seconds(pieces: Pieces, piece: str, entry: str) -> float:
     """The median time of a system in a piece; a run that left a member out counts as endless."""
-    runs = pieces[piece]["runs"][entry]
+    runs = turns_of(pieces, piece, entry)
     return statistics.median(run["seconds"] if run["whole"] else math.inf for run in runs)
 
 
@@ -48,7 +65,7 @@ def efficiency(piece: str, mbit: float, codec: str, of: str = "") -> Callable[[P
 
     def value(pieces: Pieces) -> float:
         entry = of or f"atoll {codec} tls"
-        count = len(pieces[piece]["runs"][entry][0]["workers"])
+        count = len(turns_of(pieces, piece, entry)[0]["workers"])
         size = pieces[piece]["size"]
         encoded = RangeCodec(codec, size).encoded_size(0, size)
         least = 2 * (count - 1) / count * encoded * 8 / (mbit * 1e6)
@@ -61,39 +78,39 @@ def use(piece: str, mbit: float, codec: str) -> Callable[[Pieces], float]:
     """The time in which the bodies would pass that were sent, packed, over the time it took."""
 
     def value(pieces: Pieces) -> float:
-        runs = pieces[piece]["runs"][f"atoll {codec} tls"]
+        runs = turns_of(pieces, piece, f"atoll {codec} tls")
         sent = statistics.median(max(worker["sent"] for worker in run["workers"]) for run in runs)
-        return sent * 8 / (mbit * 1e6) / seconds(pieces, piece, f"atoll {codec} tls")
+        return float(sent * 8 / (mbit * 1e6) / seconds(pieces, piece, f"atoll {codec} tls"))
 
     return value
 
 
 def matchmaking_ms(pieces: Pieces) -> float:
     """Median over rounds."""
-    rounds = pieces["matchmaking"]["runs"]["atoll int4 tls"]
-    return 1000 * statistics.median(run["matchmaking"] for run in rounds)
+    rounds = turns_of(pieces, "matchmaking", "atoll int4 tls")
+    return float(1000 * statistics.median(run["matchmaking"] for run in rounds))
 
 
 def matchmaking_p99_ms(pieces: Pieces) -> float:
     """99 of 100 rounds take at most this long."""
-    rounds = pieces["matchmaking"]["runs"]["atoll int4 tls"]
+    rounds = turns_of(pieces, "matchmaking", "atoll int4 tls")
     waits = sorted(run["matchmaking"] for run in rounds)
     return float(1000 * waits[min(len(waits) - 1, int(0.99 * len(waits)))])
 
 
 def dark_link_stall_s(pieces: Pieces) -> float:
     """The longest."""
-    return float(max(run["stall"] for run in pieces["dark"]["runs"]["atoll fp32 tls"]))
+    return float(max(run["stall"] for run in turns_of(pieces, "dark", "atoll fp32 tls")))
 
 
 def torchft_dark_link_stall_s(pieces: Pieces) -> float:
     """For comparison."""
-    return float(max(run["stall"] for run in pieces["dark-torchft"]["runs"]["torchft"]))
+    return float(max(run["stall"] for run in turns_of(pieces, "dark-torchft", "torchft")))
 
 
 def peak_memory_ratio(pieces: Pieces) -> float:
     """The worst of all rounds and members that exchanged fp32 with TLS."""
-    rounds = pieces["fp32"]["runs"]["atoll fp32 tls"]
+    rounds = turns_of(pieces, "fp32", "atoll fp32 tls")
     most = max(worker["peak"] for run in rounds for worker in run["workers"])
     return float(most / (4 * pieces["fp32"]["size"]))
 
@@ -133,6 +150,23 @@ KEYS: dict[str, Key] = {
         False,
         "fp32",
         faster("fp32", "atoll fp32", "gloo"),
+    ),
+    **{
+        f"vs_hivemind_{codec}_tcp": Key(
+            f"hivemind's time over ours, {codec} on loopback, ours without TLS and by TCP as well",
+            8,
+            True,
+            codec,
+            faster(codec, f"hivemind {codec}", f"atoll {codec} tcp"),
+        )
+        for codec in ("fp32", "fp16")
+    },
+    "vs_gloo_fp32_tcp": Key(
+        "our time over gloo's, fp32 on loopback, without TLS, ours by TCP as well",
+        1.25,
+        False,
+        "fp32",
+        faster("fp32", "atoll fp32 tcp", "gloo"),
     ),
     "vs_gloo_int8": Key(
         "our time in int8 over gloo's in fp32, on loopback, without TLS",
@@ -246,7 +280,10 @@ KEYS: dict[str, Key] = {
 
 def figures(pieces: Pieces) -> dict[str, float | None]:
     """All keys for which there are results; None where rounds were not whole."""
-    found = {name: key.value(pieces) for name, key in KEYS.items() if key.piece in pieces}
+    found = {}
+    for name, key in KEYS.items():
+        with suppress(NotMeasured):
+            found[name] = key.value(pieces)
     return {
         name: round(value, 4) if math.isfinite(value) else None for name, value in found.items()
     }

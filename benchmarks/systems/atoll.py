@@ -10,11 +10,19 @@ from node.bench.member import Member, Taken
 from node.bench.settings import Settings
 from node.bench.watching import Stage
 from node.collector import spare_what_stays
+from protocols.connections import same_machine
+
+
+def stay_with_tcp() -> None:
+    """Do without Unix sockets between processes of one machine: nobody is found there."""
+    same_machine.listener = lambda port, peer: None
 
 
 async def main() -> None:
     """Take a round each turn, until killed."""
     given = options()
+    if given.get("tcp", False):
+        stay_with_tcp()
     first = [given["rendezvous"]] if given["rendezvous"] else []
     settings = Settings(
         members=given["count"],

@@ -293,6 +293,14 @@ def test_where_gloo_is_compared_over_lossy_ways_its_congestion_control_is_named(
         assert {"cubic", "BBR", "tcp_allowed_congestion_control"} <= set(re.findall(r"\w+", text))
 
 
+def test_where_averaging_on_loopback_is_compared_unix_sockets_are_named() -> None:
+    """The others go by TCP there."""
+    for page in (README, ROOT / "benchmarks" / "README.md", ROOT / "benchmarks" / "keys.py"):
+        text = " ".join(page.read_text().split())
+        assert "Unix sockets" in text, page
+        assert "_tcp" in text, page
+
+
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     from benchmarks.algorithms_figures import percent_over
     from benchmarks.algorithms_rows import BASE
