@@ -46,7 +46,7 @@ def least(way: Way, codec: str = "int4") -> float:
 
 def measure(way: Way, count: int) -> dict[str, Any]:
     """``count`` turns of each system over this way."""
-    scale = Scale(SIZE, count, 0, 0)
+    scale = Scale(SIZE, count)
     entries: list[Entry] = [atoll("int4", tls=True), gloo_as("int4", scale)]
     runs = turns(entries, COUNT, scale, lambda names: everywhere(names, way), WITHIN)
     return {"machine": machine(), "runs": runs}

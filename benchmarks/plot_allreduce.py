@@ -16,12 +16,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.keys import efficiency, shown
+from benchmarks.keys import efficiency, shown, stalls
 
 OURS, THEIRS = "#1f77b4", "#b0b0b0"
-LOOPBACK = ("fp32", "fp16", "int8", "int4")
+LOOPBACK = ("fp32", "fp16", "int8", "int4", "torchft")
 LINKS = (("link20", 20, "int4"), ("link100", 100, "int4"), ("link500", 500, "fp32"))
-DARK = (("dark", "atoll fp32 tls"), ("dark-torchft", "torchft"))
 
 
 def medians(pieces: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, float]:
@@ -60,12 +59,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
         if piece in pieces
     }
     bars(grid[1, 0], used, "share of the link that is used", "least possible time / time")
-    stalls = {
-        name: max(run["stall"] for run in pieces[piece]["runs"][name])
-        for piece, name in DARK
-        if piece in pieces
-    }
-    bars(grid[1, 1], stalls, "a member's link goes dark: the others wait", "seconds")
+    dark = pieces.get("dark", {"runs": {}})["runs"]
+    waits = {name: statistics.median(stalls(pieces, name)) for name in dark}
+    bars(grid[1, 1], waits, "a member's link goes dark: the others wait", "seconds")
     figure.tight_layout()
     figure.savefig(path, dpi=120, metadata={"Software": None})
 

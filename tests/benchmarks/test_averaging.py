@@ -133,3 +133,28 @@ def test_ours_is_compared_by_tcp_as_well(codec: str, fleets: list[ToldFleet]) ->
     assert {f"atoll {codec}", f"atoll {codec} tcp", f"hivemind {codec}", "gloo"} <= set(runs)
     ours = [f.options for f in fleets if f.system == "atoll" and not f.options["tls"]]
     assert sorted(options["tcp"] for options in ours) == [False, True]
+
+
+def test_links_go_dark_by_turns_with_the_same_members_and_vectors(fleets: list[ToldFleet]) -> None:
+    runs = measured("dark")["dark"]["runs"]
+    assert [fleet.system for fleet in fleets] == ["atoll", "torchft"] * 5
+    assert {name: len(found) for name, found in runs.items()} == {"atoll fp32 tls": 5, "torchft": 5}
+    for fleet in fleets:
+        assert len(fleet.workers) == 4
+        assert fleet.options["size"] == 5_000_000
+        assert fleet.net.dark == [fleet.net.names[-1]]
+    fleets.clear()
+    measured("dark", scale=allreduce.QUICK)
+    assert [fleet.system for fleet in fleets] == ["atoll", "torchft", "atoll", "atoll"]
+
+
+def test_of_stalls_the_median_counts_and_the_longest_is_told() -> None:
+    runs = [{"stall": stall} for stall in (1.0, 9.0, 1.5, 2.0, 1.25)]
+    found = keys.figures({"dark": {"runs": {"atoll fp32 tls": runs}}})
+    assert found == {"dark_link_stall_s": 1.5, "dark_link_stall_worst_s": 9.0}
+
+
+def test_torchft_takes_turns_with_ours_in_fp32(fleets: list[ToldFleet]) -> None:
+    runs = measured("torchft")["torchft"]["runs"]
+    assert {"atoll fp32", "atoll fp32 tcp", "torchft"} <= set(runs)
+    assert len({len(fleet.workers) for fleet in fleets}) == 1
