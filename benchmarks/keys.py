@@ -139,6 +139,13 @@ KEYS: dict[str, Key] = {
         "link100",
         faster("link100", "hivemind fp16", "atoll int4 tls"),
     ),
+    "vs_hivemind_wan_fp32": Key(
+        "hivemind's time over ours with mutual TLS, both in fp32, links of 100 Mbit/s",
+        math.inf,
+        True,
+        "link100-fp32",
+        faster("link100-fp32", "hivemind fp32", "atoll fp32 tls"),
+    ),
     "vs_gloo_fp32": Key(
         "our time over gloo's, fp32 on loopback, without TLS",
         1.25,

@@ -158,3 +158,14 @@ def test_torchft_takes_turns_with_ours_in_fp32(fleets: list[ToldFleet]) -> None:
     runs = measured("torchft")["torchft"]["runs"]
     assert {"atoll fp32", "atoll fp32 tcp", "torchft"} <= set(runs)
     assert len({len(fleet.workers) for fleet in fleets}) == 1
+
+
+@pytest.mark.usefixtures("fleets")
+def test_hivemind_in_fp32_takes_a_few_turns_on_a_slow_link_with_ours() -> None:
+    runs = measured("link100-fp32")["link100-fp32"]["runs"]
+    assert {name: len(turns) for name, turns in runs.items()} == {
+        "atoll fp32 tls": 5,
+        "gloo": 5,
+        "hivemind fp32": 5,
+    }
+    assert keys.KEYS["vs_hivemind_wan_fp32"].piece == "link100-fp32"
