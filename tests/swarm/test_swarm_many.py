@@ -39,8 +39,14 @@ def test_thirty_two_processes_commit_rounds_with_equal_digests(record_property: 
         # a sixteenth of a core is slow, and nothing else is wrong
         assert "too late" in fact["why"] or "does not come" in fact["why"], fact
     last = members[0].of("applied", ROUNDS - 1)[0]
-    counted = {i.contributor for part in chain[-1].outcome.parts for i in part.included}
-    record_property("contributors", [len(c.outcome.contributors) for c in chain])
-    record_property("counted_in_the_last", len(counted))
+    contributors = [len(one.outcome.contributors) for one in chain]
+    counted = [
+        len({i.contributor for part in one.outcome.parts for i in part.included}) for one in chain
+    ]
+    record_property("contributors", contributors)
+    record_property("counted", counted)
     record_property("certificate_bytes", len(last["certificate"]))
     assert len(last["certificate"]) < Certificate.MAX_BYTES / 4
+    # some are too late on two cores, three quarters of all were the fewest that were seen
+    assert min(contributors) > COUNT / 2
+    assert min(counted) > COUNT / 2
