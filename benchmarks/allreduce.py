@@ -229,11 +229,12 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
     "matchmaking": matchmaking,
     "dark": dark,
     "two": lambda scale: turns(
-        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True), hivemind("fp16")], 2, scale
+        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True), hivemind("fp32")], 2, scale
     ),
     "eight": lambda scale: turns(
-        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True)], 8, scale
+        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True), hivemind("fp32")], 8, scale
     ),
+    # without hivemind, of which sixteen members with the others would need 26 GB
     "sixteen": lambda scale: turns(
         [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True)], 16, scale
     ),

@@ -170,6 +170,26 @@ KEYS: dict[str, Key] = {
         "fp32",
         faster("fp32", "atoll fp32 tcp", "gloo"),
     ),
+    **{
+        f"vs_hivemind_fp32_{piece}": Key(
+            f"hivemind's time over ours among {piece}, fp32 on loopback, ours without TLS",
+            8,
+            True,
+            piece,
+            faster(piece, "hivemind fp32", "atoll fp32"),
+        )
+        for piece in ("two", "eight")
+    },
+    **{
+        f"vs_gloo_fp32_{piece}": Key(
+            f"our time over gloo's among {piece}, fp32 on loopback, without TLS",
+            1.25,
+            False,
+            piece,
+            faster(piece, "atoll fp32", "gloo"),
+        )
+        for piece in ("two", "eight", "sixteen")
+    },
     "vs_gloo_int8": Key(
         "our time in int8 over gloo's in fp32, on loopback, without TLS",
         1,

@@ -169,3 +169,21 @@ def test_hivemind_in_fp32_takes_a_few_turns_on_a_slow_link_with_ours() -> None:
         "hivemind fp32": 5,
     }
     assert keys.KEYS["vs_hivemind_wan_fp32"].piece == "link100-fp32"
+
+
+def test_what_is_missed_among_other_numbers_of_members_is_shown() -> None:
+    def among(ours: float) -> dict[str, Any]:
+        turns = {"atoll fp32": ours, "gloo": 1.0, "hivemind fp32": 7 * ours}
+        runs = {name: [{"seconds": took, "whole": True}] for name, took in turns.items()}
+        return {"size": 1000, "runs": runs}
+
+    found = keys.figures({"two": among(1.3), "eight": among(1.2), "sixteen": among(1.7)})
+    lines = keys.shown(found).splitlines()
+    assert {line.split()[0] for line in lines if "MISSED" in line} >= {
+        "vs_gloo_fp32_two",
+        "vs_gloo_fp32_sixteen",
+        "vs_hivemind_fp32_two",
+        "vs_hivemind_fp32_eight",
+    }
+    (met,) = (line for line in lines if line.startswith("vs_gloo_fp32_eight "))
+    assert "MISSED" not in met
