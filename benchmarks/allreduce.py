@@ -6,22 +6,24 @@
 Systems that are compared run in one piece, all at once and taking turns, so that whatever else the
 machine does hits them alike; medians count. ``--only PIECE`` runs single pieces, most of them
 within three minutes; ``dark`` takes eight, nearly all of them torchft's. The others stay as the
-file has them, or are taken from ``--merge FILE``. What the keys mean stands in
-:data:`benchmarks.keys.KEYS`.
+file has them, or are taken from ``--merge FILE``. A piece in which a system fails is given up, and
+the status is 1 in the end. What the keys mean stands in :data:`benchmarks.keys.KEYS`.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import TURN_S, Fact, Fleet, Turn
-from benchmarks.keys import figures, shown
+from benchmarks.fleet import TURN_S, Fact, Fleet, Turn, WorkerFailed
+from benchmarks.keys import KEYS, figures, shown
 from benchmarks.netns import Network, require
 from benchmarks.output import apart, kept, machine, write
 from benchmarks.worker import SIZE
@@ -55,6 +57,10 @@ QUICK = Scale(SIZE * 2 // 5, 3, 40, 3, 1)
 Entry = tuple[str, str, Fact]  # name in the results, system, options
 Runs = dict[str, list[Fact]]
 Links = Callable[[list[str]], Network]  # by the members' names
+
+
+class Unequal(Exception):
+    """Members have not come to the same."""
 
 
 def atoll(codec: str, *, tls: bool, tcp: bool = False) -> Entry:
@@ -183,7 +189,7 @@ def _dark(name: str, system: str, options: Fact) -> Fact:
 def _fact(turn: Turn) -> Fact:
     """One turn as it stands in the results: what is compared, and what each worker said."""
     if len({fact.get("digest") for fact in turn.facts}) != 1:
-        raise RuntimeError(f"not all have the same: {turn.facts}")
+        raise Unequal(f"not all have the same: {turn.facts}")
     keep = ("asked", "start", "first_byte", "end", "sent", "received", "peak", "cpu", "failed")
     return {
         "seconds": turn.seconds,
@@ -239,8 +245,29 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
         [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True)], 16, scale
     ),
 }
+WITH_TORCHFT = ("torchft", "dark")
 # what --quick leaves out, and the keys that come from it
 NOT_QUICK = ("two", "eight", "sixteen", "link100-fp32")
+
+
+def lacking(pieces: list[str]) -> dict[str, str]:
+    """Pieces that cannot be measured here, and why."""
+    if find_spec("torchft") is not None:
+        return {}
+    why = 'torchft is not installed: pip install -e ".[bench]" (Linux on x86-64 only)'
+    return {piece: why for piece in pieces if piece in WITH_TORCHFT}
+
+
+def end(given_up: dict[str, str]) -> None:
+    """End with status 1 where pieces were given up, and say which keys are not measured."""
+    if not given_up:
+        return
+    print("NOT MEASURED, what the file has of it is of before:")
+    for piece, why in given_up.items():
+        keys = [name for name, key in KEYS.items() if key.piece == piece]
+        first, *more = why.strip().splitlines()
+        print(f"  {piece} ({', '.join(keys) or 'no key'}): {'; '.join([first, *more[-1:]])}")
+    sys.exit(1)
 
 
 def main() -> None:
@@ -261,15 +288,26 @@ def main() -> None:
     apart(source, runs, quick=given.quick)
     scale = QUICK if given.quick else FULL
     pieces = given.only or [p for p in PIECES if not (given.quick and p in NOT_QUICK)]
+    given_up = lacking(pieces)
+    for piece, why in given_up.items():
+        print(f"{piece} is given up: {why}", flush=True)
     for piece in pieces:
+        if piece in given_up:
+            continue
         print(piece, flush=True)
-        found = PIECES[piece](scale)
+        try:
+            found = PIECES[piece](scale)
+        except (WorkerFailed, Unequal) as error:
+            given_up[piece] = str(error)
+            print(f"{piece} is given up: {error}", flush=True)
+            continue
         runs[piece] = {"size": SIZES.get(piece, scale.size), "machine": machine(), "runs": found}
         if given.quick:
             runs[piece]["quick"] = True
         result = figures(runs) | {"runs": runs}
         write(result, given.json)
     print(shown(figures(runs)))
+    end(given_up)
 
 
 if __name__ == "__main__":

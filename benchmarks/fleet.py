@@ -86,8 +86,11 @@ class Worker:
         self.settle()
         self._waiting = False
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerFailed(f"{self.name} has ended\n{self._end()}") from None
 
     def hear(self, *events: str, within: float) -> Fact:
         """The next fact of one of these kinds; raises WorkerFailed if none comes."""
@@ -112,7 +115,8 @@ class Worker:
         self._reader.join()
         for stream in (self.process.stdin, self.process.stdout, self._errors):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # of what it did not read any more
+                    stream.close()
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import allreduce, keys
-from benchmarks.fleet import START_S, Fact, Fleet, Turn
+from benchmarks.fleet import START_S, Fact, Fleet, Turn, Worker, WorkerFailed
 
 RESULTS = Path(allreduce.__file__).parent / "results" / "allreduce.json"
 TOOK: Fact = {
@@ -187,3 +187,88 @@ def test_what_is_missed_among_other_numbers_of_members_is_shown() -> None:
     }
     (met,) = (line for line in lines if line.startswith("vs_gloo_fp32_eight "))
     assert "MISSED" not in met
+
+
+def run(monkeypatch: pytest.MonkeyPatch, where: Path, *words: str) -> dict[str, Any]:
+    """What the file has after the command; it may end with a status."""
+    monkeypatch.setattr(allreduce, "clean_up_at_any_end", lambda: None)
+    monkeypatch.setattr(allreduce, "require", lambda: None)
+    monkeypatch.setattr("sys.argv", ["allreduce", "--json", str(where), *words])
+    allreduce.main()
+    found: dict[str, Any] = json.loads(where.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    "failure", [WorkerFailed("hivemind 3 has ended\nTraceback\nno group\n"), None]
+)
+def test_a_piece_with_a_system_that_fails_is_given_up_and_the_others_go_on(
+    failure: Exception | None,
+    fleets: list[ToldFleet],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real = ToldFleet.turn
+
+    def turn(fleet: ToldFleet, *arguments: Any, **options: Any) -> Turn:
+        if fleet.system != "hivemind":
+            return real(fleet, *arguments, **options)
+        if failure is not None:
+            raise failure
+        return Turn([{**TOOK, "digest": digest} for digest in "ab"])
+
+    monkeypatch.setattr(ToldFleet, "turn", turn)
+    where = tmp_path / "new.json"
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, where, "--only", "fp32", "int8")
+    assert ended.value.code == 1
+    assert set(json.loads(where.read_text())["runs"]) == {"int8"}
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("  fp32 (vs_hivemind_fp32, ")
+    assert ("hivemind 3 has ended; no group" if failure else "not all have the same") in last
+    assert "vs_gloo_int8" in run(monkeypatch, where, "--only", "int8")  # ends as usual
+
+
+def test_without_torchft_its_pieces_are_given_up_before_anything_is_measured(
+    fleets: list[ToldFleet],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(allreduce, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, tmp_path / "new.json", "--only", "int4", "dark", "torchft")
+    assert ended.value.code == 1
+    assert {fleet.system for fleet in fleets} == {"gloo", "atoll"}
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(
+        'dark is given up: torchft is not installed: pip install -e ".[bench]"'
+    )
+    assert said[1].startswith("torchft is given up")
+    assert "torchft_dark_link_stall_s" in said[-2]
+
+
+def test_the_pieces_with_torchft_are_known(fleets: list[ToldFleet]) -> None:
+    for piece in allreduce.PIECES:
+        fleets.clear()
+        measured(piece)
+        used = any(fleet.system == "torchft" for fleet in fleets)
+        assert used == (piece in allreduce.WITH_TORCHFT), piece
+
+
+def test_a_member_that_has_ended_fails_when_it_is_told_to_go(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.write_text('#!/bin/sh\necho why >&2\necho \'{"event": "waiting"}\'\n')
+    gone.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(gone))
+    worker = Worker("hivemind", "hivemind 0", {}, None)
+    try:
+        worker.settle()
+        worker.process.wait(10)
+        with pytest.raises(WorkerFailed, match="hivemind 0 has ended\nwhy"):
+            worker.go()
+    finally:
+        worker.close()

@@ -18,6 +18,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (allreduce, far, layouts):
         monkeypatch.setattr(module, "clean_up_at_any_end", lambda: None)
     monkeypatch.setattr(allreduce, "require", lambda: None)
+    monkeypatch.setattr(allreduce, "lacking", lambda pieces: {})
     monkeypatch.setattr(allreduce, "PIECES", dict.fromkeys(allreduce.PIECES, _piece))
     monkeypatch.setattr(allreduce, "figures", lambda runs: {})
     monkeypatch.setattr(allreduce, "shown", lambda found: "")
