@@ -1,4 +1,4 @@
-"""Averaging one vector, Atoll beside what people use instead: one command, one JSON file.
+"""Averaging one vector, Atoll beside what people use instead: one command, a JSON file, a picture.
 
     python -m benchmarks.allreduce --json FILE            an hour on two cores
     python -m benchmarks.allreduce --json FILE --quick    the same keys in ten minutes
@@ -258,6 +258,17 @@ def lacking(pieces: list[str]) -> dict[str, str]:
     return {piece: why for piece in pieces if piece in WITH_TORCHFT}
 
 
+def picture(result: dict[str, Any], where: Path) -> None:
+    """Draw what is known, where matplotlib is there."""
+    try:
+        from benchmarks.plot_allreduce import draw
+    except ImportError:
+        print('no picture, matplotlib is not installed: pip install -e ".[bench]"')
+        return
+    draw(result, where)
+    print(f"{where} is drawn")
+
+
 def end(given_up: dict[str, str]) -> None:
     """End with status 1 where pieces were given up, and say which keys are not measured."""
     if not given_up:
@@ -304,9 +315,10 @@ def main() -> None:
         runs[piece] = {"size": SIZES.get(piece, scale.size), "machine": machine(), "runs": found}
         if given.quick:
             runs[piece]["quick"] = True
-        result = figures(runs) | {"runs": runs}
-        write(result, given.json)
+        write(figures(runs) | {"runs": runs}, given.json)
     print(shown(figures(runs)))
+    if runs:
+        picture({"runs": runs}, given.json.with_suffix(".png"))
     end(given_up)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,36 @@ def test_a_member_that_has_ended_fails_when_it_is_told_to_go(
             worker.go()
     finally:
         worker.close()
+
+
+def test_the_picture_is_drawn_with_the_file(
+    fleets: list[ToldFleet], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    run(monkeypatch, tmp_path / "new.json", "--only", "int8", "link20")
+    assert (tmp_path / "new.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_the_file_alone(
+    fleets: list[ToldFleet],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delitem(sys.modules, "benchmarks.plot_allreduce", raising=False)
+    monkeypatch.delattr("benchmarks.plot_allreduce", raising=False)
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run(monkeypatch, tmp_path / "new.json", "--only", "int8")
+    assert 'pip install -e ".[bench]"' in capsys.readouterr().out.splitlines()[-1]
+    assert not (tmp_path / "new.png").exists()
+
+
+def test_kept_results_can_be_drawn(tmp_path: Path) -> None:
+    """Also where not all of it is measured."""
+    pytest.importorskip("matplotlib")
+    from benchmarks.plot_allreduce import draw
+
+    draw(json.loads(RESULTS.read_text()), tmp_path / "kept.png")
+    assert (tmp_path / "kept.png").exists()

@@ -21,6 +21,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allreduce, "lacking", lambda pieces: {})
     monkeypatch.setattr(allreduce, "PIECES", dict.fromkeys(allreduce.PIECES, _piece))
     monkeypatch.setattr(allreduce, "figures", lambda runs: {})
+    monkeypatch.setattr(allreduce, "picture", lambda result, where: None)
     monkeypatch.setattr(allreduce, "shown", lambda found: "")
     monkeypatch.setattr(compression, "train", lambda settings, case: iter([1.0]))
     monkeypatch.setattr(far, "available", lambda: True)
