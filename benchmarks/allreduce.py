@@ -1,7 +1,7 @@
 """Averaging one vector, Atoll beside what people use instead: one command, a JSON file, a picture.
 
     python -m benchmarks.allreduce --json FILE            an hour on two cores
-    python -m benchmarks.allreduce --json FILE --quick    the same keys in ten minutes
+    python -m benchmarks.allreduce --json FILE --quick    keys of up to 4 members, in ten minutes
 
 Systems that are compared run in one piece, all at once and taking turns, so that whatever else the
 machine does hits them alike; medians count. ``--only PIECE`` runs single pieces, most of them
@@ -34,8 +34,6 @@ COUNT = 4  # processes, where a piece does not say otherwise
 UPLOAD = 0.945  # share of a link given as upload limit; headers take the rest
 DARK_SIZE = 5_000_000
 MATCHMAKING_SIZE = 100_000
-# of pieces that have one of their own
-SIZES = {"matchmaking": MATCHMAKING_SIZE, "dark": DARK_SIZE}
 LONG_TURNS = 5  # at most, where one of all systems takes forty seconds
 USUAL = 3  # turns before a link goes dark; the first opens connections, the fastest counts
 
@@ -46,13 +44,23 @@ class Scale:
 
     size: int  # elements
     turns: int
+    long_size: int = 0  # elements where all are in fp32 over 100 Mbit/s
     matchmakings: int = 0
     dark: int = 0  # links that go dark, one after the other
     dark_torchft: int = 0  # of torchft, which takes a minute each time
 
+    def size_of(self, piece: str) -> int:
+        """Elements in a piece."""
+        own = {
+            "matchmaking": MATCHMAKING_SIZE,
+            "dark": DARK_SIZE,
+            "link100-fp32": self.long_size,
+        }
+        return own.get(piece, self.size)
 
-FULL = Scale(SIZE, 9, 150, 5, 5)
-QUICK = Scale(SIZE * 2 // 5, 3, 40, 3, 1)
+
+FULL = Scale(SIZE, 9, SIZE, 150, 5, 5)
+QUICK = Scale(SIZE * 2 // 5, 5, SIZE // 5, 40, 3, 1)
 
 Entry = tuple[str, str, Fact]  # name in the results, system, options
 Runs = dict[str, list[Fact]]
@@ -137,7 +145,8 @@ def turns(
 def long_turns(scale: Scale) -> Runs:
     """All in fp32 over 100 Mbit/s."""
     entries = [atoll("fp32", tls=True), GLOO, hivemind("fp32")]
-    return turns(entries, COUNT, replace(scale, turns=min(scale.turns, LONG_TURNS)), shaped(100))
+    scale = replace(scale, size=scale.long_size, turns=min(scale.turns, LONG_TURNS))
+    return turns(entries, COUNT, scale, shaped(100))
 
 
 def matchmaking(scale: Scale) -> Runs:
@@ -209,7 +218,7 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
     "int8": lambda scale: turns(
         [GLOO, atoll("int8", tls=False), atoll("int8", tls=True)], COUNT, scale
     ),
-    "torchft": lambda scale: turns([GLOO, *in_the_clear("fp32"), TORCHFT], COUNT, scale),
+    "torchft": lambda scale: turns([*in_the_clear("fp32"), TORCHFT], COUNT, scale),
     "int4": lambda scale: turns(
         [GLOO, atoll("int4", tls=False), atoll("int4", tls=True)], COUNT, scale
     ),
@@ -246,8 +255,8 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
     ),
 }
 WITH_TORCHFT = ("torchft", "dark")
-# what --quick leaves out, and the keys that come from it
-NOT_QUICK = ("two", "eight", "sixteen", "link100-fp32")
+# what --quick leaves out: no key comes from int4, and the others would not fit into ten minutes
+NOT_QUICK = ("int4", "eight", "sixteen")
 
 
 def lacking(pieces: list[str]) -> dict[str, str]:
@@ -306,13 +315,19 @@ def main() -> None:
         if piece in given_up:
             continue
         print(piece, flush=True)
+        began = time.monotonic()
         try:
             found = PIECES[piece](scale)
         except (WorkerFailed, Unequal) as error:
             given_up[piece] = str(error)
             print(f"{piece} is given up: {error}", flush=True)
             continue
-        runs[piece] = {"size": SIZES.get(piece, scale.size), "machine": machine(), "runs": found}
+        runs[piece] = {
+            "size": scale.size_of(piece),
+            "machine": machine(),
+            "took_s": round(time.monotonic() - began, 1),
+            "runs": found,
+        }
         if given.quick:
             runs[piece]["quick"] = True
         write(figures(runs) | {"runs": runs}, given.json)

@@ -95,7 +95,7 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> list[ToldFleet]:
 def measured(*pieces: str, scale: allreduce.Scale = allreduce.FULL) -> dict[str, Any]:
     """What these pieces, or all, leave in the file."""
     return {
-        piece: {"size": scale.size, "runs": allreduce.PIECES[piece](scale)}
+        piece: {"size": scale.size_of(piece), "runs": allreduce.PIECES[piece](scale)}
         for piece in pieces or allreduce.PIECES
     }
 
@@ -306,3 +306,19 @@ def test_kept_results_can_be_drawn(tmp_path: Path) -> None:
 
     draw(json.loads(RESULTS.read_text()), tmp_path / "kept.png")
     assert (tmp_path / "kept.png").exists()
+
+
+def test_quick_has_five_turns_and_the_keys_of_up_to_four_members(
+    fleets: list[ToldFleet], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(allreduce, "lacking", lambda pieces: {})
+    found = run(monkeypatch, tmp_path / "quick.json", "--quick")
+    assert keys.KEYS.keys() - found.keys() == {
+        name for name in keys.KEYS if name.endswith(("_eight", "_sixteen"))
+    }
+    for piece, row in found["runs"].items():
+        assert row["took_s"] >= 0
+        if piece != "dark":
+            assert min(map(len, row["runs"].values())) >= 5, piece
+    sizes = {fleet.options["size"] for fleet in fleets if fleet.system == "hivemind"}
+    assert sizes == {10_000_000, found["runs"]["link100-fp32"]["size"], 100_000}
