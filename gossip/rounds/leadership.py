@@ -41,7 +41,6 @@ from protocols.messages import Announce, Outcome, PartResult, Plan, Promise
 
 NEWS_S = 4 * PAUSE_S  # within this time a rumour reaches nearly all of a large swarm
 MOST_ROLLS = 256  # from this round on, restarted members cause no roll call before a merge
-IN_VAIN_S = 30.0  # and a usual round: where strangers come, a quorum is awaited for so long
 ROLL_CALL_S = 1.0  # a round is open for this long before a roll is called for newcomers alone
 
 
@@ -58,7 +57,6 @@ class Leadership:
     gathering: Gathering = field(default_factory=Gathering)
     lost: set[PartKey] = field(default_factory=set)  # reported as merged, but nobody has the bytes
     quorum_since: float | None = None  # enough have been ready since
-    _ready_since: float | None = None  # somebody has been
     _begun: float | None = None  # when the first plan was there
     _held_by: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
     _made_up: set[PeerId] = field(default_factory=set)  # who reported votes for what is lost
@@ -77,7 +75,7 @@ class Leadership:
         if self._roll_is_due(now, ready):
             return True
         working = self.company.working(now)
-        if not self._suffice(len(ready), len(working), now):
+        if not ready or len(ready) < self.rules.quorum * len(working):
             self.quorum_since = None
             return False
         bound = self.rules.staleness
@@ -96,23 +94,6 @@ class Leadership:
             self.company.coming(now)
             or any(self.company.eta(late_one, now) <= left * 1.25 for late_one in late)
         )
-
-    def _suffice(self, ready: int, working: int, now: float) -> bool:
-        """Whether enough are ready for a round to begin.
-
-        Among strangers half of those who say that they work may be names that never do. So they are
-        not waited for without end.
-        """
-        if not ready:
-            self._ready_since = None
-            return False
-        if self._ready_since is None:
-            self._ready_since = now
-        if ready >= self.rules.quorum * working:
-            return True
-        usual = max(self.earlier.round_s, self._ready_since - self.opened)  # the first is not known
-        in_vain = now >= self._ready_since + IN_VAIN_S + usual
-        return self.company.trial is not None and in_vain
 
     def wanted(self, now: float) -> bool:
         """Whether there is anything to decide: somebody's work, or who is in office."""

@@ -12,10 +12,7 @@ from gossip.plans.certificate import leader_order
 from gossip.plans.planning import Remains
 from gossip.rounds.candidacies import AT_ONCE
 from gossip.rounds.company import BELIEVED
-from gossip.rounds.earlier import Earlier
 from gossip.rounds.instructions import Send
-from gossip.rounds.leadership import IN_VAIN_S
-from gossip.rounds.trial import Trial
 from protocols.errors import RemoteRefused
 from protocols.messages import Prepare, Promise
 
@@ -35,37 +32,6 @@ def test_who_was_left_out_lately_leads_last() -> None:
         turns.append(order.index(one.identity.peer_id))
         assert certificate.ballot != turns[-1]
     assert 0 in turns
-
-
-def test_among_strangers_a_quorum_is_not_awaited_without_end() -> None:
-    """Half of those who say that they work may be names that never do."""
-    world = World(4, seed=1, think=(200.0, 201.0))
-    world.run(1.0)
-    peer = next(iter(world.peers.values()))
-    current = peer.round
-    assert current is not None
-    leadership, peer.ready = current.leadership, True
-    grace = world.rules.grace_s(1.0)  # of a quorum, for the others
-    for trial in (None, Trial()):
-        current.company.trial, leadership._ready_since = trial, None
-        leadership.opened = world.now
-        assert not leadership.due(world.now)
-        world.run(world.now + IN_VAIN_S + 0.5)  # a round is expected to take a second
-        assert not leadership.due(world.now)
-        assert leadership.quorum_since is None
-        world.run(world.now + 0.5 + grace)
-        leadership.due(world.now)
-        world.run(world.now + grace)
-        assert leadership.due(world.now) == (trial is not None)
-    peer.ready = False
-    assert not leadership.due(world.now)
-    peer.ready = True
-    leadership.due(world.now)
-    assert leadership.quorum_since is None, "somebody has yet to be ready for so long"
-    leadership.earlier, leadership.opened = Earlier(0.0), 0.0  # it has needed as long itself
-    world.run(world.now + 60.0)
-    leadership.due(world.now)
-    assert leadership.quorum_since is None
 
 
 def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
