@@ -31,7 +31,8 @@ from protocols.identity import Identity, PeerId
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
 from protocols.tasks import beside
 
-BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries tensors, not control
+BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries what rounds exchange
+STATES = ("chunk", "moment", "shared")  # what newcomers download is neither that nor control
 TOLD = 0.05  # share of the inner steps: where more were not taken, the result says so
 LEFT = 8_000_000  # parameters of islands that are gone and still in memory, of 34 bytes or so each
 ShareDone = Callable[[float], None]  # share of the run that is done, 0 to 1
@@ -55,9 +56,12 @@ class Node:
     loss: float = 0.0
 
     def sent(self, *, control: bool = False) -> int:
-        """Bytes of tensors that it has sent, or of everything else."""
+        """Bytes of what rounds exchange that it has sent, or of what is control."""
         counted = self.transport.stats.out_by_name.items()
-        return sum(count for name, count in counted if (name in BODIES) != control)
+        left_out = {*BODIES, *STATES}
+        return sum(
+            n for name, n in counted if (name not in left_out if control else name in BODIES)
+        )
 
     @property
     def me(self) -> PeerId:

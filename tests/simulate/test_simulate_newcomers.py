@@ -89,6 +89,7 @@ def test_what_an_island_sent_before_it_was_replaced_counts() -> None:
     gone = next(iter(world.nodes.values()))
     gone.transport.stats.sent(gone.me, "slice", 1000)
     gone.transport.stats.sent(gone.me, "announce", 400)
+    gone.transport.stats.sent(gone.me, "chunk", 9000)  # of the state, to a newcomer
     before = world.bytes_a_parameter(), world.control_bytes()
     assert before == (1000 / ISLANDS / len(world.start), 400 / ISLANDS)
     world.replace(gone)
