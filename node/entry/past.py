@@ -11,13 +11,13 @@ import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from bootstrap.seeds import backoff
 from gossip.chain.swarm import Swarm
 from gossip.common import AnySwarm
 from node.monitor.history import History
-from node.monitor.history_gaps import in_gaps
+from node.monitor.history_gaps import Gap, in_gaps, stand_for
 from node.monitor.merged_tokens import MAX_MERGED, OTHERS
 from node.monitor.views import can_be_drawn
 from protocols.bounds import ENDLESS_ROUNDS, MAX_PEERS
@@ -28,7 +28,9 @@ from protocols.tasks import Offload
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 10.0
-MOST_TOLD = 8  # peers that have told something, of one asking
+MOST_TOLD = 8  # peers that have told something that those before them had not, of one asking
+MOST_KNOWING = 32  # peers that have told something, of one asking
+MAY_LACK = 1 / 8  # of the rounds that are asked for, in a row: rows may be of several rounds
 LOOK_S = 60.0  # between two looks for gaps
 AGAIN_S, LAST_AGAIN_S = 60.0, 3600.0  # until a gap that nobody knows is asked for again: the pauses
 _COUNTS = ("members", "live")
@@ -77,17 +79,16 @@ async def ask_past(
 ) -> int:
     """Ask for the gaps up to ``before``, where this node goes on, or went on once.
 
-    One peer after the other is asked for what those before it had not, until one knows the last
-    round: the first may not have come as far. Those that know nothing of it do not count. Returns
+    One peer after the other is asked for all of it, until one knows next to all, its last round
+    included: those before it may not have come as far, or have been away as this node was. Returns
     the number of rows that were added.
     """
     history.expect(before)
     if not (gaps := history.gaps.until(before)):
         return 0
-    rows, totals = list[dict[str, float | None]](), dict[str, int]()
-    newest, answered = gaps[0][0], 0
+    rows, totals, knowing, told_more = list[PastRound](), dict[str, int](), 0, 0
+    request = PastRequest(bytes.fromhex(history.run), gaps[0][0] + 1, before, MAX_PAST).encode()
     for peer in peers:
-        request = PastRequest(bytes.fromhex(history.run), newest + 1, before, MAX_PAST).encode()
         try:
             reply = await transport.call(
                 peer, "past", request, timeout=CALL_TIMEOUT_S, max_reply=Past.MAX_BYTES
@@ -95,22 +96,50 @@ async def ask_past(
             told: Past = Past.decode(reply)
         except (TransportError, RemoteProtocolError):
             continue
-        known = len(rows)
-        for one in told.rounds:
-            if one.round > newest and in_gaps(gaps, one.round) and _likely(one):
-                rows.append(_row(one))
-                newest = one.round
-        if len(rows) == known:
+        if not (fitting := _fitting(told.rounds, gaps)):
             continue
-        for sum_ in told.merged:
-            if sum_.tokens <= MAX_MERGED:
-                totals[sum_.peer] = max(totals.get(sum_.peer, 0), sum_.tokens)
-        answered += 1
-        if before in (newest + 1, ENDLESS_ROUNDS) or answered == MOST_TOLD:
+        knowing += 1
+        if (joined := _joined(rows, fitting)) != rows:
+            rows = joined
+            for sum_ in told.merged:
+                if sum_.tokens <= MAX_MERGED:
+                    totals[sum_.peer] = max(totals.get(sum_.peer, 0), sum_.tokens)
+            told_more += 1
+        if _whole(rows, gaps) or told_more == MOST_TOLD or knowing == MOST_KNOWING:
             break
-    if added := history.learn(rows, totals, before):
+    if added := history.learn(list(map(_row, rows)), totals, before):
         await history.save(offload)
     return added
+
+
+def _fitting(told: Iterable[PastRound], gaps: Sequence[Gap]) -> list[PastRound]:
+    """Those of gaps that can be drawn, by ascending rounds."""
+    found = list[PastRound]()
+    for one in told:
+        if (not found or one.round > found[-1].round) and in_gaps(gaps, one.round) and _likely(one):
+            found.append(one)
+    return found
+
+
+def _joined(rows: list[PastRound], others: list[PastRound]) -> list[PastRound]:
+    """Whichever are more, and what the others have before and after these."""
+    if len(others) > len(rows):
+        rows, others = others, rows
+    first, last = rows[0].round, rows[-1].round
+    before = [one for one in others if one.round < first]
+    return [*before, *rows, *(one for one in others if one.round > last)]
+
+
+def _whole(rows: Sequence[PastRound], gaps: Sequence[Gap]) -> bool:
+    """Whether they go to the end, and next to nothing lacks before it."""
+    end, last = gaps[-1][1], rows[-1].round
+    missing = sum(min(high, last + 1) - low - 1 for low, high in gaps if low < last)
+    stand = [rounds for _, rounds in stand_for(gaps, [one.round for one in rows])]
+    return (
+        end in (last + 1, ENDLESS_ROUNDS)
+        and sum(stand) >= missing * (1 - MAY_LACK)
+        and max(stand) <= max(1, missing * MAY_LACK)
+    )
 
 
 def _row(one: PastRound) -> dict[str, float | None]:

@@ -282,7 +282,7 @@ class History:
         self._losses = np.insert(self._losses[: self._size], at, np.float32(np.nan), axis=0)
         self._size += len(taken)
         self.added += MAX_POINTS + 1  # readers start anew
-        self.merged.learn(totals, before, stand_for(gaps, taken))
+        self.merged.learn(totals, before, stand_for(gaps, taken[:, ROUND].tolist()))
         self.gaps.close(before)
         return len(taken)
 

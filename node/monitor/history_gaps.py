@@ -56,10 +56,10 @@ def rows_in(gaps: Sequence[Gap], told: Iterable[Mapping[str, float | None]]) -> 
     return np.stack(taken) if taken else np.empty((0, len(COLUMNS)))
 
 
-def stand_for(gaps: Sequence[Gap], rows: Array) -> list[tuple[float, float]]:
-    """Of rows in gaps: the round, and how many it stands for, which are those since the last."""
+def stand_for(gaps: Sequence[Gap], rounds: Iterable[float]) -> list[tuple[float, float]]:
+    """Of each row in gaps: its round, and how many it stands for: those since the last."""
     found, newest = list[tuple[float, float]](), -1.0
-    for round_ in rows[:, ROUND].tolist():
+    for round_ in rounds:
         low = max(low for low, _ in gaps if low < round_)
         found.append((round_, round_ - max(low, newest)))
         newest = round_

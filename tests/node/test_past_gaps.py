@@ -25,6 +25,7 @@ from past_kit import (
     through,
 )
 
+import node.entry.past
 from gossip.chain.swarm import Swarm
 from gossip.pairs.swarm import Pairs
 from node.entry.past import (
@@ -40,6 +41,7 @@ from node.monitor import history_file
 from node.monitor.history import History
 from node.monitor.lines import replace_lines
 from node.monitor.merged_tokens import MAX_UNDONE
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
 from protocols.memory.transport import MemoryTransport
 from protocols.messages import Past, PastRequest, PastRound
@@ -297,6 +299,58 @@ def test_of_those_who_know_a_part_only_some_are_asked() -> None:
         assert await ask(mine, OTHERS, here, before=50) == MOST_TOLD
         assert here.gaps.open == []
 
+    play(main)
+
+
+@pytest.mark.parametrize("before", [50, ENDLESS_ROUNDS])
+@pytest.mark.parametrize("first", [0, 10])
+def test_who_came_back_a_round_before_is_not_the_only_one_to_be_asked(
+    first: int, before: int
+) -> None:
+    """As after an outage of a whole site: it has nearly the same gap, and knows the end of it."""
+
+    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
+        for other in others[:-1]:
+            back = history(range(first))
+            through(back, range(48, 51))
+            tell_past(other, back)
+        tell_past(others[-1], history(range(50)))
+        here = history(range(first))
+        assert len(others) > MOST_TOLD + 1
+        assert await ask(mine, OTHERS, here, before=before) >= 50 - first
+        through(here, range(50, 53))
+        assert rounds_of(here) == list(range(53))
+        if before == 50:
+            assert here.totals == sums(53)
+
+    play(main)
+
+
+@pytest.mark.parametrize("parts", [(range(60), range(40, 100)), (range(40, 100), range(60))])
+def test_of_those_who_know_parts_each_tells_its_own(parts: tuple[range, range]) -> None:
+    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
+        for other, part in zip(others, parts, strict=False):
+            tell_past(other, history(part))
+        here = history(range(0))
+        assert await ask(mine, [ALPS, MESA], here, before=100) == 100
+
+    play(main)
+
+
+def test_where_all_know_the_same_part_only_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
+        asked = list[PeerId]()
+
+        async def past(peer: PeerId, body: bytes) -> bytes:
+            asked.append(peer)
+            return Past((told(8), told(9)), ()).encode()
+
+        for other in others:
+            other.on_call("past", past)
+        assert await ask(mine, OTHERS, history(range(0)), before=10) == 2
+        assert len(asked) == 5
+
+    monkeypatch.setattr(node.entry.past, "MOST_KNOWING", 5)
     play(main)
 
 
