@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 MAX_TOTALS = 1024  # islands whose merged tokens are added up, each apart
 OTHERS = ""  # whose name those have of whom nothing was merged for the longest time
-SOME = 16  # more of these than there have to be
 MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 MAX_MERGED = 10**15  # tokens of one island: whoever says more has made it up
 
@@ -26,10 +25,12 @@ class MergedTokens:
         while self._counted and self._counted[-1][0] >= round_:
             for peer, count in self._counted.pop()[1].items():
                 self.totals[peer] -= count
-        self._make_room(tokens)
-        counted = {peer: count for peer, count in tokens.items() if peer in self.totals}
-        for peer, count in counted.items():
-            self.totals[peer] = self.totals.pop(peer) + count
+        self._make_room(tokens.keys())
+        counted = dict[str, int]()
+        for peer, count in tokens.items():
+            name = self._name(peer)
+            counted[name] = counted.get(name, 0) + count
+            self.totals[name] = self.totals.pop(name, 0) + count
         if counted:
             self._counted.append((round_, counted))
             self._forget()
@@ -37,21 +38,26 @@ class MergedTokens:
             self._summed = max(self._summed, round_)
         return counted
 
-    def _make_room(self, names: Collection[str]) -> None:
-        """Begin sums for these, as many as there may be.
+    def _make_room(self, names: Set[str]) -> None:
+        """Let there be room for the sums of these: who was merged before all others has no own one.
 
-        Where there are too many, who is in no round that may be taken back has them together.
+        In the rounds that may be taken back, too: else sums would stand still where these have more
+        islands than there may be, as after many starts or by what a stranger has made up.
         """
-        new = [name for name in names if name not in self.totals]
-        missing = len(self.totals) + len(new) - MAX_TOTALS
-        if missing > 0:
-            newest = {OTHERS, *names}.union(*(tokens for _, tokens in self._counted))
-            gone = [peer for peer in self.totals if peer not in newest][: missing + SOME]
-            if gone:
-                rest = sum(map(self.totals.pop, gone))
-                self.totals[OTHERS] = self.totals.pop(OTHERS, 0) + rest
-        for name in new[: max(0, MAX_TOTALS - len(self.totals))]:
-            self.totals[name] = 0
+        spared = names | {OTHERS}
+        missing = len(self.totals.keys() | spared) - MAX_TOTALS
+        if missing <= 0:
+            return
+        gone = [peer for peer in self.totals if peer not in spared][:missing]
+        self.totals[OTHERS] = self.totals.pop(OTHERS, 0) + sum(map(self.totals.pop, gone))
+        for _, tokens in self._counted:
+            if found := [peer for peer in gone if peer in tokens]:
+                tokens[OTHERS] = tokens.get(OTHERS, 0) + sum(map(tokens.pop, found))
+
+    def _name(self, peer: str) -> str:
+        """Whose tokens these are in the sums: its own while there is room for a name."""
+        room = len(self.totals) + (OTHERS not in self.totals) < MAX_TOTALS
+        return peer if room or peer in self.totals else OTHERS
 
     def _forget(self) -> None:
         while len(self._counted) > MAX_UNDONE:
@@ -79,13 +85,12 @@ class MergedTokens:
         if (known := self.until(before)) is None:
             return  # what was counted since would count twice
         more = dict[str, int]()
-        self._make_room([peer for peer, tokens in told.items() if tokens > known.get(peer, 0)])
         for peer, tokens in told.items():
-            room = MAX_MERGED - self.totals.get(peer, 0)
-            count = min(tokens - known.get(peer, 0), room)
-            if count > 0 and peer in self.totals:
-                more[peer] = count
-                self.totals[peer] += count
+            name = self._name(peer)
+            room = MAX_MERGED - self.totals.get(name, 0)
+            if (count := min(tokens - known.get(peer, 0), room)) > 0:
+                more[name] = more.get(name, 0) + count
+                self.totals[name] = self.totals.get(name, 0) + count
         rounds, upto, given = sum(stands for _, stands in rows), 0.0, dict.fromkeys(more, 0)
         for left, (round_, stands) in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
             upto += stands

@@ -16,7 +16,7 @@ from node.monitor.curves import GONE_ROWS, MAX_ISLANDS
 from node.monitor.events import Record, RoundFailed, Step
 from node.monitor.history import MAX_POINTS, History
 from node.monitor.history_columns import COLUMNS, PHASES
-from node.monitor.merged_tokens import MAX_TOTALS
+from node.monitor.merged_tokens import MAX_TOTALS, MAX_UNDONE
 
 
 def test_a_row_is_what_the_round_was() -> None:
@@ -153,6 +153,31 @@ def test_who_comes_after_a_thousand_others_is_counted_too() -> None:
     kit.rounds(1400, islands={"back": island(1.0, 1)})  # a fork that lost
     assert sum(totals.values()) == 1400 * 13 + 1
     assert min(totals.values()) >= 0
+
+
+@pytest.mark.parametrize("each_round", [40, 300])
+def test_a_thousand_names_in_rounds_that_may_be_taken_back_hold_up_nobody(
+    each_round: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "history.jsonl"
+    kit, rounds = Kit(path, max_rows=4096), MAX_UNDONE
+    for number in range(rounds):
+        names = {f"{number * each_round // 3 + n}": island(1.0, 5) for n in range(each_round)}
+        kit.rounds(number, islands=names | {"me": island(1.0, 3)})
+    a_round = 5 * each_round + 3
+    for there in (kit, again := Kit(path, max_rows=4096)):
+        totals = there.history.totals
+        assert len(totals) <= MAX_TOTALS
+        assert sum(totals.values()) == rounds * a_round
+        assert totals["me"] == rounds * 3
+        assert {name: totals[name] for name in names} == {
+            name: 5 * (1 + min(2, (each_round - 1 - n) * 3 // each_round))
+            for n, name in enumerate(names)
+        }
+    again.rounds(rounds // 2, islands={"back": island(1.0, 1)})
+    for history in (again.history, Kit(path, max_rows=4096).history):
+        assert sum(history.totals.values()) == rounds // 2 * a_round + 1
+        assert min(history.totals.values()) >= 0
 
 
 def curves(history: History) -> set[str]:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from past_kit import ALPS, ME, MESA, RUN, ask, history, play
+from past_kit import ALPS, ME, MESA, OTHERS, RUN, ask, history, play, through
 
 from node.entry.past import tell_past
 from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
 from protocols.bounds import MAX_PEERS
-from protocols.identity import PeerId
+from protocols.identity import Identity, PeerId
 from protocols.memory.transport import MemoryTransport
 from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
 from protocols.wire import MAX_INT
@@ -113,6 +113,26 @@ def test_what_cannot_be_drawn_is_left_out(rounds: tuple[PastRound, ...]) -> None
         before = json.dumps([here.columns(), here.totals])
         assert await ask(mine, [ALPS], here, before=6) == 0
         assert json.dumps([here.columns(), here.totals]) == before
+
+    play(main)
+
+
+def test_islands_that_a_stranger_has_made_up_take_no_room_of_others() -> None:
+    async def main(mine: MemoryTransport, others: list[MemoryTransport]) -> None:
+        made_up = [Identity.from_seed(n.to_bytes(32)).peer_id for n in range(1000, 2100)]
+        for number, other in enumerate(others[:3]):
+            names = made_up[number * MAX_PEERS : (number + 1) * MAX_PEERS]
+            lie = Past((told(number),), tuple(Merged(name, 2) for name in names)).encode()
+
+            async def past(peer: PeerId, body: bytes, lie: bytes = lie) -> bytes:
+                return lie
+
+            other.on_call("past", past)
+        here = history(range(0))
+        assert await ask(mine, OTHERS[:3], here, before=9) == 3
+        through(here, range(9, 30))
+        assert here.totals[ALPS] == 210
+        assert sum(here.totals.values()) == 2200 + 21 * 15
 
     play(main)
 
