@@ -84,6 +84,8 @@ class MergedTokens:
         """
         if (known := self.until(before)) is None:
             return  # what was counted since would count twice
+        if known.get(OTHERS):  # these may have whoever has no sum of its own
+            told = {peer: tokens for peer, tokens in told.items() if peer in known}
         more = dict[str, int]()
         for peer, tokens in told.items():
             name = self._name(peer)

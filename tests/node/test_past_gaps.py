@@ -38,9 +38,10 @@ from node.entry.past import (
     tell_past,
 )
 from node.monitor import history_file
+from node.monitor.events import Record, RoundDone
 from node.monitor.history import History
 from node.monitor.lines import replace_lines
-from node.monitor.merged_tokens import MAX_UNDONE
+from node.monitor.merged_tokens import MAX_TOTALS, MAX_UNDONE
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
 from protocols.memory.transport import MemoryTransport
@@ -98,6 +99,23 @@ def test_sums_that_cannot_be_told_for_a_round_so_long_ago_are_not_told() -> None
             assert here.totals == sums(total)
 
     play(main)
+
+
+def test_who_has_no_sum_of_its_own_any_more_is_not_counted_twice() -> None:
+    """Others may have it apart still: those who came later, and have had fewer."""
+    here = history(range(0))
+    names = [f"{number}" for number in range(MAX_TOTALS + 500)]
+    for number, name in enumerate(names):
+        islands: Any = {name: {"tokens": 10}, ALPS: {"tokens": 5}}
+        here(Record(number, 1.7e9, RoundDone(round=number, islands=islands)))
+    end = len(names) + 4
+    through(here, range(end, end + 1))
+    before = sum(here.totals.values())
+    told = dict.fromkeys(names[:400], 10) | {names[-1]: 12, ALPS: 5 * end, MESA: 8}
+    assert here.learn([{"round": end - 1, "time": 1.0}], told, end) == 1
+    more = {names[-1]: 2, ALPS: 4 * 5, MESA: 8}
+    assert sum(here.totals.values()) - before == sum(more.values())
+    assert (here.totals[names[-1]], here.totals[ALPS]) == (12, 5 * end + 10)
 
 
 # --- room, and the file --------------------------------------------------------------------------
