@@ -22,16 +22,19 @@ class MergedTokens:
 
     def add(self, round_: float, tokens: Mapping[str, int]) -> dict[str, int]:
         """A round comes after all before it, maybe once more; returns what of it counts."""
-        while self._counted and self._counted[-1][0] >= round_:
-            for peer, count in self._counted.pop()[1].items():
-                self.totals[peer] -= count
-        self._make_room(tokens.keys())
+        if self._counted and self._counted[-1][0] >= round_:
+            while self._counted and self._counted[-1][0] >= round_:
+                for peer, count in self._counted.pop()[1].items():
+                    self.totals[peer] -= count
+            self._order()
+        merged = {peer: tokens[peer] for peer in sorted(tokens) if tokens[peer]}
+        self._make_room(merged.keys())
         counted = dict[str, int]()
-        for peer, count in tokens.items():
+        for peer, count in merged.items():
             name = self._name(peer)
             counted[name] = counted.get(name, 0) + count
             self.totals[name] = self.totals.pop(name, 0) + count
-        if counted:
+        if tokens:
             self._counted.append((round_, counted))
             self._forget()
         else:  # one that was read back may be in the sums
@@ -53,6 +56,12 @@ class MergedTokens:
         for _, tokens in self._counted:
             if found := [peer for peer in gone if peer in tokens]:
                 tokens[OTHERS] = tokens.get(OTHERS, 0) + sum(map(tokens.pop, found))
+
+    def _order(self) -> None:
+        """As a restarted node has it that reads these rounds back: so it makes room as this one."""
+        for _, tokens in self._counted:
+            for peer in sorted(tokens):
+                self.totals[peer] = self.totals.pop(peer)
 
     def _name(self, peer: str) -> str:
         """Whose tokens these are in the sums: its own while there is room for a name."""
@@ -99,9 +108,11 @@ class MergedTokens:
             if left > MAX_UNDONE:
                 continue
             share = {p: int(count * upto / rounds) for p, count in more.items()} if left else more
-            self._counted.append((round_, {p: count - given[p] for p, count in share.items()}))
+            here = {p: new for p, count in share.items() if (new := count - given[p])}
+            self._counted.append((round_, here))
             given = share
         self._counted = deque(sorted(self._counted, key=lambda one: one[0]))
+        self._order()
         self._forget()  # what the oldest of them has for all that are older, too
 
     def by_round(self) -> dict[float, dict[str, int]]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ import pytest
 from history_kit import RUN, Kit, island, room_for
 from hypothesis import given
 from hypothesis import strategies as st
+from past_kit import at_once
 from trainer_kit import tiny_manifest
 
+from node.monitor import merged_tokens
 from node.monitor.curves import MAX_ISLANDS
 from node.monitor.event_log import EventLog
 from node.monitor.events import Record, RoundDone
@@ -60,6 +63,53 @@ def test_rows_are_read_as_they_were_written(rows: list[dict[str, int]]) -> None:
         assert {name: count for name, count in merged.items() if count} == {
             name: count for name, count in tokens.items() if count
         }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_restarted_node_has_the_same_islands_put_together(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whichever way it went, and though some were merged with no tokens, or only told of."""
+    monkeypatch.setattr(merged_tokens, "MAX_TOTALS", 30)
+    rng, path = random.Random(seed), tmp_path / "history.jsonl"
+    kit = Kit(path, max_rows=512)
+    for step in range(60):
+        begin = kit.history.newest + 1
+        if step % 6 == 5:
+            begin -= rng.randrange(8)
+        elif step % 11 == 10:  # rounds are passed over
+            begin += 4
+            kit.history.expect(begin)
+            told = {name: count + 7 for name, count in kit.history.totals.items() if count % 2}
+            rows: list[dict[str, float | None]] = [
+                {"round": begin - n, "time": 1.0} for n in (3, 1)
+            ]
+            assert kit.history.learn(rows, told, begin) == 2
+            asyncio.run(kit.history.save(at_once))
+        for number in range(begin, begin + rng.randrange(1, 6)):
+            names = [str(rng.randrange(max(0, 2 * number - 40), 2 * number + 5)) for _ in range(3)]
+            kit.rounds(number, islands={name: island(1.0, rng.randrange(4)) for name in names})
+        if step % 10 == 9:
+            totals = {name: count for name, count in kit.history.totals.items() if count}
+            again = Kit(path, max_rows=512).history.totals
+            assert {name: count for name, count in again.items() if count} == totals
+            asyncio.run(kit.history.save(at_once))
+    assert totals[merged_tokens.OTHERS] > 0
+
+
+def test_who_was_merged_longest_ago_is_the_same_after_a_fork_that_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(merged_tokens, "MAX_TOTALS", 5)
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    for number, name in [*enumerate("acda"), (3, "e")]:
+        kit.rounds(number, islands={name: island(1.0, 5)})
+    asyncio.run(kit.history.save(at_once))
+    again = Kit(path)
+    for there in (kit, again):
+        there.rounds(4, islands={"f": island(1.0, 5)})
+        assert there.history.totals == dict.fromkeys([merged_tokens.OTHERS, *"cdef"], 5)
 
 
 @pytest.mark.parametrize("written_anew", ["", "by a thinning", "by what was before", "as cut"])
