@@ -13,6 +13,7 @@ from node.monitor.history import MAX_ROWS, History
 from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
 from protocols.memory.transport import Link, MemoryNetwork, MemoryTransport
+from protocols.messages import PastRound
 
 ME, ALPS, MESA = (Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 4))
 OTHERS = [ALPS, MESA, *(Identity.from_seed(bytes([n]) * 32).peer_id for n in range(4, 14))]
@@ -59,6 +60,10 @@ def rounds_of(here: History) -> list[int]:
 def sums(rounds: int) -> dict[str, int]:
     """Of so many rounds, each of which counts once."""
     return {ALPS: 10 * rounds, MESA: 5 * rounds}
+
+
+def told(round_: int) -> PastRound:
+    return PastRound(round_, 1.7e9, 1.0, 1.0, 1.0, None, None, None)
 
 
 async def at_once(work: Callable[[], Any]) -> Any:
