@@ -5,7 +5,7 @@
 #   make test         the fast tests            make test ARGS="-k wire"
 #   make test-swarm   real processes that are killed, minutes each
 #   make test-browser the dashboard in a headless chromium, where there is one
-#   make test-faults  every fault at every stage of a round, as root on Linux, 13 minutes
+#   make test-faults  every fault at every stage of a round, as root on Linux, 15 minutes
 #   make test-layouts every layout of an island against one process, 5 minutes
 #   make test-gpu     an island on a CUDA device, and on several with NCCL; passed over without
 #   make test-slow    256 members on a virtual clock, and more seeds and modes of what the fast tests hold

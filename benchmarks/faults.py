@@ -7,9 +7,13 @@ the table and writes every cell, if all of them were run. Of a cell that is in s
 newest counts; all of them are counted as tries.
 
 Stalls are seconds from the fault until all survivors had committed the round; bounds are what the
-engine's own deadlines allow there, from what that run has measured; bytes are what survivors sent
-to each other beyond a round without faults; digests are equal where all who have applied a round,
-the victim as well where it comes back, have the same outcome and state.
+engine's own deadlines allow there, from what that run has measured, and what these may be at most
+on such links, whatever was measured. Elements are what survivors sent each other more than once:
+needless where it, or the sum it was for, was there already, broken where the transfer before had
+broken off. The share is of the work of the survivor of whom the least was merged, in the round or,
+where it came late, the next it was in; the outcome is whether the round merged anything or was
+certified to merge nothing. Digests are equal where all who have applied a round, the victim as well
+where it comes back, have the same outcome and state.
 """
 
 from __future__ import annotations
@@ -41,8 +45,12 @@ class Cell:
     digests_equal: bool | None = None
     stall_s: float | None = None
     bound_s: float | None = None
-    more_bytes: int | None = None
-    allowed_bytes: int | None = None
+    patience_s: float | None = None
+    most_patience_s: float | None = None
+    needless_elements: int | None = None
+    broken_elements: int | None = None
+    least_share: float | None = None
+    outcome: str | None = None
 
 
 def read(paths: list[Path]) -> list[Cell]:
@@ -67,9 +75,14 @@ def read(paths: list[Path]) -> list[Cell]:
                 cell.digests_equal = told["digests_equal"] == "True"
             if "stall_s" in told:
                 cell.stall_s, cell.bound_s = float(told["stall_s"]), float(told["bound_s"])
-            if "more_than_usual" in told:
-                cell.more_bytes = int(told["more_than_usual"])
-                cell.allowed_bytes = int(told["allowed_again"])
+            if "patience_s" in told:
+                cell.patience_s = float(told["patience_s"])
+                cell.most_patience_s = float(told["most_patience_s"])
+            if "needless" in told:
+                cell.needless_elements = int(told["needless"])
+                cell.broken_elements = int(told["broken"])
+            if "least_share" in told:
+                cell.least_share, cell.outcome = float(told["least_share"]), told["outcome"]
             cells[key] = cell
     return list(cells.values())
 
@@ -78,20 +91,22 @@ def table(cells: list[Cell]) -> str:
     """By fault: how many passed, and how long survivors were held up."""
     lines = [
         "| fault | passed | digests equal | stall, median (s) | most (s) | most of its bound | "
-        "most bytes again |",
-        "|---|---|---|---|---|---|---|",
+        "most sent again | least merged | committed |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in dict.fromkeys(cell.fault for cell in cells):
         of = [cell for cell in cells if cell.fault == fault]
         equal = sum(bool(c.digests_equal) for c in of)
         stalls = [c.stall_s for c in of if c.stall_s is not None] or [math.nan]
         shares = [c.stall_s / c.bound_s for c in of if c.stall_s is not None and c.bound_s]
-        more = max((c.more_bytes for c in of if c.more_bytes is not None), default=0)
+        again = [(c.needless_elements or 0) + (c.broken_elements or 0) for c in of]
+        least = min((c.least_share for c in of if c.least_share is not None), default=math.nan)
+        committed = sum(c.outcome == "committed" for c in of)
         lines.append(
             f"| {fault} | {sum(c.passed for c in of)} of {len(of)} | {equal} of {len(of)} | "
             f"{statistics.median(stalls):.2f} | {max(stalls):.2f} | "
             f"{max(shares, default=math.nan):.0%} | "
-            f"{max(more, 0) / 1000:.0f} KB |"
+            f"{max(again) / 1000:.0f} K elements | {least:.0%} | {committed} of {len(of)} |"
         )
     return "\n".join(lines)
 

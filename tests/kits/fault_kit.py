@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -15,14 +15,17 @@ from typing import Any
 
 import fault_member
 import fault_relay
+from fault_limits import Deadlines, honest
 from fault_member import Action, Role, Setup, Stage, Trap, identity_of
+from fault_mutants import Mutant
+from fault_traffic import Move, Repeats, repeats
 from member_kit import START_S, Crew, Process, forked
 from toy_replica import RUN
 
 from benchmarks.netns import Network
 from gossip.membership.members import Patience
 from gossip.plans.certificate import leader_order
-from protocols.codecs import RangeCodec
+from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import PeerId
 
 COUNT = 4
@@ -33,11 +36,13 @@ NARROW = 0.35  # of that: the link of a member that shall merge nothing
 SLOWER = 20
 THINK_S = 0.75  # longer than the narrow link needs for a round's bytes, or it can never catch up
 FIRST = 2  # round of the fault at the earliest: by then the links are measured
+LEAST_SHARE = 0.5  # of a survivor's work that is merged, whatever happens to another member
+AGAIN = CHUNK  # elements that survivors may send again: a transfer may begin as another one ends
 AFTER = 2  # rounds that must follow it
 PORT = 4390
 PATIENCE = Patience()
 
-ENCODED = RangeCodec(CODEC, dense=SIZE - 1000).encoded_size
+RANGES = RangeCodec(CODEC, dense=SIZE - 1000)
 CONTROL = 96 * 1024  # bytes that a member says, or had under way, in a round of some seconds
 
 
@@ -61,6 +66,7 @@ FAULTS = (
     Fault("connections reset", "tell", silent=False, relayed=True),
     Fault("messages doubled", "double", silent=False),
 )
+FAVOURS = Fault("one has its part", "favour", silent=False, comes_back=False)
 SPOILT = Fault("parts spoilt", "spoil", silent=True)
 
 
@@ -146,63 +152,123 @@ class Cell(Crew):
         return max(float(f["silence"]) for f in plans if f["round"] <= self.round)
 
     def bound(self) -> float:
-        """The longest stall that the engine's own deadlines allow, from measured speeds."""
+        """The longest stall: by the engine's own deadlines, and by what these may be at most."""
         plan = self.plan()
-        patience, expected = plan["patience"], plan["expected"]
-        if self.fault.silent:
-            notice = 2.5 * patience + 4 * expected  # of an owner that does not deliver
-            if self.fault.name != "link 20x slower":  # or of its silence
-                notice = min(notice, self.silence())
-            notice += patience / 4  # doubts wait for each other
-        else:
-            notice = PATIENCE.heartbeat_s  # the next message fails
-        stand = patience  # the next in the leading order takes its turn
-        repair = patience + 4 * expected  # slices are waited for, and what is merged is sent
-        return float(notice + stand + repair)
+        own = Deadlines(plan["patience"], plan["expected"], self.silence())
+        return min(self._longest(own), self._longest(self.most))
 
-    def merges(self) -> dict[PeerId, int]:
-        """Encoded bytes of the parts that each was to merge."""
-        return {
-            one.peer: sum(
-                ENCODED(start, stop)
-                for start, stop, owner in self.plan()["parts"]
-                if owner == one.peer
-            )
-            for one in self.members
-        }
+    def _longest(self, deadlines: Deadlines) -> float:
+        return deadlines.stall(
+            silent=self.fault.silent,
+            connected=self.fault.name == "link 20x slower",
+            heartbeat=PATIENCE.heartbeat_s,
+        )
 
-    def usual_bytes(self) -> int:
-        """What survivors send to each other without faults: slices, and their merged parts."""
-        merges, lost = self.merges(), self.lost()
-        slices = sum(ENCODED(0, SIZE) - lost - merges[one.peer] for one in self.others)
-        return slices + (ENCODED(0, SIZE) - lost) * (COUNT - 2)
+    @property
+    def most(self) -> Deadlines:
+        """The longest honest deadlines on these links."""
+        narrow = self.usual_rate if self.trap.role == "member" else None
+        lag = max(f["lag"] for o in self.others for f in o.of("plan") if f["round"] <= self.round)
+        return honest(RANGES.encoded_size(0, SIZE), MBIT, narrow, PATIENCE, lag)
 
-    def sent(self) -> int:
-        """Bytes of bodies between survivors, from the round's first plan to the next one's.
+    def moves(self, round_: int) -> list[tuple[PeerId, Move]]:
+        """Slices and merged parts of a round that went from one survivor to another.
 
         Not those to the victim: it may have to get everything once more to catch up.
         """
+        return [
+            (one.peer, move)
+            for one in self.others
+            for move in one.of("applied")[-1]["moves"]
+            if move.round == round_ and move.to != self.victim.peer
+        ]
+
+    def repeats(self) -> Repeats:
+        """What survivors sent each other in the round though it, or its sum, was there already."""
+        came = [
+            move
+            for one in self.others
+            for sender, move in one.of("applied")[-1]["came"]
+            if move.round == self.round and sender == self.victim.peer
+        ]
+        return repeats(self.moves(self.round), came, RANGES)
+
+    def said(self) -> int:
+        """Bytes of all else between survivors, from the round's first plan to the next one's."""
         total = 0
         for one in self.others:
-            before, after = (one.of("plan", r)[0]["sent"] for r in (self.round, self.round + 1))
+            before, after = (one.of("plan", r)[0]["said"] for r in (self.round, self.round + 1))
             total += sum(after[p] - before.get(p, 0) for p in after if p != self.victim.peer)
         return total
 
-    def lost(self) -> int:
-        """Encoded bytes of the victim's part."""
-        return self.merges()[self.victim.peer]
+    def uncounted(self) -> int:
+        """Bytes that have left survivors and are neither in a move nor said; less than none."""
+        total = 0
+        for one in self.others:
+            newest = one.of("applied")[-1]
+            total += sum(newest["sent"].values()) - sum(newest["said"].values())
+            total -= sum(move.given for move in newest["moves"])
+        return total
 
-    def again(self) -> int:
-        """The most that survivors may send again, all together: what the victim's part needs.
+    def share(self) -> dict[PeerId, float]:
+        """How much of each survivor's work was merged: in the round, or in those after.
 
-        Its slices go to a new owner, and from there, or from whoever has it merged already, the
-        part goes to the others: each has it sent to once.
+        The latter only for what came late: whoever contributes to the round has it in there.
         """
-        return 2 * (COUNT - 2) * self.lost()
+        chain, found = self.chain(), {}
+        for one in self.others:
+            for round_ in range(self.round, self.round + 1 + AFTER):
+                outcome = chain[round_].outcome
+                numbers = [i for i, c in enumerate(outcome.contributors) if c.peer == one.peer]
+                included = [i for part in outcome.parts for i in part.included]
+                found[one.peer] = (
+                    sum(i.elements for i in included if i.contributor in numbers) / SIZE
+                )
+                if numbers:
+                    break
+        return found
+
+    def committed(self) -> bool:
+        """Whether the round merged anything; else it was certified that it did not."""
+        return any(part.digest for part in self.chain()[self.round].outcome.parts)
+
+    def wrongs(self, told: Callable[[str, object], None]) -> list[str]:
+        """What does not hold, in a word or two each; ``told`` gets what was measured."""
+        equal = all(len(self.facts_of(round_)) == 1 for round_ in self.rounds())
+        told("digests_equal", equal)
+        if not equal:
+            return ["histories differ"]
+        found = []
+        stall, bound, plan = self.stall(self.round), self.bound(), self.plan()
+        told("stall_s", round(stall, 2))
+        told("bound_s", round(bound, 2))
+        if stall >= bound:
+            found.append("a long stall")
+        told("patience_s", round(plan["patience"], 2))
+        told("most_patience_s", round(self.most.patience, 2))
+        told("expected_s", round(plan["expected"], 2))
+        told("most_expected_s", round(self.most.expected, 2))
+        if plan["patience"] > self.most.patience or plan["expected"] > self.most.expected:
+            found.append("dishonest deadlines")
+        again = self.repeats()
+        told("needless", again.needless)
+        told("broken", again.broken)
+        if again.needless + again.broken > AGAIN:
+            found.append("sent again")
+        if self.said() > CONTROL * len(self.others) or self.uncounted() > CONTROL:
+            found.append("much was said")
+        shares = self.share()
+        told("least_share", round(min(shares.values()), 3))
+        told("outcome", "committed" if self.committed() else "certified as not committed")
+        if min(shares.values()) < LEAST_SHARE:
+            found.append("work lost")
+        decided = self.chain()[self.round]
+        told("ballot", (decided.epoch, decided.ballot))
+        return found
 
 
 @contextmanager
-def cell(role: Role, stage: Stage, fault: Fault) -> Iterator[Cell]:
+def cell(role: Role, stage: Stage, fault: Fault, mutant: Mutant | None = None) -> Iterator[Cell]:
     """Four members, and the trap of one set; all gone afterwards."""
     peers = [identity_of(k).peer_id for k in range(COUNT)]
     order = leader_order(RUN, 0, FIRST, peers)
@@ -238,6 +304,7 @@ def cell(role: Role, stage: Stage, fault: Fault) -> Iterator[Cell]:
                 PATIENCE,
                 network.path(name),
                 trap if mine else None,
+                mutant,
             )
             members.append(Process(peers[k], name, *start(fault_member.main, setup)))
         yield Cell(members, members[chosen], network=network, fault=fault, trap=trap, relay=relay)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, Literal
 
 import torch
 from fault_meddling import Meddling
+from fault_mutants import Mutant, mutate
 from gossip_kit import announce_of
 from toy_replica import RUN, ToyReplica
 
@@ -50,13 +52,14 @@ STAGES: dict[Passed, Stage] = {
     Passed.MERGED: "after merging",
     Passed.CERTIFYING: "before certifying",
 }  # for the middle, bytes on the wire are counted
-Action = Literal["kill", "stop", "tell", "double", "spoil"]
+Action = Literal["kill", "stop", "tell", "double", "spoil", "favour"]
 
 CLONE_NEWNET = 0x40000000
 WINDOW_S = 0.1
 WINDOWS = 20
 WINDOW_BYTES = 64 * 1024  # less is no load: handshakes and greetings say nothing of the link
 POLL_S = 0.002  # how often the bytes that went out are looked at
+LAG_S = 0.02  # how often it is looked whether this process runs when it wants to
 ASK_S = 0.05  # until all are there
 KEPT = 64  # rounds, for those who were away
 
@@ -84,6 +87,7 @@ class Setup:
     patience: Patience
     namespace: str = ""  # a file that names it; empty: where the parent is
     trap: Trap | None = None
+    mutant: Mutant | None = None  # what is wrong with its engine
 
 
 def identity_of(number: int) -> Identity:
@@ -138,6 +142,8 @@ def main(pipe: Connection, setup: Setup) -> None:
     """The life of a member: until it is killed."""
     enter(setup.namespace)
     torch.set_num_threads(1)
+    if setup.mutant is not None:
+        mutate(setup.mutant)
     member = Member(pipe, setup)
     asyncio.run(member.live())
 
@@ -230,6 +236,14 @@ class Member:
     def __init__(self, pipe: Connection, setup: Setup) -> None:
         self.pipe, self.setup = pipe, setup
         self._lock = threading.Lock()
+        self.lag = 0.0  # seconds, the longest yet: how much later than it wants this process runs
+
+    async def _watch_lag(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + LAG_S
+            await asyncio.sleep(LAG_S)
+            self.lag = max(self.lag, clock() - due)
 
     def tell(self, **fact: Any) -> None:
         """Report to the parent."""
@@ -247,6 +261,13 @@ class Member:
     def meddle(self, action: Action) -> None:
         self.transport.doubles = action == "double"
         self.transport.spoils = action == "spoil"
+        if action == "favour":
+            # one that contributes nothing, if there is one: whoever merges the part anew then needs
+            # a slice from another, or has to send it to this one
+            busy = {one.peer for one in self.plan.contributors}
+            others = sorted(self.setup.addresses)
+            self.transport.favoured = min(others, key=lambda peer: peer in busy)
+            self.transport.after = lambda: os.kill(os.getpid(), signal.SIGKILL)
 
     async def live(self) -> None:
         """Take part until killed."""
@@ -289,7 +310,10 @@ class Member:
                     round=certificate.outcome.round,
                     certificate=certificate.encode(),
                     state=replica.place.state,
+                    moves=[copy(move) for move in self.transport.moves],
+                    came=self.transport.came.copy(),
                     sent=self.sent(),
+                    said=dict(self.transport.said),
                 )
                 moved.set()
 
@@ -307,6 +331,7 @@ class Member:
                 trap = Sprung(setup.trap, identity.peer_id, self.tell, self.wait, self.meddle)
 
             def planned(plan: Plan) -> None:
+                self.plan = plan
                 self.tell(
                     event="plan",
                     round=plan.round,
@@ -317,6 +342,8 @@ class Member:
                     silence=max(i.forgiven_s for i in presence.membership.islands.values()),
                     parts=[(part.start, part.stop, part.owner) for part in plan.parts],
                     sent=self.sent(),
+                    said=dict(self.transport.said),
+                    lag=self.lag,
                 )
                 if trap is not None:
                     trap.planned(plan, rules)
@@ -331,6 +358,7 @@ class Member:
                     if peer not in presence.membership.islands:
                         await presence.ask(peer)
                 await asyncio.sleep(ASK_S)
+            group.create_task(self._watch_lag())
             group.create_task(swarm.run())
             group.create_task(self._train(chain, replica, moved))
 

@@ -24,6 +24,7 @@ from gossip.plans.certificate import check_certificate, genesis, outcome_hash
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 
+UNTOLD = {"time", "certificate", "state", "event", "parts", "sent", "said", "moves", "came"}
 START_S = 40.0  # to the first rounds, on a busy machine
 
 context = multiprocessing.get_context("forkserver")
@@ -144,9 +145,7 @@ class Crew:
         for one in self.members:
             for f in one.facts:
                 shown = {
-                    key: names.get(value, value)
-                    for key, value in f.items()
-                    if key not in ("time", "certificate", "state", "event", "parts", "sent")
+                    key: names.get(value, value) for key, value in f.items() if key not in UNTOLD
                 }
                 if "parts" in f:
                     shown["parts"] = [(names[o], e - s) for s, e, o in f["parts"]]
