@@ -85,6 +85,8 @@ def test_a_share_counts_once_where_its_receiver_is_silent_for_a_while(silent: fl
             await asyncio.sleep(silent)
             alone = [one.state.blend.weight for one in swarm.living()]
             swarm.network.thaw(swarm.members[1].peer)
+            # as a node does that dials again whom it has met before (node.entry.met_before)
+            await swarm.members[0].roamer.presence.ask(swarm.members[1].peer)
             await swarm.rounds(5)
             swarm.limit = 0
             await asyncio.sleep(30.0)
