@@ -111,34 +111,38 @@ def _keeping(saved: Set[Any]) -> tuple[_Keep, _Return]:
 _Kept = defaultdict[Any, deque[AbstractContextManager[None]]]  # by operator, in the order of calls
 
 
-class _Keep(TorchDispatchMode):
+class _Selective(TorchDispatchMode):
+    """Calls the operators that are saved in contexts of their own."""
+
+    def __init__(self, saved: Set[Any], kept: _Kept) -> None:
+        super().__init__()
+        self.saved, self.kept = saved, kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.saved:
+            return func(*args, **(kwargs or {}))
+        with self.context_of(func):
+            return func(*args, **(kwargs or {}))
+
+    def context_of(self, func: Any) -> AbstractContextManager[None]:
+        """For the next call of an operator."""
+        raise NotImplementedError
+
+
+class _Keep(_Selective):
     """Keeps what the operators return."""
 
-    def __init__(self, saved: Set[Any], kept: _Kept) -> None:
-        super().__init__()
-        self.saved, self.kept = saved, kept
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self.saved:
-            return func(*args, **(kwargs or {}))
+    def context_of(self, func: Any) -> AbstractContextManager[None]:
         keep, give_back = create_selective_checkpoint_contexts([func])
         self.kept[func].append(give_back)
-        with keep:
-            return func(*args, **(kwargs or {}))
+        return keep
 
 
-class _Return(TorchDispatchMode):
+class _Return(_Selective):
     """Returns what was kept, call by call."""
 
-    def __init__(self, saved: Set[Any], kept: _Kept) -> None:
-        super().__init__()
-        self.saved, self.kept = saved, kept
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self.saved:
-            return func(*args, **(kwargs or {}))
-        with self.kept[func].popleft():
-            return func(*args, **(kwargs or {}))
+    def context_of(self, func: Any) -> AbstractContextManager[None]:
+        return self.kept[func].popleft()
 
 
 def _again_but_products(block: nn.Module, *args: Any, **given: Any) -> Any:
