@@ -96,7 +96,7 @@ def _again_but(saved: Set[Any], forward: Callable[..., Any], *args: Any, **given
     return _again(forward, *args, context_fn=partial(_keeping, saved), **given)
 
 
-def _keeping(saved: Set[Any]) -> tuple[_Keep, _Return]:
+def _keeping(saved: Set[Any]) -> tuple[_Selective, _Selective]:
     """Contexts of forward and of backward.
 
     Those that torch makes count the calls of every operator, and raise where backward has more of
@@ -104,45 +104,31 @@ def _keeping(saved: Set[Any]) -> tuple[_Keep, _Return]:
     they are not there yet, and the profiler is told of the first unit in backward as of a root.
     So here each call that is kept has contexts of its own, and the others are not counted.
     """
-    kept: _Kept = defaultdict(deque)
-    return _Keep(saved, kept), _Return(saved, kept)
+    kept = defaultdict[Any, deque[_Context]](deque)  # by operator, in the order of calls
+
+    def keep(func: Any) -> _Context:
+        now, later = create_selective_checkpoint_contexts([func])
+        kept[func].append(later)
+        return now
+
+    return _Selective(saved, keep), _Selective(saved, lambda func: kept[func].popleft())
 
 
-_Kept = defaultdict[Any, deque[AbstractContextManager[None]]]  # by operator, in the order of calls
+_Context = AbstractContextManager[None]
 
 
 class _Selective(TorchDispatchMode):
-    """Calls the operators that are saved in contexts of their own."""
+    """Calls the operators that are ``saved`` in contexts of their own."""
 
-    def __init__(self, saved: Set[Any], kept: _Kept) -> None:
+    def __init__(self, saved: Set[Any], context_of: Callable[[Any], _Context]) -> None:
         super().__init__()
-        self.saved, self.kept = saved, kept
+        self.saved, self.context_of = saved, context_of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in self.saved:
             return func(*args, **(kwargs or {}))
         with self.context_of(func):
             return func(*args, **(kwargs or {}))
-
-    def context_of(self, func: Any) -> AbstractContextManager[None]:
-        """For the next call of an operator."""
-        raise NotImplementedError
-
-
-class _Keep(_Selective):
-    """Keeps what the operators return."""
-
-    def context_of(self, func: Any) -> AbstractContextManager[None]:
-        keep, give_back = create_selective_checkpoint_contexts([func])
-        self.kept[func].append(give_back)
-        return keep
-
-
-class _Return(_Selective):
-    """Returns what was kept, call by call."""
-
-    def context_of(self, func: Any) -> AbstractContextManager[None]:
-        return self.kept[func].popleft()
 
 
 def _again_but_products(block: nn.Module, *args: Any, **given: Any) -> Any:
