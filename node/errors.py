@@ -93,7 +93,8 @@ _ROWS = (
     Kind(
         "E201",
         "the run's configuration differs",
-        "this node was given a run file that is not the swarm's; the message names each field",
+        "this node was given a run that is not the swarm's; the message names the fields, those "
+        "first that were set here",
         "leave out --run to take the swarm's manifest, or correct the fields named",
     ),
     Kind(

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import MAX_SHARD_BYTES, Manifest, difference
+from bootstrap.manifest_form import flat
 from bootstrap.seeds import PeerCache, Reached, Unreached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
@@ -35,6 +36,7 @@ from node.errors import operator_error
 from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Problem
+from node.presets import PRESETS
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.envelope import OpenedEnvelope
 from protocols.errors import (
@@ -55,6 +57,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
+_MOST, _LONGEST = 8, 120  # differences that are told, and characters of each
+_FOLLOWING = ("inner.total_steps", "inner.warmup_steps")  # the rounds, if they are not set
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
 
@@ -300,7 +304,7 @@ class Entrance:
             raise operator_error(
                 "E201",
                 f"the swarm trains another run ({signed.manifest.label})",
-                why="; ".join(found[:8]),
+                why=listed(found, own),
                 fix=f"leave out {self._own_run(own)} to take the swarm's, or give peers of yours",
             )
         blobs = {"": b"", BYTES: b""}
@@ -367,6 +371,23 @@ def differences(own: Manifest, theirs: Manifest) -> list[str]:
     if "name" not in own.model_fields_set:
         filled_in.append("name ")
     return [line for line in difference(own, theirs) if not line.startswith(tuple(filled_in))]
+
+
+def listed(found: list[str], own: Manifest | None) -> str:
+    """What :func:`differences` found, for E201: first what ``own`` was given by hand."""
+    given = {} if own is None else flat(own.model_dump(mode="json", exclude_unset=True))
+    presets = [flat(tables) for tables in PRESETS.values()]
+
+    def rank(line: str) -> int:
+        key = line.partition(" ")[0]
+        if key not in given:
+            return 2
+        return int(key in _FOLLOWING or any(preset.get(key) == given[key] for preset in presets))
+
+    told = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…" for line in found]
+    order = [told[at] for at in sorted(range(len(found)), key=lambda at: rank(found[at]))]
+    more = [f"and {len(order) - _MOST} more"] if len(order) > _MOST else []
+    return "; ".join(order[:_MOST] + more)
 
 
 def _dial_text(reached: list[Reached]) -> str:

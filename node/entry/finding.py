@@ -29,7 +29,7 @@ from node.checkpoints.restoring import Restored
 from node.checkpoints.spared import PREFIX
 from node.data.tokenizer import BYTES, check_tokenizer
 from node.data.tokenizer import FILE as TOKENIZER
-from node.entry.entrance import PASSING, Entrance, Run, differences
+from node.entry.entrance import PASSING, Entrance, Run, differences, listed
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from node.reading import Reading
@@ -205,7 +205,7 @@ class Finder:
             raise operator_error(
                 "E201",
                 f"the checkpoint is of another run ({kept.label})",
-                why="; ".join(found[:8]),
+                why=listed(found, own),
                 fix=fix,
             )
 

@@ -264,9 +264,16 @@ def _read_json(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             found = json.loads(file.read(MAX_JSON_BYTES))
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+            raise ValueError("there is no object in it")
+    except OSError as error:
         raise _unfit(path, reason(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise operator_error(
+            "E606",
+            f"cannot start from {path}",
+            why=f"it is not JSON as transformers writes it: {error}",
+            fix=f"give a whole {path.name}, as save_pretrained and `hf download` leave it",
+        ) from error
     return found
 
 

@@ -14,8 +14,9 @@ from bootstrap.manifest import Manifest
 from bootstrap.seeds import Dialled, PeerCache, Reached, Unreached
 from bootstrap.signed_manifest import SignedManifest
 from node import clock
+from node.commands.manifest import manifest_for
 from node.config import resolve
-from node.entry.entrance import Entrance
+from node.entry.entrance import Entrance, differences, listed
 from node.entry.reaching import ASKED_AGAIN, TRIED_AGAIN, Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
@@ -24,6 +25,7 @@ from protocols.addresses import PeerAddress
 from protocols.errors import IdentityMismatch, OperatorError, Unreachable, Why
 from protocols.memory import virtual_time
 
+OTHER = {"kind": "hf", "config": '{"model_type": "gpt2", "words": "%s"}' % ("x" * 300)}
 SCRIPT = {"layout": "ab" * 32, "parameters": 8}
 
 
@@ -42,6 +44,25 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> SignedManifest:
 
     monkeypatch.setattr("node.entry.entrance.fetch_manifest", fetched)
     return signed
+
+
+@pytest.mark.parametrize("preset", ["", "small"])
+def test_what_was_set_by_hand_is_named_first_of_what_differs(tmp_path: Path, preset: str) -> None:
+    config: Any = resolve({"dir": str(tmp_path), "peers": ["a:1"]}, {})
+    own = manifest_for(config, preset, ("rounds.inner_steps=7",))
+    theirs = Manifest(
+        seed=3,
+        model=OTHER,
+        data={"seq_len": 64, "batch_size": 3},
+        inner={"lr": 0.7, "weight_decay": 0.5},
+    )
+    assert own is not None
+    found = differences(own, theirs)
+    told = listed(found, own).split("; ")
+    assert told[0] == f"rounds.inner_steps 7 != {theirs.rounds.inner_steps}"
+    assert told[-1] == f"and {len(found) - 8} more"
+    assert len(told) == 9
+    assert max(map(len, told)) <= 121
 
 
 @pytest.mark.parametrize(

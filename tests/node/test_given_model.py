@@ -88,6 +88,17 @@ def test_who_joins_or_goes_on_without_a_run_of_its_own_needs_none(tmp_path: Path
     assert caught.value.what == f"cannot start from {tmp_path / 'gone'}"
 
 
+@pytest.mark.parametrize("text", ['{"model_type": "llama"', "[1]", "[" * 100_000])
+def test_a_config_that_is_not_json_is_told_as_that(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(OperatorError) as caught:
+        manifest_for(resolve({"dir": str(tmp_path), "hf_config": str(file)}, {}))
+    assert (caught.value.code, caught.value.what) == ("E606", f"cannot start from {file}")
+    assert caught.value.why.startswith("it is not JSON")
+    assert "a whole config.json" in caught.value.fix
+
+
 def test_a_model_is_described_once(tmp_path: Path) -> None:
     both = {"dir": str(tmp_path), "hf_config": str(tmp_path / "a"), "init_from": str(tmp_path)}
     with pytest.raises(OperatorError) as caught:
