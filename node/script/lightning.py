@@ -25,7 +25,8 @@ class SwarmCallback(lightning.Callback):
 
     The learning rate of an island that is behind goes to where the swarm is (``island.position``)
     by each scheduler of ``"interval": "step"``, and training ends at the end of the schedule
-    (``max_steps``, or the epochs). Where fit() is called again, schedules begin anew.
+    (``max_steps``, or the epochs). Of data without a length and ``max_steps`` that is not known:
+    then training ends where the loop does. Where fit() is called again, schedules begin anew.
     """
 
     def __init__(self, *, tokens_per_step: int, **joining: Any) -> None:

@@ -6,6 +6,7 @@ An island that is behind moves its schedule on to where the swarm is, so that al
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from typing import Any
 
@@ -34,9 +35,13 @@ class Schedule:
     ) -> None:
         """Go to ``position`` (``island.position``) in a schedule of ``length`` steps.
 
+        ``length`` is not positive where the loop does not know it, as libraries say of a stream:
+        then training ends with the loop, or where the scheduler has an end of its own.
         ``anew``: it begins at its start wherever the swarm is. ``each_step``: it is stepped once
         after each inner step.
         """
+        if length <= 0:  # OneCycleLR raises where it is stepped any further
+            length = getattr(scheduler, "total_steps", math.inf)
         self._scheduler, self._length, self._position = scheduler, length, position
         self._told = False
         here = getattr(scheduler, "last_epoch", None)

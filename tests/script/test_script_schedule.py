@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as torchs
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from node.script.schedule import Schedule
 
@@ -45,11 +46,13 @@ MAKES: dict[str, Callable[[torch.optim.Optimizer], torchs.LRScheduler]] = {
 }
 
 
-def rates(make: Callable[..., torchs.LRScheduler], island: Island | None = None) -> list[float]:
+def rates(
+    make: Callable[..., torchs.LRScheduler], island: Island | None = None, length: float = MOST
+) -> list[float]:
     """Of each step that is taken, followed or (without an island) as the scheduler alone goes."""
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler = make(optimizer)
-    schedule = island and Schedule(scheduler, MOST, island.position)
+    schedule = island and Schedule(scheduler, length, island.position)
     taken: list[float] = []
     going = True
     while going and len(taken) < MOST:
@@ -68,6 +71,25 @@ def test_an_island_that_comes_late_or_falls_behind_anneals_with_the_others(kind:
     alone = rates(MAKES[kind])
     assert rates(MAKES[kind], Island(12, {5: 7})) == pytest.approx(alone[12:17] + alone[24:])
     assert rates(MAKES[kind], Island(0)) == alone
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("length", [-1, 0, math.inf])
+def test_a_loop_that_does_not_know_its_length_is_not_ended_by_that(length: float) -> None:
+    """Lightning says -1 of a stream; its own loop ends it."""
+    make, alone = MAKES["linear"], rates(MAKES["linear"])
+    assert rates(make, Island(0), length) == alone
+    behind = rates(make, Island(12, {5: 7}), length)
+    assert behind[: MOST - 19] == pytest.approx(alone[12:17] + alone[24:])
+    assert len(behind) == MOST
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scheduler_with_an_end_of_its_own_is_not_stepped_beyond_it() -> None:
+    make = MAKES["one cycle"]
+    alone = rates(make)
+    assert rates(make, Island(12, {5: 30}), -1) == pytest.approx(alone[12:17])
+    assert rates(make, Island(500), -1) == alone
 
 
 def test_what_cannot_be_moved_is_told_of_once_and_left_alone(
@@ -262,3 +284,48 @@ def test_lightning_that_comes_late_ends_with_the_others(
         assert taken == pytest.approx(LINEAR[25:30] + LINEAR[33:])
     else:  # an epoch is of the island's own data: it cannot be told what the swarm's would be
         assert taken == [0.1] * MOST
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("late", [0, 25])
+def test_lightning_reads_a_stream_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """Without ``max_steps`` it does not know how many steps that are."""
+    lightning = pytest.importorskip("lightning")
+    from node.script.lightning import SwarmCallback
+
+    taken: list[float] = []
+
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(torch.ones(10, 1))
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            taken.append(self.optimizers().param_groups[0]["lr"])
+            return (self.one * batch).mean()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            each = {"scheduler": MAKES["linear"](optimizer), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": each}
+
+    island = Island(late, {})
+    monkeypatch.setattr("node.script.lightning.join", lambda *_, **__: island)
+    lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        callbacks=[SwarmCallback(tokens_per_step=8)],
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), DataLoader(Stream()))
+    assert island.steps == len(taken) == 20
+    assert taken[: MOST - late] == pytest.approx(LINEAR[late : late + 20])
