@@ -20,7 +20,7 @@ from node.checkpoints.trainer_files import Asked, Taken, TrainerFiles
 from node.data.stream_recipe import is_recipe
 from node.island.beginning import Beginning, Todo, check_built
 from node.island.course import Course
-from node.island.events import problem_of, shrunk_of, step_of, told_of
+from node.island.events import dropped_of, problem_of, shrunk_of, step_of, told_of
 from node.island.fitting import Fitting
 from node.island.guessing import Guesses
 from node.island.island import Island
@@ -85,6 +85,8 @@ class Conductor:
     failed: OperatorError | None = None  # why the trainer is not kept alive any more
     _grows: bool = False  # a host is to be taken in
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
+    # those whose local work a merge drops, and whether because an earlier life may have sent it
+    _drops: dict[int | None, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.course = Course(
@@ -125,6 +127,8 @@ class Conductor:
     async def release(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
         self.readiness.answered(fragment, contributed=contributed)
+        if reset:
+            self._drops[fragment] = self.replicas[fragment].relived
         await self._go_on(fragment, contributed=contributed, reset=reset)
 
     def late_s(self, fragment: int) -> float:
@@ -312,6 +316,9 @@ class Conductor:
         self.course.heard(applied)
         if applied.fragment is None:
             self._has_begun()
+        relived = self._drops.pop(applied.fragment, None)
+        if applied.dropped and relived is not None:
+            self.events.emit(dropped_of(applied.dropped, relived=relived))
         self._ownership.free(applied.fragment)
         await self._reset_if_due()
         self.pace.step, self.pace.tokens = applied.step, applied.tokens
@@ -398,6 +405,7 @@ class Conductor:
     def _lose(self) -> None:
         """There are no ranks any more that could answer."""
         self.gathering.able = False
+        self._drops.clear()
         may_change = self.beginning.lost()
         self.files.lost()
         if self._guesses is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from node import clock
 from node.errors import operator_error
+from node.headway import counted
 from node.island.rank_ends import TrainerDied
 from node.island.silence import Silent
 from node.monitor.events import DataAwaited, DataCame, Notice, Step, Validation
@@ -44,6 +45,17 @@ def told_of(said: Awaited | Evaluated | Cold | Silent) -> Told:
             return Notice(text=f"the inner optimizer begins anew at step {step}: {why}")
         case Silent(text):
             return Notice(text=text)
+
+
+def dropped_of(steps: int, *, relived: bool) -> Notice:
+    """That a merge has dropped what was learnt in so many steps; ``relived``: see the replica's."""
+    why = (
+        "before this node was started again it may have sent them, or the same ones from its "
+        "checkpoint on"
+        if relived
+        else "they are of more rounds than max_staleness, which nobody keeps"
+    )
+    return Notice(text=f"drops what it has learnt in {counted(steps, 'inner step')}: {why}")
 
 
 def _awaited(awaited: Awaited) -> DataAwaited | DataCame:

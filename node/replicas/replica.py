@@ -237,9 +237,12 @@ class OuterReplica:
         ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
         last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
         whole progress goes into the next contribution), ``"nothing"`` drops it. With ``"local"``,
-        work from a checkpoint is dropped after rounds that may have merged it. So is what the
-        round of the unanswered snapshot has merged of it, by the outcome ``decided``; where that
-        is not known, all of the snapshot if it was ``sent``.
+        what the round of the unanswered snapshot has merged of it is dropped, by the outcome
+        ``decided``; where that is not known, all of the snapshot if it was ``sent``.
+
+        An island that has resumed drops all after rounds that may have merged work from its
+        checkpoint. What it has learnt since is no better: from a checkpoint it takes the very
+        steps that the life before took from there on, and may have sent.
         """
         ahead = state.place.round > self._place.round
         self.relived = self.inherited and ahead

@@ -223,6 +223,7 @@ class Applied(Message, kind=113):
     fragment: int | None = 0  # None: all of them, in answer to :class:`Begin`
     waited_s: float = 0.0  # seconds with nothing to do since the previous answer
     batches: Stretches = ()  # as in :class:`StepDone`
+    dropped: int = 0  # inner steps that no merge has had, where :class:`Apply` says ``reset``
 
 
 class Shifted(Message, kind=123):

@@ -41,14 +41,20 @@ class FragmentProgress:
         self.carried, self.outstanding, self.unsent = StepTotals(), work, StepTotals()
         return work
 
-    def answer(self, round_: int, *, contributed: bool, reset: bool) -> None:
-        """A round is committed; ``contributed``: with what was sent."""
+    def answer(self, round_: int, *, contributed: bool, reset: bool) -> int:
+        """A round is committed; ``contributed``: with what was sent. Returns inner steps dropped.
+
+        With ``reset`` those are all that no merge has had.
+        """
+        dropped = 0
         if reset:
+            dropped = (self.carried + (self.outstanding or StepTotals()) + self.unsent).steps
             self.carried, self.unsent = StepTotals(), StepTotals()
         elif not contributed and self.outstanding is not None:
             self.carried = self.outstanding
         self.outstanding, self.round = None, round_
         self.contributed |= contributed
+        return dropped
 
     def state(self) -> FragmentState:
         """For a checkpoint: a snapshot that is not answered yet counts as not merged."""

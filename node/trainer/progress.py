@@ -303,14 +303,15 @@ class Progress(Cycle):
             self.optimizer.zero_grad()
             self.in_hand = False
         dropped = command.reset or self.gradients
-        progress.answer(command.round, contributed=command.contributed, reset=dropped)
+        lost = progress.answer(command.round, contributed=command.contributed, reset=dropped)
         if command.fragment == 0:
             self.round_step = command.round_step
         if self.numbers is not None and command.batches:
             self.numbers.give(command.batches, anew=command.anew)
         self.slot, self.slots = command.slot, command.slots
         self._take_terms(command)
-        self._read_vectors(loss, command.fragment)
+        # a gradient is of one round alone, and no step of it is missed in another
+        self._read_vectors(loss, command.fragment, dropped=0 if self.gradients else lost)
 
     @torch.no_grad()
     def shift(self, command: Shift) -> None:
@@ -374,7 +375,9 @@ class Progress(Cycle):
         )
         self.files.save(command.directory, state)
 
-    def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
+    def _read_vectors(
+        self, validation_loss: float | None, fragment: int | None, *, dropped: int = 0
+    ) -> None:
         """Tell the daemon that the fragment of the vectors (None: all) is read and free again."""
         if self.leader is None:
             return
@@ -389,6 +392,7 @@ class Progress(Cycle):
                 fragment,
                 self.leader.take_waited_s(),
                 self.batches,
+                dropped,
             )
         )
 

@@ -10,13 +10,28 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conductor_kit import SIZE, Gate, at_once, commit_without, conductor, nobody, snapshot
+from conductor_kit import (
+    ME,
+    OTHER,
+    SIZE,
+    Gate,
+    at_once,
+    commit,
+    commit_without,
+    conductor,
+    nobody,
+    snapshot,
+    take_in,
+)
 
 from bootstrap.manifest import Manifest
+from gossip.catchup.lineage import Lineage
+from gossip.place import Place
 from node.island.ownership import VectorOwnership
 from node.island.readiness import Readiness
 from node.replicas.eager_state import EagerReplica
-from node.trainer.channel import Begin, Snapshot
+from node.replicas.replica import ChainStanding
+from node.trainer.channel import Applied, Begin, Snapshot
 from node.trainer.shared import SharedVectors
 
 
@@ -242,3 +257,41 @@ async def test_ranks_that_begin_anew_leave_a_snapshot_once_the_round_is_over(
     assert [type(sent) for sent in cast(Any, made.island).sent] == [Begin]
     assert vectors.try_snapshot()
     vectors.end_snapshot(1)
+
+
+@pytest.mark.parametrize(
+    ("how", "inherited", "keep", "why"),
+    [
+        ("downloaded", True, "local", "before this node was started again"),
+        ("replayed", True, "local", "before this node was started again"),
+        ("downloaded", False, "nothing", "more rounds than max_staleness"),
+        ("downloaded", False, "local", ""),
+        ("gone astray", True, "local", ""),
+    ],
+)
+async def test_people_are_told_what_a_merge_drops_of_an_islands_work(
+    vectors: SharedVectors, how: str, inherited: bool, keep: str, why: str
+) -> None:
+    """But not twice where its training was not finite, which has a line of its own."""
+    made, _ = conductor(vectors, at_once)
+    told: list[Any] = []
+    replica, made.events = made.replicas[0], cast(Any, SimpleNamespace(emit=told.append))
+    replica.inherited = inherited
+    if how == "downloaded":
+        place = Place(replica.place.run, 0, 3, bytes([3]) * 32, b"", 9)
+        state = ChainStanding(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
+        await replica.jump([vector.clone() for vector in replica.state], state, keep=keep)
+    elif how == "replayed":
+        await commit(replica, {ME: 1, OTHER: 1})
+    else:
+        made._reset_due = {0}
+        await made._reset_if_due()
+    (apply,) = cast(Any, made.island).sent
+    assert apply.reset is (bool(why) or how == "gone astray")
+    dropped = 12 if apply.reset else 0
+    await take_in(made, Applied(replica.place.round, 12, 64, None, 0, dropped=dropped))
+    await take_in(made, Applied(replica.place.round, 12, 64, None, 0, dropped=dropped))
+    lines = [event.text for event in told]
+    assert len(lines) == bool(why)
+    assert all("drops what it has learnt in 12 inner steps" in line for line in lines)
+    assert all(why in line for line in lines)

@@ -126,6 +126,24 @@ def test_what_was_not_merged_is_carried_on() -> None:
     assert progress.outstanding is None
 
 
+def test_what_is_dropped_is_counted() -> None:
+    """All that no merge has had: carried, out, and learnt since."""
+    progress = FragmentProgress(frozenset())
+    progress.unsent = work(4)
+    progress.send()
+    assert progress.answer(1, contributed=False, reset=False) == 0
+    progress.unsent += work(2)
+    assert progress.answer(2, contributed=False, reset=True) == 6
+    progress.unsent += work(3)
+    progress.send()
+    progress.unsent += work(1)
+    assert progress.answer(3, contributed=False, reset=True) == 4
+    progress.unsent += work(5)
+    progress.send()
+    assert progress.answer(4, contributed=True, reset=False) == 0
+    assert progress.answer(5, contributed=False, reset=True) == 0
+
+
 def streaming(
     bench: Bench, report: Report, rounds: int, seen: list[tuple[int, int]]
 ) -> list[Command]:

@@ -190,9 +190,10 @@ def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
         return []
 
     bench = Bench(tmp_path, answer)
-    bench.run(begin())
+    script = bench.run(begin())
     assert torch.equal(bench.theta, bench.vectors.tensors()[0])
     assert bench.trainer.fragments[0].unsent.steps == 0
+    assert [applied.dropped for applied in script.of(Applied)] == [0, 2]
     moments = [s["exp_avg"] for s in bench.trainer.optimizer.state.values()]
     assert all(bool(m.isfinite().all()) for m in moments)
     assert any(bool(m.any()) for m in moments)  # the good ones are kept
