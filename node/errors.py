@@ -232,7 +232,8 @@ _ROWS = (
         "its version of Atoll, its device, its rendezvous id or its training tokens differ from "
         "host 0's, another host has its number, or it came by a link-local address; the message "
         "says which",
-        "give all hosts the same command, the same version and the same data",
+        "give all hosts the same command, the same version and the same data; where the text has "
+        "changed since host 0 read it, --resume and --data on host 0 have all read it anew",
     ),
     Kind(
         "E411",

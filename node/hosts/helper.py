@@ -17,16 +17,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bootstrap.manifest import Manifest
-from bootstrap.manifest_form import READING
 from node import __version__, clock, directories
 from node.clock import Waited
 from node.config import NodeConfig
-from node.data.patience import Patience
 from node.errors import operator_error
 from node.hosts.interface import met_at, untold
 from node.hosts.meeting import Meeting
-from node.hosts.tokens import fingerprint
+from node.hosts.preparing import prepare
 from node.hosts.wire import (
     GREETING_S,
     Challenge,
@@ -288,48 +285,9 @@ class Helper:
 
     async def _prepare(self, job: Job) -> None:
         """Make or open this host's tokens, the same as host 0's."""
-        manifest = Manifest.model_validate_json(job.manifest, context=READING)
-        (self.home.root / "evaluation.bin").write_bytes(job.shard)
-        place = self.config.data or job.place
-        wanted = True
-
-        def progress(done: int, total: int) -> None:
-            if not wanted:
-                raise asyncio.CancelledError
-
-        def tokens() -> tuple[str, bytes]:
-            from node.data.supply import tokens_for
-            from node.trainer.data import unreadable
-
-            found = tokens_for(
-                manifest, job.shard, job.tokenizer, place, progress, cache=self._cache
-            )
-            try:
-                return found, fingerprint(found, manifest.model.vocab_size, self._cache)
-            except OSError as error:
-                raise unreadable(found, error) from error
-
-        patience = Patience()  # host 0 could read the data, so it is worth retrying
-        try:
-            while True:
-                try:
-                    self.tokens, found = await asyncio.to_thread(tokens)
-                    break
-                except OperatorError as error:
-                    if (pause := patience.pause(error)) is None:
-                        raise
-                    self.say(f"{error.what}: {error.why}; again in {pause:.0f} s")
-                    await asyncio.sleep(pause)
-        finally:
-            wanted = False  # a thread that still reads stops at its next progress call
-        if found != job.tokens:
-            raise operator_error(
-                "E410",
-                "this host has other training tokens than host 0",
-                why=f"{self.tokens} differs: other text, another Python or another --data",
-                fix="give all hosts the same --data: a folder of `node data prepare` on a disk "
-                "that all see, a copy of it, or its URL",
-            )
+        home = self.home.root
+        (home / "evaluation.bin").write_bytes(job.shard)
+        self.tokens = await prepare(job, self.config.data or "", home, self._cache, self.say)
 
     @property
     def _cache(self) -> Path:
