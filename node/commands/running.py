@@ -132,7 +132,7 @@ def template(
     For a seed; with --peers, for an island that trains with them.
     """
     config = resolve(flags, {}, here=False)  # it is for another machine
-    hosts = config.nnodes.rpartition(":")[2]
+    minimum, _, hosts = config.nnodes.rpartition(":")
     if not hosts.isdigit():
         raise bad_config("--nnodes auto", "a file says how many hosts there are", "give a number")
     try:
@@ -140,6 +140,7 @@ def template(
             name,
             peers=config.peers,
             public_addr=config.public_addr,
+            minimum=int(minimum or 1),  # what they are for: one that is lost is gone on without
             hosts=int(hosts),
             stop=stop_s(checkpoint_s(parameters, disk)),
         )

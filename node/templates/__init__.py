@@ -101,6 +101,7 @@ def render(
     *,
     peers: tuple[str, ...] = (),
     public_addr: str = "",
+    minimum: int = 1,
     hosts: int = 1,
     stop: int = STOP_S,
 ) -> str:
@@ -108,7 +109,8 @@ def render(
 
     With ``peers`` the node trains with them, else it is a seed, or where that makes no sense
     (slurm, skypilot) makes a run. ``public_addr`` is HOST:PORT under which others reach it.
-    ``hosts``: of the island, in those templates that know of several. ``stop``: seconds to leave.
+    ``hosts``: of the island, in those templates that know of several, and the ``minimum`` that it
+    goes on with. ``stop``: seconds to leave.
     """
     template = TEMPLATES[name]
     hosts = max(hosts, template.hosts)
@@ -126,6 +128,7 @@ def render(
         "COMMAND": shlex.join(words),
         "COMMAND_LIST": json.dumps(words),
         "STATE": STATE,
+        "MINIMUM": str(minimum),
         "NNODES": str(hosts),
         "NODES": "one machine" if hosts == 1 else f"{hosts} machines",
         "STOP_S": str(stop),

@@ -65,6 +65,14 @@ def test_hosts_that_a_file_has_no_place_for_are_refused():
         assert CliRunner().invoke(app, several).exit_code == 0
 
 
+@pytest.mark.parametrize(("nnodes", "minimum"), [("4", 1), ("3:4", 3)])
+def test_how_many_hosts_an_island_goes_on_with_is_in_the_file(nnodes, minimum):
+    for name, said in (("slurm", "$SLURM_NNODES"), ("kubernetes-hosts", "4")):
+        done = CliRunner().invoke(app, ["bootstrap", "template", name, "--nnodes", nnodes])
+        assert f'"{minimum}:{said}"' in done.output
+        assert done.output == render(name, minimum=minimum, hosts=4)
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
 @pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
 def test_systemd(tmp_path, kind):
@@ -263,7 +271,8 @@ def test_who_makes_a_run_goes_on_with_it(tmp_path, name, again):
     assert said.stdout == f"-m node start{' --resume' * again}\n"
 
 
-def test_the_job_script_starts_a_node_on_each_machine(tmp_path):
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_the_job_script_starts_a_node_on_each_machine(tmp_path, minimum):
     """With stand-ins for srun and the node: what srun gives each of them is enough to meet."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -276,14 +285,15 @@ def test_the_job_script_starts_a_node_on_each_machine(tmp_path):
     python.write_text(
         f"#!{sys.executable}\nimport os, sys\n"
         "from node.config import resolve\nfrom node.hosts.meeting import meeting\n"
-        "assert sys.argv[1:] == ['-m', 'node', 'start', '--nnodes', 'auto'], sys.argv\n"
-        "line = repr(meeting(resolve({'nnodes': 'auto'}, {}), os.environ)) + '\\n'\n"
+        "assert sys.argv[1:-1] == ['-m', 'node', 'start', '--nnodes'], sys.argv\n"
+        "line = repr(meeting(resolve({'nnodes': sys.argv[-1]}, {}), os.environ)) + '\\n'\n"
         "os.write(1, line.encode())  # in one piece: both write at once\n"
     )
     for tool in (srun, python):
         tool.chmod(0o755)
     path = tmp_path / "job.sh"
-    path.write_text(render("slurm", hosts=2).replace(sys.executable, str(python)))
+    text = render("slurm", minimum=minimum, hosts=2)
+    path.write_text(text.replace(sys.executable, str(python)))
     environ = {
         **os.environ,
         "PATH": f"{tools}:{os.environ['PATH']}",
@@ -304,7 +314,7 @@ def test_the_job_script_starts_a_node_on_each_machine(tmp_path):
     assert done.returncode == 0, done.stderr
     both = sorted(done.stdout.splitlines())
     for number, line in enumerate(both):
-        assert f"host={number}, minimum=2, maximum=2, address='gpu3', port=29412" in line
+        assert f"host={number}, minimum={minimum}, maximum=2, address='gpu3', port=29412" in line
     assert len(both) == 2
 
 

@@ -1,8 +1,8 @@
 #!/bin/bash
 # sbatch slurm.sh: one island on @NODES@ of the cluster, all of the GPUs there. It keeps its identity
 # and checkpoints beside this file, leaves cleanly before the time is up, and goes on when it is
-# submitted or requeued again. On several machines this folder has to be on a disk that all see, and
-# `--nnodes auto` reads from Slurm which of them has the node: the others only train.
+# submitted or requeued again, as it is when a machine fails. On several machines this folder has to be
+# on a disk that all see; which of them has the node is read from Slurm: the others only train.
 #SBATCH --job-name=atoll
 #SBATCH --nodes=@NNODES@
 #SBATCH --ntasks-per-node=1
@@ -23,8 +23,11 @@ if [[ "${arguments[0]}" == start ]] && compgen -G "$ATOLL_DIR/checkpoints/ckpt-*
 fi
 command=("@PYTHON@" -m node "${arguments[@]}")
 if [[ "${SLURM_NNODES:-1}" -gt 1 ]]; then
-  # one on each machine; one that is lost does not end the others
-  command=(srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill "${command[@]}" --nnodes auto)
+  # one on each machine; one that ends is gone on without, as long as the minimum of --nnodes is there.
+  # A machine that fails has the job requeued. Submitted with --no-kill it goes on without that, too;
+  # but where it was the first, which has the node, the others wait for the end of the job's time
+  command=(srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --no-kill "${command[@]}")
+  command+=(--nnodes "@MINIMUM@:$SLURM_NNODES")
 fi
 
 node='' again=yes
