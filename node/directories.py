@@ -245,15 +245,20 @@ def stop(
     return pid
 
 
-def _only_host(directory: Path) -> tuple[StateDir, Holder]:
-    """The one host of an island that runs in a folder of ``directory``; E106 for none or several.
+def hosts_in(directory: Path) -> list[tuple[StateDir, Holder]]:
+    """Hosts of an island, none of them host 0, that run in folders of ``directory``.
 
     The disk may be shared with other machines: beside those of this one theirs do not count.
     """
     homes = map(StateDir, sorted(directory.glob(f"{HOST}*")))
     held = [(home, found) for home in homes if (found := home.held_by()) is not None]
     running = [each for each in held if each[1].host]  # a node's folder may have such a name
-    running = [each for each in running if each[1].here] or running
+    return [each for each in running if each[1].here] or running
+
+
+def _only_host(directory: Path) -> tuple[StateDir, Holder]:
+    """That one of :func:`hosts_in`; raises E106 for none or several."""
+    running = hosts_in(directory)
     if len(running) == 1:
         return running[0]
     what = f"no node runs with the state directory {directory}"

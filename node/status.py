@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from node import __version__
+from node.directories import hosts_in
 from node.errors import operator_error
 from node.monitor.wording import (
     JOIN_STEPS,
@@ -27,7 +28,7 @@ from node.monitor.wording import (
     short,
 )
 from node.setting_values import host_port
-from node.statedir import StateDir
+from node.statedir import Holder, StateDir
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError, reason
 
@@ -38,6 +39,16 @@ _SHOWN_PEERS = 16
 _SHOWN_GPUS = 8
 OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)  # by reading another form
 _TROUBLE = ("suspect", "dead", "leaving", "joining")
+
+
+def report(directory: Path, *, api: str = "", key: str = "") -> dict[str, Any]:
+    """As :func:`fetch`; of a host of an island that only trains its number and process.
+
+    Under the names by which `node runs` has them: it runs as it should, and has no state.
+    """
+    if not api and (host := _only_trains(StateDir(directory))) is not None:
+        return {"role": f"host {host.host}", "pid": host.pid}
+    return fetch(directory, api=api, key=key)
 
 
 def fetch(directory: Path, *, api: str = "", key: str = "") -> dict[str, Any]:
@@ -51,6 +62,13 @@ def find(directory: Path, *, api: str = "", key: str = "") -> tuple[str, str]:
     if api:
         return api, key
     home = StateDir(directory)
+    if (host := _only_trains(home)) is not None:
+        raise operator_error(
+            "E106",
+            f"no node runs with the state directory {directory}, but host {host.host} of an island",
+            why=f"{host} has trainer ranks alone; host 0 has the node",
+            fix="ask on host 0",
+        )
     found, pid = home.find_api(), home.holder()
     # a killed node leaves the file, and the next one on this machine may have taken the port
     if pid is None:
@@ -63,6 +81,19 @@ def find(directory: Path, *, api: str = "", key: str = "") -> tuple[str, str]:
             fix="ask again in some seconds; if it repeats, see what that process prints",
         )
     return found.address, key or found.key
+
+
+def _only_trains(home: StateDir) -> Holder | None:
+    """The host of an island that runs in a directory or in a folder of it, where it is not host 0.
+
+    None for a node, for none, and where several are there. The disk may be shared with a host 0
+    that runs elsewhere, whose API is not here.
+    """
+    holder = home.held_by()
+    if holder is not None and (holder.host or holder.here):
+        return holder if holder.host else None
+    hosts = [host for _, host in hosts_in(home.root) if host.here or holder is None]
+    return hosts[0] if len(hosts) == 1 else None
 
 
 def ask(api: str, key: str, path: str, has: str) -> dict[str, Any]:
@@ -191,6 +222,9 @@ def other_version(state: Any, error: Exception) -> OperatorError:
 
 
 def _screen(state: dict[str, Any]) -> str:
+    if "role" in state:  # see :func:`report`
+        who = f"{state['role']} of an island, process {state['pid']}"
+        return f"{who}; its state: node status on host 0"
     node, run, training = state["node"], state["run"], state["training"]
     lines = [
         f"{clean(node['name']) or short(node['peer'])}  {node['role']}  {state['status']}"

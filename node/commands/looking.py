@@ -43,13 +43,13 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """One screen about the node that runs on this machine."""
-    from node.status import fetch, render, watch_it
+    from node.status import render, report, watch_it
 
     config = resolve(flags, os.environ)
     api = config.named_api
 
     def look() -> dict[str, Any]:
-        return fetch(config.dir, api=api, key=config.api_key)
+        return report(config.dir, api=api, key=config.api_key)
 
     if watch:
         watch_it(look, every, as_json=as_json)

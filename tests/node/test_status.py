@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from api_kit import KEY, PEER, listening
 
-from node import status
+from node import outermost, status
 from node.monitor.events import JoinProgress, RoundDone, Validation
 from node.monitor.terminal import drawing
 from node.monitor.views import GpuView, KnownLinks, LinkView, MachineView, PeerView, RunView
@@ -262,6 +262,49 @@ def test_a_node_that_has_just_started_is_not_said_to_be_none(tmp_path):
         assert caught.value.code == "E106"
         assert f"process {os.getpid()} has just started" in caught.value.why
         assert "node start" not in caught.value.fix
+
+
+def test_a_host_of_an_island_that_only_trains_is_not_said_to_be_just_starting(tmp_path, capsys):
+    """The image looks at its containers by this command."""
+    host = StateDir(tmp_path / "host-1")
+    host.lock(1)
+    said = f"host 1 of an island, process {os.getpid()}; its state: node status on host 0\n"
+    for where in (tmp_path, host.root):
+        assert outermost.run(["status", "--dir", str(where)]) == 0
+        assert capsys.readouterr().out == said
+        assert outermost.run(["status", "--dir", str(where), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"role": "host 1", "pid": os.getpid()}
+        with pytest.raises(OperatorError) as caught:
+            status.find(where)
+        assert caught.value.code == "E106"
+        assert caught.value.what.endswith("but host 1 of an island")
+        assert caught.value.fix == "ask on host 0"
+    host.unlock()
+    with pytest.raises(OperatorError, match="no node runs with the state directory"):
+        status.report(host.root)
+
+
+def test_of_several_hosts_in_one_directory_none_is_meant(tmp_path):
+    hosts = [StateDir(tmp_path / f"host-{number}") for number in (1, 2)]
+    for number, host in enumerate(hosts, 1):
+        host.lock(number)
+    with pytest.raises(OperatorError) as caught:
+        status.report(tmp_path)
+    assert caught.value.what == f"no node runs with the state directory {tmp_path}"
+    assert status.report(hosts[1].root)["role"] == "host 2"
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_on_a_shared_disk_a_host_is_told_from_host_0_of_another_machine(tmp_path, elsewhere):
+    node, host = StateDir(tmp_path), StateDir(tmp_path / "host-1")
+    node.lock()
+    host.lock(1)
+    if elsewhere:
+        (tmp_path / "daemon.lock").write_text("7 another boot/pid:[1]\n")
+        assert status.report(tmp_path)["role"] == "host 1"
+        (host.root / "daemon.lock").write_text("7 a third boot/pid:[1]\nhost-1\n")
+    with pytest.raises(OperatorError, match="does not answer yet"):  # asks host 0
+        status.report(tmp_path)
 
 
 @pytest.mark.parametrize("lost", ["training", "peers", "rounds"])
