@@ -42,7 +42,7 @@ class Ending(Enum):
 
     LEVEL = "nobody asked is ahead any more"
     UNREACHABLE = "nobody asked answered"
-    FAR = "we miss so many rounds that a download brings us nearer"
+    FAR = "a download brings us nearer than replaying the rounds that we miss"
     GONE = "the rounds we miss are kept by nobody asked"
     DIVERGED = "most of those on our round have another state than ours"
     FORKED = "the others build on another round than ours"

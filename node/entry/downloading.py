@@ -13,6 +13,7 @@ from gossip.common import AnySwarm
 from gossip.membership.standing import seen_from
 from node.entry.arrival import Arrival
 from node.entry.targets import after, beyond, is_beyond, targets
+from node.entry.trying import CaughtUp
 from node.replicas.replica import OuterReplica
 
 
@@ -27,8 +28,9 @@ async def take_state(
     """Download what the others stand at and move there, keeping local work where possible.
 
     ``told`` hears of the progress. What comes is kept ``on_disk``, too, and what is there of an
-    earlier start is gone on with. Raises OperatorError as :meth:`Arrival.fetch` does: whoever was
-    ahead may be gone, and the next one who is asks again.
+    earlier start is gone on with. A member that comes level meanwhile, by a round that was on its
+    way, needs none. Raises OperatorError as :meth:`Arrival.fetch` does: whoever was ahead may be
+    gone, and the next one who is asks again.
     """
     fragment, before = replica.place.fragment, replica.place.round
     vectors = [torch.empty_like(vector) for vector in replica.state]
@@ -42,7 +44,13 @@ async def take_state(
                 approach.had(done / total)
             told(done, total, sources)
 
-        state = (await arrival.fetch(vectors, progress, fragment, on_disk)).state
+        try:
+            state = (await arrival.fetch(vectors, progress, fragment, on_disk)).state
+        except CaughtUp:
+            if ending not in (Ending.FAR, Ending.GONE):
+                raise
+            approach.had(1.0)  # which says nothing of how long downloads take
+            return
         most = replica.manifest.rounds.max_staleness
         keep = kept_after(ending, state.place.round - before, most)
         await chain.move(

@@ -286,8 +286,10 @@ class Entrance:
             raise operator_error(
                 "E501",
                 "the peers take part in no run",
-                why=f"{len(greetings)} answered, all of them seeds without a run",
-                fix="create the run there with `node start --run FILE.toml --peers ...`",
+                why=f"{len(greetings)} answered, and no run is there yet: they are seeds without "
+                "one, or islands that are still starting",
+                fix="wait for the run's islands, or create a run there with "
+                "`node start --run FILE.toml --peers ...`",
             )
         run = runs[0]
         if any(other != run for other in runs):

@@ -24,6 +24,10 @@ BACK = (
 )
 
 
+class CaughtUp(OperatorError):
+    """A state was looked for in vain: nobody is further than this node any more."""
+
+
 @dataclass
 class Patience:
     """Until when a state of ``size`` bytes is tried for, by the clock ``now``."""
@@ -99,7 +103,8 @@ class Looks:
     def in_vain(
         self, found: Sequence[Announce], wanted: Sequence[Announce], *, answered: bool
     ) -> None:
-        """This look has brought no state. Raises OperatorError where others would not either.
+        """This look has brought no state. Raises OperatorError where others would not either;
+        CaughtUp where that is because this node needs none.
 
         ``answered``: by anybody who was asked. Who does not may be back in a moment, so that is
         only told.
@@ -115,7 +120,8 @@ class Looks:
         self._unwanted = self._unwanted + 1 if found and not wanted else 0
         if self._unwanted >= MAX_UNWANTED:
             self.reason = "nobody is further than this node any more"
-            raise self.ended()
+            said = self.ended()
+            raise CaughtUp(said.code, said.what, said.why, said.fix, exit_code=said.exit_code)
 
     def ended(self) -> OperatorError:
         """What is said where no more is tried."""

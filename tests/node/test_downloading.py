@@ -27,6 +27,7 @@ from node.entry.fetching import Fetcher
 from node.monitor.event_log import EventLog
 from node.monitor.events import Behind, Event
 from node.replicas.replica import ChainStanding
+from protocols.errors import OperatorError
 
 SIZE = 200_000
 BYTES = 8 * SIZE
@@ -152,6 +153,31 @@ def test_a_chain_is_told_whether_the_round_under_way_is_abandoned(
         await member.take(tmp_path, ending)
         assert member.forked == (ending is Ending.FORKED)
         assert member.diverged == (ending is Ending.DIVERGED)
+
+    played(story)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_who_has_caught_up_by_itself_has_not_failed_to_download(
+    tmp_path: Path, ending: Ending
+) -> None:
+    """The round that was missed came while others were asked for the state."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        state = scene.stand(CREATOR, chain, 5.0).state
+        round_, head, work = chain.claim
+        place = Place(RUN, 0, round_, head, state, work)
+        member = Member(scene, place)
+        member.approach.downloaded(SECONDS)
+        before = member.approach.download_s
+        if ending in (Ending.FAR, Ending.GONE):
+            await member.take(tmp_path, ending)
+        else:  # where the others are on another side, or have other bits, that is told
+            with pytest.raises(OperatorError, match="nobody is further"):
+                await member.take(tmp_path, ending)
+        assert (member.place, member.came) == (place, 0)
+        assert member.approach.download_s == before
 
     played(story)
 
