@@ -112,8 +112,8 @@ class Gate:
     announces: Callable[[], Iterable[bytes]] = tuple
     # a caller's address as the transport sees it, where it can
     observed: Callable[[PeerId], str] = lambda peer: ""
-    # told of a caller let in that has a run while this node has none; the caller still hears of no
-    # run, and so knows that it was the first to bring one
+    # told of a caller let in that has a run while this node has none; the caller hears of no run
+    # until this node has taken one
     brought: Callable[[PeerId, bytes], None] = lambda peer, run: None
     # told of a caller not let in, with the error that it will show (E201, E202 or E203)
     refused: Callable[[PeerId, str], None] = lambda peer, code: None

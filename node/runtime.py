@@ -21,8 +21,10 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_form import READING
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
+from gossip.membership.origin import origin_of
 from node import __version__, clock
 from node.closing import last_words, newest_round
+from node.entry.brought import Brought
 from node.entry.entrance import Entrance, Run
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace, outward_address
@@ -88,7 +90,7 @@ class Node:
         self.announced: Callable[[], Sequence[bytes]] = tuple
         self.said_started = False
         self._turned_away: set[PeerId] = set()
-        self.brought: asyncio.Queue[tuple[PeerId, bytes]] = asyncio.Queue()  # runs, to a seed
+        self.brought = Brought(lambda peer: origin_of(transport.observed(peer)))  # runs, to a seed
         self.gate = Gate(
             transport,
             self.whereabouts,
@@ -156,10 +158,9 @@ class Node:
         return "" if self.outbound.needed else self.transport.observed(peer)
 
     def _on_brought(self, peer: PeerId, run: bytes) -> None:
-        """A seed takes part in the first run that it hears of."""
+        """A seed takes part in the first run that it is handed over."""
         if self.config.role == "seed":
-            self.daemon.run_id = run  # whoever comes from now on is told of it
-            self.brought.put_nowait((peer, run))
+            self.brought.add(peer, run)
 
     def leave(self, reason: str) -> None:
         """Ask for a clean end, and say why."""

@@ -35,7 +35,7 @@ from node.entry.reaching import Reaching
 from node.errors import operator_error
 from node.modes import is_over
 from node.monitor.event_log import EventLog
-from node.monitor.events import JoinProgress, Problem
+from node.monitor.events import JoinProgress, Notice, Problem
 from node.presets import PRESETS
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.envelope import OpenedEnvelope
@@ -46,6 +46,8 @@ from protocols.errors import (
     OtherVersion,
     RemoteProtocolError,
     TransportError,
+    Unreachable,
+    Why,
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -195,38 +197,79 @@ class Entrance:
     async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
         """Bring a run that was just made to seeds that have none.
 
-        All nodes ask them in the same order, so that one of several comes first. Raises
-        OperatorError E502 where another one did (try again: there is a run to join by then).
+        All nodes ask them in the same order: the first that is there takes one run of several that
+        are brought to it. Raises OperatorError E502 where that is another node's (try again: there
+        is a run to join by then).
         """
         again: list[Greeting] = []
         for greeting in sorted(greetings, key=lambda one: one.peer):
+            if not again:
+                await self._be_taken(greeting.peer, run)
+                again.append(greeting)  # from before: nobody else takes part
+                continue
             try:
-                answer = await self._greet(greeting.peer, greeting.peer, run)
-                first = not answer.welcome.run
+                again.append(await self._greet(greeting.peer, greeting.peer, run))
             except OperatorError as error:
                 if error.code not in ("E101", "E201"):
                     raise
-                first = error.code == "E101"  # it went away: it knows of no other
-                answer = greeting
-            if not first and not again:
-                raise operator_error(
-                    "E502",
-                    "another run began there just now",
-                    why=f"{greeting.peer} has been told of it in the meantime",
-                    fix="it is joined instead, if its settings are the same",
-                )
-            again.append(answer)
+                again.append(greeting)
         return again
 
+    async def _be_taken(self, seed: PeerId, run: bytes) -> None:
+        """Wait until a seed has the run from this node. Raises OperatorError E502 if from another.
+
+        It is begun all the same where the seed goes away, or takes none for a while: it is brought
+        the run again (:meth:`visit_seeds`).
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TAKE_FROM_S
+        creator: PeerId | None = None
+        for pause in backoff(random.Random(), first=0.1, last=1.0):
+            try:
+                answer = await self._greet(seed, seed, run)
+                creator = await self._creator(seed, run) if answer.welcome.run else None
+            except OperatorError as error:
+                if error.code == "E101":  # it went away: it knows of no other
+                    return
+                if error.code != "E201":
+                    raise
+                break
+            if creator is not None:
+                break
+            if loop.time() > end:
+                text = f"{seed} has not taken the run in {TAKE_FROM_S:g} s: it begins without"
+                self.events.emit(Notice(text=text))
+                return
+            await asyncio.sleep(pause)
+        if creator != self.transport.peer_id:
+            raise operator_error(
+                "E502",
+                "another run began there just now",
+                why=f"{seed} has been told of it in the meantime",
+                fix="it is joined instead, if its settings are the same",
+            )
+
+    async def _creator(self, peer: PeerId, run: bytes) -> PeerId | None:
+        """Whose run a peer has, since its id does not say; None: it cannot tell yet."""
+        try:
+            return (await fetch_manifest(self.transport, [peer], run)).creator
+        except (TransportError, RemoteProtocolError) as error:
+            logger.info("%s does not say who has created the run: %s", peer, error)
+            return None
+
     async def take_from(self, peer: PeerId, run: bytes) -> Run:
-        """The run that a caller has brought to this seed; tries for a while: it is starting."""
+        """The run that a caller has brought to this seed; tries for a while: it is starting.
+
+        Not where nothing says where the caller is, or what it has is no such run: it can bring it
+        again.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + TAKE_FROM_S
         for pause in backoff(random.Random(), first=0.2, last=5.0):
             try:
                 return await self.take([await self._greet(peer, peer, run)], None)
-            except OperatorError:
-                if loop.time() > end:
+            except OperatorError as error:
+                if error.code not in PASSING or _nowhere(error) or loop.time() > end:
                     raise
             await asyncio.sleep(pause)
         raise AssertionError("backoff never ends")
@@ -390,6 +433,12 @@ def listed(found: list[str], own: Manifest | None) -> str:
     order = [told[at] for at in sorted(range(len(found)), key=lambda at: rank(found[at]))]
     more = [f"and {len(order) - _MOST} more"] if len(order) > _MOST else []
     return "; ".join(order[:_MOST] + more)
+
+
+def _nowhere(error: OperatorError) -> bool:
+    """Whether a peer could not be called as no address of it is known."""
+    cause = error.__cause__
+    return isinstance(cause, Unreachable) and cause.why is Why.NO_ADDRESS
 
 
 def _dial_text(reached: list[Reached]) -> str:

@@ -1,8 +1,9 @@
 """Which run a node takes part in: its checkpoint's, its peers', or one that it makes.
 
 A run that was just made is offered to the seeds before it begins. Several islands may bring one
-at the same moment: the seed lets the first go on and tells the others of it, and they join it. A
-seed that nobody has told of a run waits for the first caller that brings one.
+at the same moment: the first of the seeds takes one of them and tells all of it, so its creator
+goes on and the others join it. A seed that nobody has told of a run waits for the first that a
+caller brings, and hands over (:mod:`node.entry.brought`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from node.reading import Reading
 from protocols.errors import OperatorError
+from protocols.tasks import beside
 
 if TYPE_CHECKING:
     from bootstrap.handshake import Greeting
@@ -280,24 +282,19 @@ class Finder:
         """A seed's: the run of peers it knows, or of the first caller that brings one."""
         self.node.say_started("", "")
         self.node.events.emit(Notice(text="no run yet: waiting for the first island to bring one"))
-        while True:
-            if self.node.brought.empty() and (self.node.config.peers or self.node.cache.load()):
-                with contextlib.suppress(OperatorError):  # they are asked again
-                    found = await self._join()
-                    if found is not None:
-                        return found
-            try:
-                async with asyncio.timeout(ASK_AGAIN_S):
-                    peer, run_id = await self.node.brought.get()
-            except TimeoutError:
-                continue
-            try:
-                run = await self.entrance.take_from(peer, run_id)
-            except OperatorError as error:
-                self._let_go(error)  # with --peers as well: they had none to give
-                continue
-            self.node.events.emit(Notice(text=f"run {run.manifest.label}, brought by {peer}"))
-            return run
+        bringing = self.node.brought.first(self.entrance.take_from, self._let_go)
+        async with beside(bringing) as brought:
+            while not brought.done():
+                if self.node.config.peers or self.node.cache.load():
+                    with contextlib.suppress(OperatorError):  # they are asked again
+                        found = await self._join()
+                        if found is not None:
+                            return found
+                await asyncio.wait([brought], timeout=ASK_AGAIN_S)
+        peer, run = await brought
+        self.node.daemon.run_id = run.signed.run_id  # whoever comes from now on is told of it
+        self.node.events.emit(Notice(text=f"run {run.manifest.label}, brought by {peer}"))
+        return run
 
 
 def _read(folder: Path, signed: SignedManifest, greetings: list[Greeting]) -> Run:

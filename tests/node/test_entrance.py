@@ -22,7 +22,7 @@ from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
 from protocols.addresses import PeerAddress
-from protocols.errors import IdentityMismatch, OperatorError, Unreachable, Why
+from protocols.errors import IdentityMismatch, OperatorError, RemoteRefused, Unreachable, Why
 from protocols.memory import virtual_time
 
 OTHER = {"kind": "hf", "config": '{"model_type": "gpt2", "words": "%s"}' % ("x" * 300)}
@@ -170,6 +170,100 @@ def test_a_pause_of_less_than_a_second_is_not_told_as_none(tmp_path: Path) -> No
     assert [event.fix[:20] for event in told if isinstance(event, Problem)] == [
         "trying again in 1 s;"
     ]
+
+
+class Seed:
+    """What a seed answers to a creator who brings it a run, greeting by greeting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.answers = list(
+            answers
+        )  # the creator of the run that it has, None: no run; or an error
+        self.made = SignedManifest.create(Manifest(), identity(1))
+        monkeypatch.setattr("node.entry.entrance.fetch_manifest", self._manifest)
+
+    async def greet(self, where: str, peer: Any, run: bytes) -> Any:
+        answer = self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None and len(self.answers) > 1:
+            self.answers.pop(0)
+        there = self.made.run_id if answer else b""
+        return SimpleNamespace(peer=peer, welcome=SimpleNamespace(run=there))
+
+    async def _manifest(self, *_: Any) -> Any:
+        if self.answers[0] == "soon":
+            self.answers.pop(0)
+            raise RemoteRefused("unknown", "not offered yet")
+        return SignedManifest.create(Manifest(), self.answers[0])
+
+    async def claimed(self, one: Entrance) -> list[Any]:
+        one.transport = cast("Any", SimpleNamespace(peer_id=identity(1).peer_id))
+        one._greet = self.greet  # type: ignore[method-assign]
+        first: Any = SimpleNamespace(peer=identity(2).peer_id, welcome=SimpleNamespace(run=b""))
+        return [one.welcome.run for one in await one.claim(self.made.run_id, [first])]
+
+
+def test_a_run_begins_once_the_seed_has_it_from_its_creator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else two islands could begin one each: the seed tells nobody of a run that it has not."""
+    one = entrance(resolve({"dir": str(tmp_path)}, {}))
+    seed = Seed(monkeypatch, None, None, None, "soon", identity(1))
+    assert virtual_time.run(seed.claimed(one)) == [b""], "it takes part as one that begins"
+    assert len(seed.answers) == 1, "it has been asked until it said whose run it has"
+
+
+@pytest.mark.parametrize("answer", [identity(3), operator_error("E201")])
+def test_another_s_run_is_joined_and_not_begun_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Any
+) -> None:
+    """It may have the same settings, and so the same id."""
+    one = entrance(resolve({"dir": str(tmp_path)}, {}))
+    with pytest.raises(OperatorError, match="another run began") as caught:
+        virtual_time.run(Seed(monkeypatch, None, answer).claimed(one))
+    assert caught.value.code == "E502"
+
+
+@pytest.mark.parametrize("answer", [None, operator_error("E101")])
+def test_a_seed_that_takes_no_run_does_not_keep_it_from_beginning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Any
+) -> None:
+    one = entrance(resolve({"dir": str(tmp_path)}, {}))
+    assert virtual_time.run(Seed(monkeypatch, answer).claimed(one)) == [b""]
+    told = [record.event for record in one.events.since(0)]
+    assert [event.text.split()[1:] for event in told if isinstance(event, Notice)] == (
+        []
+        if answer
+        else [["has", "not", "taken", "the", "run", "in", "30", "s:", "it", "begins", "without"]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (Unreachable("x", Why.NO_ADDRESS), 1),
+        (operator_error("E201"), 1),
+        (operator_error("E205"), 1),
+        (Unreachable("x", Why.REFUSED), 3),
+        (operator_error("E501"), 3),
+    ],
+    ids=["no address", "another run", "another manifest", "refused", "no run yet"],
+)
+def test_a_seed_tries_again_only_what_may_go_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, tries: int
+) -> None:
+    one, asked = entrance(resolve({"dir": str(tmp_path)}, {})), 0
+
+    async def greet(*_: Any, **__: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise error if asked < 3 else operator_error("E203")
+
+    monkeypatch.setattr("node.entry.entrance.greet", greet)
+    with pytest.raises(OperatorError):
+        virtual_time.run(one.take_from(identity(2).peer_id, bytes(32)))
+    assert asked == tries
 
 
 class Elsewhere:

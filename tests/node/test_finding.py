@@ -20,6 +20,7 @@ from node.checkpoints.checkpoint import CheckpointStore
 from node.checkpoints.index import Facts
 from node.checkpoints.outer_files import SHARD, write_beside
 from node.config import resolve
+from node.entry.brought import Brought
 from node.entry.entrance import Run
 from node.entry.finding import Finder
 from node.monitor.events import Problem
@@ -187,14 +188,13 @@ async def test_a_seed_is_free_again_where_the_run_that_it_was_brought_is_not_to_
 ) -> None:
     seed = finder(tmp_path, signed(), role="seed", peers=peers)
     node: Any = seed.node
-    node.brought, node.say_started = asyncio.Queue(), lambda label, device: None
+    node.brought, node.say_started = Brought(str), lambda label, device: None
     told: list[str] = []
 
     def brings(number: int) -> None:
         """As the gate tells: of nobody who brings one while there is one."""
         if not node.daemon.run_id:
-            node.daemon.run_id = signed().run_id
-            node.brought.put_nowait((identity(number).peer_id, signed().run_id))
+            node.brought.add(identity(number).peer_id, signed().run_id)
 
     def emit(event: Any) -> None:
         if isinstance(event, Problem):
@@ -216,6 +216,31 @@ async def test_a_seed_is_free_again_where_the_run_that_it_was_brought_is_not_to_
         run = await seed._wait_for_a_run()
     assert run.signed.run_id == node.daemon.run_id == signed().run_id
     assert told == ["waiting for another run"]
+
+
+async def test_a_run_that_nobody_hands_over_keeps_no_other_from_a_seed(tmp_path: Path) -> None:
+    """Nor is anybody told of it: a stranger has made it up, and can again and again."""
+    seed = finder(tmp_path, signed(), role="seed")
+    node: Any = seed.node
+    node.brought, node.say_started = Brought(str), lambda label, device: None
+    node.daemon.run_id = b""
+    stranger, creator = identity(2).peer_id, identity(3).peer_id
+    asked: dict[PeerId, bytes] = {}
+
+    class Bringers(Peers):
+        async def take_from(self, peer: PeerId, run: bytes) -> Run:
+            asked[peer] = node.daemon.run_id
+            if peer == stranger:
+                node.brought.add(creator, self.run.run_id)
+                await asyncio.get_running_loop().create_future()
+            return Run(self.run, TEXT, created=False)
+
+    seed.entrance = Bringers(signed(), there=False)  # type: ignore[assignment]
+    node.brought.add(stranger, bytes(32))
+    async with asyncio.timeout(10):
+        run = await seed._wait_for_a_run()
+    assert asked == {stranger: b"", creator: b""}
+    assert run.signed.run_id == node.daemon.run_id == signed().run_id
 
 
 async def test_a_lost_tokenizer_is_told_of(tmp_path: Path) -> None:
