@@ -11,7 +11,8 @@
 A request must name an IP address or ``localhost`` as its host, so that a web page cannot reach
 the API through a host name of its own (DNS rebinding); there are no CORS headers. On any
 other address than loopback there is a key, as ``Authorization: Bearer KEY``; without it one gets
-the dashboard's page, which holds nothing, and whether the node is healthy.
+the dashboard's page, which holds nothing, and whether the node is healthy. Where connections are
+too many, the oldest of those makes way on which nobody has shown the key.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from node.monitor.dashboard import STATE, add_dashboard, is_open, json_response
+from node.monitor.answers import Answer, json_response
+from node.monitor.dashboard import STATE, add_dashboard, is_open
 from node.monitor.event_log import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
@@ -50,6 +53,8 @@ _LOG = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LOG: web.AppKey[EventLog] = web.AppKey("log", EventLog)
+KNOWN: web.AppKey[WeakSet[asyncio.Transport]] = web.AppKey("known")
+"""The connections with a request that was let in: with the key, where one is asked for."""
 
 
 def make_app(
@@ -62,12 +67,13 @@ def make_app(
 ) -> web.Application:
     """The application; ``host`` is an own name of the listener, ``key`` empty asks for none."""
     app = web.Application(middlewares=[_guard(key, host)], client_max_size=1024)
+    app[KNOWN] = WeakSet()
     app.on_response_prepare.append(_add_headers)
     app[LOG] = log
     metrics = registry(state)
 
     async def scrape(request: web.Request) -> web.Response:
-        return web.Response(body=exposition(metrics), headers={"Content-Type": CONTENT_TYPE})
+        return Answer(body=exposition(metrics), headers={"Content-Type": CONTENT_TYPE})
 
     async def healthz(request: web.Request) -> web.Response:
         reasons = state.unhealthy()
@@ -105,6 +111,7 @@ class ApiServer:
         self._runner = web.AppRunner(
             app, access_log=None, logger=_LOG, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
         )
+        self._known = app[KNOWN]
         self._listening: asyncio.Server | None = None
         self._wanted = address
         self._may_move = may_move
@@ -135,9 +142,22 @@ class ApiServer:
     def _protocol(self) -> asyncio.BaseProtocol:
         """What speaks to one more connection."""
         server = self._runner.server
-        if server is None or len(server.connections) >= MAX_CONNECTIONS:
+        if server is None or not self._has_room(server):
             return _Refused()
         return server()
+
+    def _has_room(self, server: web.Server) -> bool:
+        """Whether there may be one more; the oldest strangers are cut for it.
+
+        Else who has no key could keep out those who have it, by asking for the page now and then.
+        """
+        links = [one.transport for one in server.connections]
+        there = [link for link in links if link is not None and not link.is_closing()]
+        strangers = [link for link in there if link not in self._known]
+        more = len(there) - MAX_CONNECTIONS + 1
+        for link in strangers[: max(more, 0)]:
+            link.abort()
+        return more <= len(strangers)
 
 
 class _Refused(asyncio.Protocol):
@@ -160,7 +180,10 @@ def _guard(key: str, host: str) -> Any:
         if request.method not in ("GET", "HEAD"):
             return _error(405, "this API is read-only", {"Allow": "GET, HEAD"})
         open_to_all = request.path == "/healthz" or is_open(request.path)
-        if key and not open_to_all and not _has_key(request, key):
+        if not key or _has_key(request, key):
+            if request.transport is not None:
+                request.app[KNOWN].add(request.transport)
+        elif not open_to_all:
             return _error(401, "give the key as Authorization: Bearer KEY")
         try:
             return await handler(request)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-import json
 import re
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from typing import Any
 
 from aiohttp import web
 
+from node.monitor.answers import STUCK_S, Answer, encoded, json_response
 from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
 from node.monitor.events import RoundDone, Step
 from node.monitor.history import History
@@ -40,7 +40,6 @@ INTERVAL_S = 1.0  # between two updates
 LINKS_S = 2.0  # between two looks at all links
 RETRY_MS = 2000  # what a reader is told to wait before it comes back
 MAX_READERS = 64  # of one listener
-STUCK_S = 30.0  # that one may take for one event
 SHOWN_ROUNDS = 16
 SHOWN_EVENTS = 80
 POINTS = 360
@@ -200,12 +199,12 @@ async def _static(request: web.Request) -> web.StreamResponse:
     if name == "index.html":
         headers["Content-Security-Policy"] = POLICY
     if asset.tag in {tag.value for tag in request.if_none_match or ()}:
-        return web.Response(status=304, headers=headers)
+        return Answer(status=304, headers=headers)
     body = asset.body
     if "gzip" in request.headers.get("Accept-Encoding", ""):
         body, headers["Content-Encoding"] = asset.packed, "gzip"
     kind = STATIC.get(name, "text/html")
-    return web.Response(body=body, headers=headers, content_type=kind, charset="utf-8")
+    return Answer(body=body, headers=headers, content_type=kind, charset="utf-8")
 
 
 @dataclass(frozen=True)
@@ -281,15 +280,3 @@ def _json(request: web.Request, value: Any) -> web.Response:
     if not is_loopback(request.remote or ""):  # there it would cost more time than it saves
         response.enable_compression()
     return response
-
-
-def json_response(value: Any, status: int = 200) -> web.Response:
-    """An answer of the API."""
-    body = encoded(value)
-    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
-
-
-def encoded(value: Any) -> bytes:
-    """A value as JSON. Names of files may hold what is no UTF-8 (PEP 383): there is a ``?``."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode(errors="replace")

@@ -7,8 +7,8 @@ import yaml
 from aiohttp.test_utils import TestClient, TestServer
 from api_kit import KEY, Kit
 
+from node.monitor.answers import encoded
 from node.monitor.api import MAX_EVENTS, make_app
-from node.monitor.dashboard import encoded
 from node.monitor.event_log import KEPT_ROUNDS
 from node.monitor.events import (
     CheckpointSaved,

@@ -1,12 +1,14 @@
 """The API's listener: its port, its connections, and callers that speak no HTTP."""
 
 import asyncio
+import contextlib
 import os
 
 import aiohttp
 import pytest
+from api_kit import KEY, listening
 
-from node.monitor import api
+from node.monitor import answers, api
 from node.monitor.api import ApiServer, make_app
 from node.monitor.history import History
 from protocols.errors import OperatorError
@@ -59,6 +61,64 @@ async def test_connections_are_bounded_and_those_that_end_make_room(api_server, 
                 break
             await asyncio.sleep(0.01)
     for writer, _ in held[1:]:
+        writer.close()
+
+
+async def asked(address, path, key=""):
+    """A connection on which that was asked for, and the answer's first line; it stays open."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
+    writer.write((head + (f"Authorization: Bearer {key}\r\n" if key else "") + "\r\n").encode())
+    async with asyncio.timeout(20):
+        return reader, writer, (await reader.readline()).strip()
+
+
+async def test_who_has_no_key_keeps_nobody_out_who_has_it(kit, monkeypatch):
+    """However often it asks for what is open to all, or from how many addresses."""
+    monkeypatch.setattr(api, "MAX_CONNECTIONS", 3)
+    async with listening(kit, KEY) as server:
+        strangers = [await asked(server.address, "/static/style.css") for _ in range(3)]
+        with_key = [await asked(server.address, "/api/v1/state", KEY) for _ in range(3)]
+        assert [line for *_, line in strangers + with_key] == [b"HTTP/1.1 200 OK"] * 6
+        for reader, _, _ in strangers:
+            async with asyncio.timeout(20):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()  # it has made way, else this would not end
+        more, there = await connected(server.address)
+        assert not there, "as those who have the key do not"
+        more.close()
+        for _, writer, _ in strangers + with_key:
+            writer.close()
+
+
+async def test_a_wrong_key_is_none(kit, monkeypatch):
+    monkeypatch.setattr(api, "MAX_CONNECTIONS", 1)
+    async with listening(kit, KEY) as server:
+        for number in range(3):
+            _, writer, line = await asked(server.address, "/api/v1/state", f"{KEY}{number}")
+            assert line == b"HTTP/1.1 401 Unauthorized"
+            writer.close()
+        _, stranger, _ = await asked(server.address, "/api/v1/state", f"{KEY}4")
+        _, writer, line = await asked(server.address, "/api/v1/state", KEY)
+        assert line == b"HTTP/1.1 200 OK"
+        stranger.close()
+        writer.close()
+
+
+async def test_an_answer_that_nobody_takes_ends_the_connection(kit, monkeypatch):
+    monkeypatch.setattr(answers, "STUCK_S", 0.2)
+    monkeypatch.setattr(answers, "LEAST_RATE", 2**40)
+
+    async def ask_on(writer):
+        while True:
+            writer.write(b"GET /static/uplot.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with listening(kit) as server, asyncio.timeout(20):
+        _, writer = await asyncio.open_connection(*server.address.split(":"), limit=1024)
+        with pytest.raises(ConnectionError):  # nothing is read of all these answers
+            await ask_on(writer)
         writer.close()
 
 
