@@ -1,12 +1,10 @@
-"""How often a peer may ask for something."""
+"""How often a peer, or an address, may ask for something."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-
-from protocols.identity import PeerId
 
 RATE = 200.0  # calls a second one peer may make, in the long run
 BURST = 1000.0
@@ -24,9 +22,9 @@ class RateLimit:
         limit: int = 4096,
     ) -> None:
         self._rate, self._burst, self._clock, self._limit = rate, burst, clock, limit
-        self._buckets: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, peer: PeerId, count: int = 1) -> bool:
+    def take(self, peer: str, count: int = 1) -> bool:
         """Use ``count`` tokens of ``peer``; False, and none is used, where fewer are left."""
         now = self._clock()
         tokens, since = self._buckets.pop(peer, (self._burst, now))

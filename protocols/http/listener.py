@@ -7,7 +7,8 @@ call (:mod:`protocols.relay.wire`) or a question for the caller's own address
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
 and each has a task of its own from its first byte to its last. Where there are too many in all,
-:mod:`protocols.connections.accepted` says which one makes way.
+:mod:`protocols.connections.accepted` says which one makes way. A handshake costs this node more
+than who begins it, so an address may begin only so many a second.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ from protocols.identity import PeerId
 from protocols.lanes.server import LaneServer
 from protocols.lanes.wire import MARK
 from protocols.limits import Limits
+from protocols.rate_limit import RateLimit
 from protocols.relay.wire import MARK as CALL_MARK
 from protocols.relay.wire import introduced
 from protocols.seen import MARK as SEEN_MARK
@@ -42,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINE = 512  # of a request line and of a header field; ours are below 200
 _MAX_FIELDS = 24
+_HANDSHAKES = (50.0, 1000.0)  # of one address a second, and at once: each is 1 ms of the loop
+_TLS_BUFFER = 32 * 1024  # two records; calls are short, and long bodies have lanes
 _THIS_MACHINE = "this machine"  # the source that connections past TCP are counted under
 _REFUSED_REASONS = frozenset(
     {
@@ -104,6 +109,8 @@ class Listener:
         self._stats = stats
         self._limits = limits
         self._connections = Connections(limits, stats, admitted)
+        self._handshakes = RateLimit(*_HANDSHAKES)
+        _keep_tls_small()
         self._server: web.Server | None = None
 
     def observed(self, peer: PeerId) -> str:
@@ -227,6 +234,10 @@ class Listener:
         self, sock: socket.socket, connection: Connection, server: web.Server
     ) -> None:
         loop = asyncio.get_running_loop()
+        if self._context is not None and not self._handshakes.take(connection.source):
+            self._stats.capped_connections += 1
+            sock.close()
+            return
         transport, protocol = await loop.connect_accepted_socket(
             lambda: self._http(server, connection),
             sock,
@@ -259,6 +270,16 @@ class Listener:
             lingering_time=self._limits.linger,
             access_log=None,
         )
+
+
+def _keep_tls_small() -> None:
+    """Have asyncio take less for each TLS connection of this process than a quarter of a MB.
+
+    It takes that before the other end has proven anything. The attribute is none of its API: where
+    it is missing all works as well, with more memory.
+    """
+    if getattr(SSLProtocol, "max_size", 0) > _TLS_BUFFER:
+        SSLProtocol.max_size = _TLS_BUFFER
 
 
 def connection_of(request: web.BaseRequest) -> Connection:

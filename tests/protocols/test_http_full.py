@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from asyncio import sslproto
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from http_kit import A, B, C, Hold, echo, post, raw, take, two, wait_for
 from lane_kit import lane, push, reply
 
 from protocols.bodies import BufferFeed
 from protocols.errors import Unreachable
+from protocols.http import listener
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.relay.wire import PREAMBLE, TOKEN_BYTES
+from protocols.tasks import first
 
 FULL = Limits(grace=0.1, total=16)  # one place is for strangers
 MANY = [Identity.from_seed(bytes([n]) * 32) for n in range(10, 24)]
@@ -30,6 +35,45 @@ async def test_connections_that_say_nothing_make_way() -> None:
             assert a.stats.connections == 1
             assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
             assert a.stats.connections == 1  # it is still the same
+
+
+async def test_an_address_begins_only_so_many_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs this node more than who sends a ClientHello again and again."""
+    monkeypatch.setattr(listener, "_HANDSHAKES", (0.0, 2.0))
+    async with two(FULL) as (a, b), raw(a, None) as (reader, writer):
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        async with raw(a, None) as (second, begins):
+            for one in (writer, begins):
+                one.write(b"\x16\x03\x01")
+                await one.drain()
+            with contextlib.suppress(ConnectionError):
+                assert await first(reader.read(), second.read()) == b""
+            await wait_for(lambda: a.stats.capped_connections == 1)
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"  # it has its connection
+
+
+async def test_a_connection_that_proves_nothing_yet_costs_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+
+    class Seen(sslproto.SSLProtocol):
+        max_size = 256 * 1024
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(sslproto, "SSLProtocol", Seen)
+    monkeypatch.setattr(listener, "SSLProtocol", Seen)
+    async with two() as (a, b), raw(a, None) as (_, writer):
+        writer.write(b"\x16\x03\x01")
+        await wait_for(lambda: bool(made))
+        long = bytes(300_000)
+        a.on_call("long", echo, max_body=len(long))
+        told = await b.call(A.peer_id, "long", long, timeout=20, max_reply=len(long))
+        assert told == long
+        assert {len(one._ssl_buffer) for one in made} == {32 * 1024}
 
 
 async def test_who_is_not_admitted_makes_way_and_who_is_does_not() -> None:
@@ -119,7 +163,8 @@ async def test_bodies_of_calls_are_bounded_all_together() -> None:
         links = [await stack.enter_async_context(raw(a, one)) for one in MANY[:3]]
         for number, (_, writer) in enumerate(links):
             writer.write(post("/call/large", length=10**6, body=bytes(400_000)))
-            await wait_for(lambda so=number: a.stats.in_by_name["large"] >= (so + 1) * 400_000)
+            come = min((number + 1) * 400_000, 10**6)  # the third is cut as soon as it is too much
+            await wait_for(lambda come=come: a.stats.in_by_name["large"] >= come)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(links[2][0].read(), 5) == b""
         assert await b.call(A.peer_id, "large", bytes(60_000), timeout=5) == bytes(60_000)
