@@ -119,6 +119,7 @@ def make_swarm(
         wall=lambda: clock.wall() + node.clocks.offset,
         admission=proof,
         observed=node.transport.observed,
+        reached=node.transport.reached,
     )
     node.is_member = lambda peer: peer in presence.membership.islands
     node.tasks.spawn(until_doubled(presence))

@@ -72,7 +72,8 @@ class KnownPeer:
     met: bool = False  # it has answered once: a connection stands
     expelled: bool = False  # it lied: nobody counts on it until it is forgotten
     origin: str = ""  # where it comes from (:mod:`gossip.membership.origin`), empty: not known
-    observed: bool = False  # from its connection, not by its own word
+    observed: bool = False  # from a connection, not by its own word
+    surplus: bool = False  # one too many from there: nobody counts on it until there is room
     expires: float = 0.0  # when the announcement does, by its own clock
     tag: bytes = b""  # of the announcement, for heartbeats that refer to it
     beat: int = 0  # number of the newest of them,
@@ -94,14 +95,20 @@ class KnownPeer:
         if self.announce.status == "leaving":
             return Liveness.LEFT
         silence = now - self.heard
-        if self.expelled or silence > max(
-            patience.dead_floor_s, patience.dead_factor * self.forgiven_s
+        if (
+            self.expelled
+            or self.surplus
+            or silence > max(patience.dead_floor_s, patience.dead_factor * self.forgiven_s)
         ):
             return Liveness.DEAD
         if self.failing_since is not None:
             refused = now - self.failing_since > patience.refused_dead_s
             return Liveness.DEAD if refused else Liveness.SUSPECT
         return Liveness.SUSPECT if silence > self.forgiven_s else Liveness.ALIVE
+
+    def counts_at(self, origin: str, observed: bool) -> bool:
+        """Whether it is here as one from ``origin``, and is ``observed`` there if that is asked."""
+        return not self.surplus and self.origin == origin and self.observed >= observed
 
     def measured(self, patience: Patience, others: RoundTrip) -> None:
         """Its rhythm or link was measured anew: update how long it may be silent.
@@ -224,7 +231,7 @@ class Membership:
         Nor, for a peer ``observed`` there, do mere claims of others: they could be from anywhere.
         """
         known, most = self.islands.get(peer), self.most_from_one_place
-        if not (origin and most) or (known is not None and known.origin == origin):
+        if not (origin and most) or (known is not None and known.counts_at(origin, observed)):
             return False
         others = (
             island

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from gossip.membership.answering import MAX_KNOWN, NO_BEAT, Held, answer, short_name
+from gossip.membership.answering import NO_BEAT, Held, answer, short_name
 from gossip.membership.crowd import AT_ONCE, CALL_TIMEOUT_S, Crowd, Said
+from gossip.membership.doorkeeper import Doorkeeper
 from gossip.membership.members import Liveness, Membership
 from gossip.membership.opening import open_announce
-from gossip.membership.origin import origin
 from gossip.membership.pulse import Beat, HashChain, tags_in
 from gossip.membership.rumours import EVERYBODY
 from gossip.membership.silence import Wakefulness
@@ -53,7 +52,6 @@ from protocols.messages import (
 LIFETIME_S = 60.0
 TRIES = 3  # of an announcement whose connection breaks
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
-AGAIN_S = 60.0  # before it is reported once more that a place has too many identities
 
 
 @dataclass
@@ -64,7 +62,8 @@ class Presence:
     else its status, has changed (peer, what it is now, what it was), ``on_rejected`` for what was
     refused, and ``on_double`` when a process that has this node's key and started later announces
     itself.
-    ``observed`` tells the address from which a peer is connected, if it is.
+    ``observed`` tells the address from which a peer is connected, if it is, and ``reached`` the one
+    at which this node has a connection to it.
     """
 
     wiring: Wiring
@@ -78,10 +77,10 @@ class Presence:
     on_rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     on_double: Callable[[], None] = lambda: None
     observed: Callable[[PeerId], str] = lambda peer: ""
+    reached: Callable[[PeerId], str] = lambda peer: ""
     office: Callable[[], Collection[PeerId]] = tuple  # who decides rounds, where there are any
     _sequence: int = 0
     _double: int = 0  # sequence number of the newest announcement from such a process
-    _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when reported
     _awake: Wakefulness = field(default_factory=Wakefulness)
     # of those in the membership, with their status
     _seen: dict[PeerId, tuple[Liveness, str]] = field(default_factory=dict)
@@ -89,9 +88,10 @@ class Presence:
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
     _crowd: Crowd = field(init=False)
+    _door: Doorkeeper = field(init=False)
 
     def __post_init__(self) -> None:
-        self._crowd = Crowd(self)
+        self._crowd, self._door = Crowd(self), Doorkeeper(self)
         self.status = with_places(self.status, self.places())
         transport = self.wiring.transport
         transport.on_call("announce", self._on_announce, max_body=MAX_ANNOUNCE_BYTES)
@@ -245,12 +245,13 @@ class Presence:
         needed = self.admission(announce.peer)
         if needed and not hmac.compare_digest(needed, announce.admission):
             raise BadSignature(f"{announce.peer} announces itself without a valid invitation")
-        place, observed = self._origin(announce, sender)
-        news = self.membership.on_announce(announce, envelope, opened.sequence, self.wiring.now())
+        directly, now = sender == announce.peer, self.wiring.now()
+        place, observed = self._door.admit(announce, now, directly=directly)
+        news = self.membership.on_announce(announce, envelope, opened.sequence, now)
         if (island := self.membership.islands.get(announce.peer)) is not None:
-            island.origin, island.observed = place, observed
+            island.origin, island.observed, island.surplus = place, observed, False
             island.expires = opened.expires if news else island.expires
-        if sender == announce.peer:
+        if directly:
             self.contact(announce.peer)
         if news:
             self.notice(announce.peer)
@@ -272,24 +273,6 @@ class Presence:
             if self.membership.there(peer, now)
         ]
         return median(theirs) - wall if theirs else 0.0
-
-    def _origin(self, announce: Announce, sender: PeerId | None) -> tuple[str, bool]:
-        """Where a peer comes from, and whether that was seen. Raises Crowded."""
-        peer, now = announce.peer, self.wiring.now()
-        known = self.membership.islands.get(peer)
-        if known is not None and known.observed:
-            return known.origin, True
-        place, seen = origin(self.observed(peer) if sender == peer else "", announce.addresses)
-        if not self.membership.crowded(peer, place, seen, now):
-            return place, seen
-        why = Crowded(f"{peer} is one of too many identities from {place}")
-        if now - self._crowded_out.get(place, -math.inf) > AGAIN_S:  # not once for each of them
-            self._crowded_out.pop(place, None)
-            self._crowded_out[place] = now
-            if len(self._crowded_out) > MAX_KNOWN:
-                del self._crowded_out[next(iter(self._crowded_out))]
-            self.on_rejected(peer, why)
-        raise why
 
     def _look_for_double(self, mine: Announce, sequence: int) -> None:
         """Look for a newer process with this node's key: others believe that one. A single message
@@ -315,7 +298,7 @@ class Presence:
         else:
             yield Held(self.envelope(), NO_BEAT, b"")
         for island in self.membership.islands.values():
-            if island.envelope and now - island.said < LIFETIME_S / 2:
+            if island.envelope and now - island.said < LIFETIME_S / 2 and not island.surplus:
                 beat = Beat(island.tag, island.beat, island.pulse)
                 yield Held(island.envelope, beat, island.announce.sketch)
 
@@ -371,7 +354,10 @@ class Presence:
 
     def contact(self, peer: PeerId) -> None:
         """The peer did something over an authenticated link."""
-        self.membership.on_contact(peer, self.wiring.now())
+        now = self.wiring.now()
+        self.membership.on_contact(peer, now)
+        if self._door.look_again(peer, now):
+            self.notice(peer)
 
     def unreachable(self, peer: PeerId) -> None:
         """A connection to the peer failed or broke."""

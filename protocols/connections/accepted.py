@@ -35,6 +35,7 @@ class Connection:
         self.source = source
         self.cut: Callable[[], object] = lambda: None  # ends it where it has to make way
         self.peer: PeerId | None = None
+        self.dialled = False  # by this node, since a relay has told of a call
         self.requests = 0  # under way
         self.held = 0  # bytes of their bodies, or of an answer
         self.answers = False  # it is an answer

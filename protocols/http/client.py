@@ -203,6 +203,10 @@ class HttpClient:
         """See :meth:`PeerConnector.own_end`."""
         return self._connector.own_end(peer)
 
+    def reached(self, peer: PeerId) -> str:
+        """See :meth:`PeerConnector.reached`."""
+        return self._connector.reached(peer)
+
     async def aclose(self) -> None:
         """Cut everything."""
         links = self._connector.links()

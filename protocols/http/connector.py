@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from protocols.address_book import AddressBook
-from protocols.addresses import hostport, is_relayed
+from protocols.addresses import hostport, ip_of, is_relayed
 from protocols.connections import tls
 from protocols.connections.names import Names
 from protocols.connections.sockets import prefer_small_queue
@@ -64,6 +64,7 @@ class PeerConnector(aiohttp.BaseConnector):
         self._relays = relays
         self._links: weakref.WeakKeyDictionary[asyncio.Transport, PeerId]
         self._links = weakref.WeakKeyDictionary()
+        self._direct: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()  # by no relay
 
     def links(self) -> list[asyncio.Transport]:
         """The open connections to peers."""
@@ -73,6 +74,12 @@ class PeerConnector(aiohttp.BaseConnector):
         """``HOST:PORT`` of this machine on the newest connection to ``peer``; empty without one."""
         ends = [link for link in self.links() if self._links[link] == peer]
         return hostport(*ends[-1].get_extra_info("sockname")[:2]) if ends else ""
+
+    def reached(self, peer: PeerId) -> str:
+        """``HOST:PORT`` where a connection to ``peer`` leads; empty without one past any relay."""
+        links = (link for link, of in self._links.items() if of == peer and link in self._direct)
+        ends = (link.get_extra_info("peername") for link in links if not link.is_closing())
+        return next((hostport(str(ip_of(end[0])), end[1]) for end in ends if end), "")
 
     def drop_idle(self, peer: PeerId, before: float = math.inf) -> None:
         """Close the connections to ``peer`` that serve nothing now, nor have since ``before``."""
@@ -99,10 +106,18 @@ class PeerConnector(aiohttp.BaseConnector):
         if dial is not None:
             protocol, dial.peer = await self._open(dial.address, dial.expected)
             return protocol
-        peer = tls.peer_of_name(host)
-        protocol, _ = await reach(self._book, peer, lambda address: self._open(address, peer))
+        peer, tried = tls.peer_of_name(host), ""
+
+        async def open_(address: str) -> ResponseHandler:
+            nonlocal tried
+            tried = address
+            return (await self._open(address, peer))[0]
+
+        protocol = await reach(self._book, peer, open_)
         assert protocol.transport is not None
         self._links[protocol.transport] = peer
+        if not is_relayed(tried):
+            self._direct.add(protocol.transport)
         return protocol
 
     async def _open(

@@ -114,9 +114,14 @@ class Listener:
         self._server: web.Server | None = None
 
     def observed(self, peer: PeerId) -> str:
-        """The address from which ``peer`` holds its newest connection; empty where it has none."""
+        """The address from which ``peer`` holds its newest connection; empty where it has none.
+
+        One that this node has dialled for it does not count: it may lead to a relay.
+        """
         for link, connection in reversed(self.links.items()):
             if connection.peer != peer or link.is_closing():  # a closed one tells nothing any more
+                continue
+            if connection.dialled:
                 continue
             if address := link.get_extra_info("peername"):
                 return hostport(str(ip_of(address[0])), address[1])
@@ -161,16 +166,23 @@ class Listener:
         if self._group is None or self._server is None:
             sock.close()
             return
-        self._take(self._group, sock, caller, self._server)
+        self._take(self._group, sock, caller, self._server, dialled=True)
 
     def _take(
-        self, group: asyncio.TaskGroup, sock: socket.socket, source: str, server: web.Server
+        self,
+        group: asyncio.TaskGroup,
+        sock: socket.socket,
+        source: str,
+        server: web.Server,
+        *,
+        dialled: bool = False,
     ) -> None:
         """Serve a connection, unless there are too many, of all or of its source."""
         connection = self._connections.open(source)
         if connection is None:
             sock.close()
         else:
+            connection.dialled = dialled
             connection.cut = sock.close  # a task cancelled before it begins closes nothing
             group.create_task(self._serve(sock, connection, server))
 

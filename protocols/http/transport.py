@@ -225,6 +225,11 @@ class HttpTransport:
         """
         return self._client.own_end(peer) if self._client is not None else ""
 
+    def reached(self, peer: PeerId) -> str:
+        """``HOST:PORT`` where this node has reached ``peer``, which has proven itself there; empty
+        where it is not connected to it, or by a relay."""
+        return self._client.reached(peer) if self._client is not None else ""
+
     def _place_of(self, peer: PeerId) -> str:
         host = host_of(self.observed(peer))
         return source_of(host) if host else ""

@@ -46,6 +46,7 @@ def test_a_connection_counts_for_more_than_a_claim_unless_it_comes_through_a_gat
     assert origin("10.0.0.1:55555", claim) == ("198.51.100.1", False)
     assert origin("10.0.0.1:55555", []) == ("10.0.0.1", True)
     assert origin("", []) == ("", False)
+    assert origin("", ["127.0.0.1:9", "198.51.100.1:4390"]) == ("198.51.100.1", False)
 
 
 class Strangers:
@@ -55,29 +56,40 @@ class Strangers:
         self.swarm, self.member = swarm, member
         self.presence = member.swarm.presence
         self.at: dict[PeerId, str] = {}
+        self.found: dict[PeerId, str] = {}
         self.made = 0
         self.told: list[str] = []
         self.presence.membership.most_from_one_place = MOST
         self.presence.observed = lambda peer: self.at.get(peer, "")
+        self.presence.reached = lambda peer: self.found.get(peer, "")
         self.presence.on_rejected = lambda peer, error: self.told.append(str(error))
 
-    def envelope(self, claim: str = "") -> tuple[PeerId, bytes]:
+    def envelope(self, *claims: str, role: str = "island") -> tuple[PeerId, bytes]:
         """The announcement of a new one."""
         self.made += 1
-        identity = Identity.from_seed(self.made.to_bytes(4, "big") * 8)
+        return self.announcement(self.made, *claims, role=role)
+
+    def announcement(
+        self, number: int, *claims: str, role: str = "island", sequence: int = 1
+    ) -> tuple[PeerId, bytes]:
+        """What one of them says; ``*`` in what it claims stands for its number."""
+        identity = Identity.from_seed(number.to_bytes(4, "big") * 8)
+        addresses = tuple(claim.replace("*", str(number)) for claim in claims if claim)
         status = replace(
-            self.presence.status, peer=identity.peer_id, addresses=(claim,) if claim else ()
+            self.presence.status, peer=identity.peer_id, addresses=addresses, role=role
         )
         expires = self.presence.wall() + 30.0
         return identity.peer_id, seal(
-            identity, status, purpose="announce", run=RUN, expires=expires, sequence=1
+            identity, status, purpose="announce", run=RUN, expires=expires, sequence=sequence
         )
 
-    def come(self, count: int, at: str, claim: str = "", *, directly: bool = True) -> int:
+    def come(
+        self, count: int, at: str, *claims: str, directly: bool = True, role: str = "island"
+    ) -> int:
         """So many announce themselves from an address, or others pass it on; how many are taken."""
         taken = 0
         for _ in range(count):
-            peer, envelope = self.envelope(claim)
+            peer, envelope = self.envelope(*claims, role=role)
             self.at[peer] = at
             try:
                 self.presence.learn(envelope, peer if directly else None)
@@ -85,6 +97,12 @@ class Strangers:
                 continue
             taken += 1
         return taken
+
+    @property
+    def there(self) -> list[PeerId]:
+        """Those of them that this member takes to be there."""
+        now = self.presence.wiring.now()
+        return [peer for peer in self.at if self.presence.membership.there(peer, now)]
 
 
 def test_many_behind_one_address_are_taken_and_a_flood_is_not() -> None:
@@ -162,5 +180,132 @@ def test_who_is_one_too_many_is_told_so() -> None:
                 except TransportError as error:
                     answers["too many" if "too many identities" in str(error) else str(error)] += 1
             assert answers == {"taken": MOST, "too many": 2}
+
+    virtual_time.run(main())
+
+
+FLOODS = [
+    (),
+    ("127.0.0.1:9",),
+    ("127.0.0.1:9", "8.8.8.8:4390"),
+    ("x*.example.org:4390",),
+    ("198.51.100.*:4390", "8.8.8.8:4390"),
+    ("relay/198.51.100.*:4390/12D3KooW",),
+]
+
+
+@pytest.mark.parametrize("claims", FLOODS, ids=str)
+def test_who_is_connected_is_counted_there_whoever_hands_its_announcement_on(
+    claims: tuple[str, ...],
+) -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            assert strangers.come(100, "8.8.8.8:1", *claims, directly=False) == MOST
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["it connects", "it is called"])
+def test_who_is_found_somewhere_after_it_was_let_in_is_counted_there(connected: bool) -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            assert strangers.come(3 * MOST, "", "198.51.100.*:4390", directly=False) == 3 * MOST
+            assert len(strangers.there) == 3 * MOST
+            for peer in strangers.at:
+                (strangers.at if connected else strangers.found)[peer] = "8.8.8.8:1"
+                strangers.presence.contact(peer)
+            assert strangers.there == list(strangers.at)[:MOST]
+            (why,) = strangers.told
+            assert "too many identities from 8.8.8.8" in why
+            # nobody is told of them any more, and nothing that they say now lets them in, ...
+            assert len(strangers.presence.known().announces) == 2 + MOST
+            last = strangers.made
+            for peer in strangers.at:
+                strangers.at[peer] = strangers.found[peer] = ""
+            _, envelope = strangers.announcement(last, "203.0.113.9:1", sequence=2)
+            with pytest.raises(Crowded):
+                strangers.presence.learn(envelope)
+            # ... until there is room
+            await asyncio.sleep(60.0)
+            _, envelope = strangers.announcement(last, "203.0.113.9:1", sequence=3)
+            strangers.presence.learn(envelope)
+            assert strangers.there == [list(strangers.at)[last - 1]]
+
+    virtual_time.run(main())
+
+
+def test_members_that_name_no_place_share_one_and_observers_need_none() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            strangers.presence.note(addresses=("192.168.1.5:4390",))
+            assert strangers.come(MOST, "", directly=False) == MOST - 1  # the other member is one
+            assert strangers.come(50, "", "127.0.0.1:9", directly=False) == 0
+            assert strangers.come(50, "", "127.0.0.1:9", directly=False, role="server") == 0
+            assert strangers.come(50, "", directly=False, role="observer") == 50
+            # who is seen somewhere is let in all the same
+            assert strangers.come(3, "9.9.9.9:1") == 3
+            assert strangers.come(3, "9.9.9.9:1", "127.0.0.1:9", directly=False) == 3
+
+    virtual_time.run(main())
+
+
+def test_who_has_lost_its_relay_is_not_taken_for_one_without_a_place() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            for relay in ("9.9.9.9", "8.8.8.8"):
+                where = f"relay/{relay}:4390/12D3KooW"
+                assert strangers.come(MOST, "", where, directly=False) == MOST
+            for number in range(1, 2 * MOST + 1):
+                _, envelope = strangers.announcement(number, sequence=2)
+                strangers.presence.learn(envelope)
+            assert len(strangers.there) == 2 * MOST
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("mine", ["127.0.0.1:4390", "192.168.1.5:4390", ""])
+@pytest.mark.parametrize("directly", [True, False])
+def test_members_of_one_machine_are_not_limited(mine: str, directly: bool) -> None:
+    """They name loopback first where they joined by it, and what leads to the network after it."""
+
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            if mine:
+                strangers.presence.note(addresses=(mine,))
+            else:  # it does not know that it is on loopback, but for who comes by it
+                strangers.presence.note(addresses=("8.8.8.8:4390",))
+                assert strangers.come(1, "127.0.0.1:5", "127.0.0.1:7") == 1
+            at = "127.0.0.1:5" if directly else ""
+            claims = ("127.0.0.1:7", "192.168.1.5:7")
+            assert strangers.come(50, at, *claims, directly=directly) == 50
+            if mine != "192.168.1.5:4390":
+                assert strangers.come(50, at, "127.0.0.1:7", directly=directly) == 50
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("directly", [True, False])
+@pytest.mark.parametrize("claim", ["192.168.1.*:4390", "x*.example.org:4390", "9.9.9.*:4390"])
+def test_a_network_behind_a_private_address_is_not_taken_for_one_place(
+    claim: str, directly: bool
+) -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            assert strangers.come(50, "172.17.0.1:5", claim, directly=directly) == 50
+            for peer in strangers.at:
+                strangers.presence.contact(peer)
+            assert len(strangers.there) == 50
 
     virtual_time.run(main())

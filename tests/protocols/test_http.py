@@ -120,6 +120,20 @@ async def test_by_which_end_of_its_own_it_gets_to_a_peer(encrypted: bool) -> Non
         assert b.own_end(A.peer_id) == "", "the connection is gone"
 
 
+@pytest.mark.parametrize("encrypted", [True, False])
+async def test_where_it_has_reached_a_peer(encrypted: bool) -> None:
+    async with HttpTransport(A, tls=encrypted, listen="127.0.0.1:0") as a:
+        async with HttpTransport(B, tls=encrypted) as b:
+            assert b.reached(A.peer_id) == ""
+            a.on_call("echo", echo)
+            b.book.add(A.peer_id, "127.0.0.1:1")  # which leads nowhere
+            b.book.add(A.peer_id, address(a))
+            await b.call(A.peer_id, "echo", b"x", timeout=5)
+            assert b.reached(A.peer_id) == address(a)
+            assert b.reached(C.peer_id) == a.reached(B.peer_id) == ""
+        assert b.reached(A.peer_id) == "", "the connection is gone"
+
+
 async def test_a_node_does_not_talk_to_itself() -> None:
     async with two() as (a, _):
         with pytest.raises(Unreachable) as dialled:

@@ -145,6 +145,17 @@ async def test_between_two_that_are_hidden_the_relay_carries(tls: bool) -> None:
         await wait_for(lambda: not here.relay.relay._circuits)
 
 
+@pytest.mark.parametrize("dialled_back", [True, False])
+async def test_a_relayed_call_tells_of_no_place(dialled_back: bool) -> None:
+    """Neither end sees more of the other than what may be the relay."""
+    async with place() as here:
+        caller = here.open if dialled_back else here.closed
+        await caller.call(here.hidden.peer_id, "echo", b"x", timeout=5)
+        assert caller.reached(here.hidden.peer_id) == ""
+        assert here.hidden.observed(caller.peer_id) == ""
+        assert here.hidden.reached(here.relay.peer_id) == address(here.relay)
+
+
 async def test_what_is_carried_is_read_by_the_two_ends_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
