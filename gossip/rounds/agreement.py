@@ -18,8 +18,9 @@ every part, so a decided outcome can always be fetched from a majority.
   chain with more work wins when they meet (:func:`gossip.plans.certificate.heavier`).
 
 As in any Paxos, members may die, hang, come back and lose messages without two certificates of
-one round in epoch 0. A member that lies about what it voted for, or an owner that signs two
-results for one part, can cause two; no member can make another one accept what is malformed.
+one round in epoch 0. A member that lies about what it voted for, an owner that signs two results
+for one part, or a leader that signs two plans under one ballot can cause two; no member can make
+another one accept what is malformed.
 """
 
 from __future__ import annotations
