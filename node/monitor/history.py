@@ -291,11 +291,12 @@ class History:
     def columns(
         self, points: int = 600, *, last: int = 0, since: int = 0, before: int | None = None
     ) -> dict[str, Any]:
-        """At most ``points`` (or half as many) rows, equal numbers of rounds put into one.
+        """At most ``points`` (or half as many) rows, ``every`` of them put into one.
 
-        ``last``: only this many of the newest rounds; ``since``: only from this round on;
-        ``before``: only older rounds. Columns are means, except for the newest round and time and
-        the worst outcome. Numbers have five digits; None: not known.
+        The newest one stands alone: it is told of as it is. ``last``: only this many of the newest
+        rounds; ``since``: only from this round on; ``before``: only older rounds, of which none
+        stands alone. Columns are means, except for the newest round and time and the worst
+        outcome. Numbers have five digits; None: not known.
         """
         points = max(2, min(points, MAX_POINTS))
         rounds = self._rows[: self._size, ROUND]
@@ -303,8 +304,10 @@ class History:
         start = int(np.searchsorted(rounds, since))
         stop = self._size if before is None else int(np.searchsorted(rounds, before))
         rows, losses = self._rows[start:stop], self._losses[start:stop]
-        every = max(1, math.ceil(len(rows) / points))
-        starts = np.arange(0, len(rows), every)
+        alone = int(before is None and len(rows) > 0)
+        every = max(1, math.ceil((len(rows) - alone) / (points - alone)))
+        starts = np.arange(0, len(rows) - alone, every)
+        starts = np.append(starts, len(rows) - 1) if alone else starts
         rows, losses = merged(rows, starts), means(losses, starts)
         return {
             "every": every,

@@ -209,7 +209,7 @@ def test_a_bad_address_is_told(tmp_path: Any) -> None:
 async def test_the_picture_has_all_panels(client: Browser, swarm: Imagined) -> None:
     picture = await (await client.get("/api/v1/dashboard?points=10")).json()
     assert picture["state"]["run"]["label"] == "deep-sea-8c41"
-    assert len(picture["history"]["columns"]["round"]) == 10
+    assert picture["history"]["columns"]["round"] == [*range(3, 28, 4), 28, 29]  # of at most 10
     assert len(picture["history"]["islands"]) == 4
     assert len(picture["rounds"]) == dashboard.SHOWN_ROUNDS
     assert picture["state"]["peers"][1]["merged_tokens"] == swarm.history.totals[swarm.ids[1]] > 0

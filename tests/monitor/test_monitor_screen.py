@@ -44,6 +44,23 @@ def test_the_loss_is_of_one_kind_where_not_every_round_is_evaluated():
     assert str(drawing.loss({"loss": [], "validation_loss": []}, 20, 2)).endswith("nothing yet")
 
 
+def test_the_newest_figures_are_of_no_other_round():
+    """In a run with more rounds than points."""
+    replay = Replay()
+    for number in range(1000):
+        more = {"validation_loss": 2.0 if number % 5 == 0 else None}
+        replay.take(Record(number + 1, 1.0 + number, done(number, consensus=0.1, **more)))
+    bad = {"validation_loss": 7.5, "consensus": 0.9}
+    replay.take(Record(1001, 1001.0, done(1000, **bad)))
+    replay.take(Record(1002, 1002.0, done(1001, validation_loss=None, consensus=None)))
+    picture = replay.picture()
+    columns, state = picture["history"]["columns"], picture["state"]
+    assert picture["history"]["every"] > 1
+    last = state["training"]["validation_loss"]
+    assert str(drawing.loss(columns, 20, 2, last)).startswith("validation loss  7.5   2 to 7.5\n")
+    assert str(drawing.curve("apart", columns["consensus"], 20, 2)).startswith("apart  -   0.1 to")
+
+
 def test_what_peers_wrote_cannot_move_the_cursor():
     evil = "\x1b[2J\x07evil"
     replay = Replay()

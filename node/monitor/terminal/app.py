@@ -147,7 +147,8 @@ class Monitor(App[int]):
         alarms = drawing.alarms(state)
         self.query_one("#alarms", Static).display = bool(alarms)
         self._put("alarms", alarms)
-        self._put("loss", drawing.loss(columns, self._room("loss"), CHART_ROWS))
+        last = state["training"]["validation_loss"]
+        self._put("loss", drawing.loss(columns, self._room("loss"), CHART_ROWS, last))
         apart = drawing.curve(
             "consensus, before merges",
             columns["consensus"],

@@ -116,26 +116,35 @@ def _fitted(values: Sequence[float | None], count: int) -> list[float | None]:
 
 
 def curve(title: str, values: Sequence[float | None], width: int, height: int) -> Text:
-    """A chart with its newest, largest and smallest value."""
+    """A chart with its newest, largest and smallest value; a dash where the newest is not known."""
     known = [value for value in values if value is not None]
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(title, "bold")
     if not known:
         return text.append("  nothing yet", "dim")
-    text.append(f"  {known[-1]:.4g}", "bold cyan")
+    text.append("  -" if values[-1] is None else f"  {values[-1]:.4g}", "bold cyan")
     text.append(f"   {min(known):.4g} to {max(known):.4g}\n", "dim")
     text.append("\n".join(chart(values, width, height)), "cyan")
     return text
 
 
-def loss(columns: Mapping[str, Sequence[float | None]], width: int, height: int) -> Text:
-    """The validation loss, which not every round has, or the training loss until it is known."""
+def loss(
+    columns: Mapping[str, Sequence[float | None]],
+    width: int,
+    height: int,
+    last: float | None = None,
+) -> Text:
+    """The validation loss, which not every round has, or the training loss until it is known.
+
+    ``last``: the newest one, where it is known; columns may have it mixed with older ones.
+    """
     values, newest = list[float | None](), None
     for value in columns["validation_loss"]:
         newest = newest if value is None else value
         values.append(newest)
     if newest is None:
         return curve("training loss", columns["loss"], width, height)
+    values[-1] = newest if last is None else last
     return curve("validation loss", values, width, height)
 
 

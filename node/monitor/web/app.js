@@ -36,6 +36,7 @@ class Store {
   }
   setHistory({ every, columns, islands }) {
     Object.assign(this, { every, columns, islands });
+    this.single = every > 1 ? columns.round.at(-1) : 0; // from this round on a point is of one round
     this.appended = 0;
     this.stale = false;
   }
@@ -57,12 +58,32 @@ class Store {
     const all = [...Object.values(this.columns), ...Object.values(this.islands)];
     while (rounds.length && rounds[rounds.length - 1] >= row.round) for (const values of all) values.pop();
     const before = rounds.length;
+    this.single = Math.min(this.single, row.round);
     for (const [name, values] of Object.entries(this.columns)) values.push(row[name]);
     for (const peer of Object.keys(row.islands)) this.islands[peer] ??= new Array(before).fill(null);
     for (const [peer, values] of Object.entries(this.islands)) values.push(row.islands[peer] ?? null);
     if (last) while (rounds.length && rounds[0] <= row.round - last) for (const values of [...Object.values(this.columns), ...Object.values(this.islands)]) values.shift();
     this.appended += 1;
     this.meanwhile?.push(row);
+  }
+  /** The first round of a point; its number is that of the last one. The first point is as wide as the next. */
+  begin(i) {
+    const { round } = this.columns;
+    return i ? round[i - 1] + 1 : Math.max(0, 2 * round[0] - round[1] + 1);
+  }
+  /** Whether a point is the mean of several rounds. */
+  mixed(i) {
+    const round = this.columns.round[i];
+    return round < this.single && this.begin(i) < round;
+  }
+  /** The rounds that a point is of: "8000", "7959 to 7981". */
+  span(i, tell = String) {
+    const round = tell(this.columns.round[i]);
+    return this.mixed(i) ? `${tell(this.begin(i))} to ${round}` : round;
+  }
+  /** When a point was: "at round 8000", "as the mean of rounds 7959 to 7981". */
+  when(i) {
+    return this.mixed(i) ? `as the mean of rounds ${this.span(i)}` : `at round ${this.span(i)}`;
   }
   /** Whether so much was appended that the whole is better asked for again, or it did not come. */
   get coarse() {

@@ -38,6 +38,7 @@ class Chart {
 
   update(store) {
     const rounds = store.columns.round;
+    this.store = store;
     this.lines = this.series(store);
     this.data = [rounds, ...this.lines.map((line) => line.values)];
     this.bounds = this.range?.(store);
@@ -119,10 +120,12 @@ class Chart {
     if (!this.values || !this.data[0].length) return;
     const last = this.data[0].length - 1;
     const at = index ?? last;
-    say(this.legend.firstChild, `Round ${this.data[0][at]?.toLocaleString("en") ?? DASH}`);
+    const where = this.store.span(at, (round) => round.toLocaleString("en"));
+    say(this.legend.firstChild, this.store.mixed(at) ? `Rounds ${where}, mean` : `Round ${where}`);
     for (const [i, line] of this.named.entries()) {
       const shown = line.shown ?? line.values;
       let value = shown[at];
+      if (index === null && !known(value)) value = line.newest;
       for (let before = at; index === null && !known(value) && before >= 0; before -= 1) value = shown[before];
       say(this.values[i], known(value) ? this.format(value) : DASH);
     }
@@ -143,10 +146,9 @@ class Chart {
   /** Fill the table, where it is open. */
   tell() {
     if (!this.details.open || !this.lines) return;
-    const { named } = this;
-    const rounds = this.data[0];
-    const rows = rounds
-      .map((round, i) => [String(round), ...named.map((line) => format(this.format, (line.shown ?? line.values)[i]))])
+    const { named, store } = this;
+    const rows = this.data[0]
+      .map((_, i) => [store.span(i), ...named.map((line) => format(this.format, (line.shown ?? line.values)[i]))])
       .slice(-TABLE_ROWS)
       .reverse();
     fill(this.details.lastChild, table(`${this.title}, the newest ${rows.length} points`, ["Round", ...named.map((line) => line.name)], rows));
@@ -176,12 +178,20 @@ function span(low, high, from) {
   return [low - room, high + room];
 }
 
-function ends(values, rounds) {
+/** The first, newest and lowest known value of a column, each with its place and when it was. */
+function ends(store, values) {
   const at = values.map((value, i) => (known(value) ? i : -1)).filter((i) => i >= 0);
   if (!at.length) return null;
   const lowest = at.reduce((best, i) => (values[i] < values[best] ? i : best), at[0]);
-  const [first, last] = [at[0], at[at.length - 1]];
-  return { first: values[first], firstRound: rounds[first], last: values[last], lastRound: rounds[last], low: values[lowest], lowRound: rounds[lowest] };
+  const point = (i) => ({ at: i, value: values[i], when: store.when(i) });
+  return { first: point(at[0]), last: point(at.at(-1)), low: point(lowest) };
+}
+
+/** The newest validation loss and when it was: not every round has one, and columns may mix it with older ones. */
+function validated(store) {
+  const told = store.rounds.findLast((round) => known(round.validation_loss));
+  if (told) return { value: told.validation_loss, when: `at round ${told.round}` };
+  return ends(store, store.columns.validation_loss)?.last;
 }
 
 function lossLines(store) {
@@ -195,7 +205,7 @@ function lossLines(store) {
   });
   if (!few) islands.sort((a, b) => Number(a.named) - Number(b.named));
   const middle = few ? [] : [{ name: `median of ${peers.length}`, values: medians(store), color: "--green", width: 2.5, dash: [7, 3] }];
-  return [...islands, ...middle, { name: "validation", values: store.columns.validation_loss, color: "--strong", width: 2.5, span: true }];
+  return [...islands, ...middle, { name: "validation", values: store.columns.validation_loss, color: "--strong", width: 2.5, span: true, newest: validated(store)?.value }];
 }
 
 /** By round, of `least` islands or more: one of them may say anything of its loss. */
@@ -255,8 +265,8 @@ function stepChart(host, title, column, format, color) {
     from: 0,
     empty: "No inner step yet.",
     summary: (store) => {
-      const v = ends(store.columns[column], store.columns.round);
-      return `${format(v.last)} at round ${v.lastRound}, ${format(v.first)} at round ${v.firstRound}.`;
+      const { first, last } = ends(store, store.columns[column]);
+      return `${format(last.value)} ${last.when}, ${format(first.value)} ${first.when}.`;
     },
   });
 }
@@ -273,10 +283,11 @@ export function makeCharts() {
       height: 260,
       empty: "No round is committed yet. The first loss is shown with the first round.",
       summary: (store) => {
-        const v = ends(store.columns.validation_loss, store.columns.round);
+        const v = ends(store, store.columns.validation_loss);
+        const newest = validated(store);
         const seen = `${Object.keys(store.islands).length} islands' training loss.`;
         if (!v) return `Validation loss is not measured yet (eval_every in the manifest). ${seen}`;
-        return `Validation loss ${fixed(v.last, 3)} at round ${v.lastRound}, from ${fixed(v.first, 3)} at round ${v.firstRound}; lowest ${fixed(v.low, 3)} at round ${v.lowRound}. ${seen}`;
+        return `Validation loss ${fixed(newest.value, 3)} ${newest.when}, from ${fixed(v.first.value, 3)} ${v.first.when}; lowest ${fixed(v.low.value, 3)} ${v.low.when}. ${seen}`;
       },
     }),
     new Chart(body("consensus"), {
@@ -290,10 +301,11 @@ export function makeCharts() {
       height: 178,
       empty: "Not measured yet: it takes two islands that are ready for the same round.",
       summary: (store) => {
-        const v = ends(store.columns.consensus, store.columns.round);
-        const after = ends(store.columns.consensus_after, store.columns.round);
-        if (!v) return `Not measured before a merge; after round ${after.lastRound} islands were ${small(after.last)} from their mean.`;
-        return `Islands were ${small(v.last)} from their mean before round ${v.lastRound} was merged, ${small(after?.last)} after. Estimated from 1 KB sketches, good to 15 %.`;
+        const { consensus, consensus_after: left } = store.columns;
+        const last = (ends(store, consensus) ?? ends(store, left)).last;
+        const merged = store.mixed(last.at) ? `rounds ${store.span(last.at)} were merged` : `round ${store.span(last.at)} was merged`;
+        if (!known(consensus[last.at])) return `Not measured before a merge; after ${merged} islands were ${small(last.value)} from their mean.`;
+        return `Islands were ${small(last.value)} from their mean before ${merged}, ${small(left[last.at])} after. Estimated from 1 KB sketches, good to 15 %.`;
       },
     }),
     new Chart(body("time"), {
@@ -304,9 +316,11 @@ export function makeCharts() {
       height: 170,
       empty: "No round is committed yet.",
       summary: (store) => {
-        const v = ends(phaseLines(store)[0].values, store.columns.round);
-        const use = ends(store.columns.utilisation, store.columns.round);
-        return `The last merge took ${seconds(v.last)} from snapshot to application here${use ? `; ${Math.round(100 * use.last)} % of that round were inner steps` : ""}.`;
+        const { last } = ends(store, phaseLines(store)[0].values);
+        const use = store.columns.utilisation[last.at];
+        const mixed = store.mixed(last.at);
+        const which = mixed ? `Merges of rounds ${store.span(last.at)} took, in the mean,` : "The last merge took";
+        return `${which} ${seconds(last.value)} from snapshot to application here${known(use) ? `; ${Math.round(100 * use)} % of ${mixed ? "these rounds" : "that round"} were inner steps` : ""}.`;
       },
     }),
   ];

@@ -101,10 +101,14 @@ export class Panels {
       tile.bar.firstChild.value = Math.min(1, done / total);
     }
     this.stats.set("eta", "Time left", known(state.training.eta_s) ? duration(state.training.eta_s) : DASH, known(state.training.eta_s) ? `ends about ${new Date((state.time + state.training.eta_s) * 1000).toLocaleString("en-GB", { hour: "2-digit", minute: "2-digit", ...(state.training.eta_s > 43200 ? { day: "numeric", month: "short" } : {}) })}` : total && !ends ? "this run has no end" : done >= total && total ? "the run is over" : "known after two rounds");
+    const step = state.training.step;
+    const newest = store.rounds.at(-1); // columns may have older ones mixed with what they know last
     const last = (name) => columns[name].findLast(known);
-    const validation = last("validation_loss");
-    const first = columns.validation_loss.find(known);
-    this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && first !== validation ? `from ${fixed(first, 3)} · training ${fixed(last("loss"), 3)}` : `training ${fixed(last("loss") ?? state.training.step?.loss, 3)}`);
+    const validation = state.training.validation_loss ?? last("validation_loss");
+    const begin = columns.validation_loss.findIndex(known);
+    const first = columns.validation_loss[begin];
+    const training = `training ${fixed(newest || step ? (newest?.loss ?? step?.loss) : last("loss"), 3)}`;
+    this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && known(first) && first !== validation ? `from ${store.mixed(begin) ? "about " : ""}${fixed(first, 3)} · ${training}` : training);
     const speed = live.reduce((sum, p) => sum + p.tokens_per_second, 0);
     const claimed = () => state.peers.reduce((sum, p) => sum + p.total_tokens, 0); // in pairs nobody certifies any
     this.stats.set("tokens", store.ownStates ? "Claimed tokens" : "Tokens merged", count(store.ownStates ? claimed() : state.merged_tokens), `${count(speed)} tokens/s together, while computing`);
@@ -115,8 +119,7 @@ export class Panels {
     else this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
     const c = state.consensus;
     this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
-    const step = state.training.step;
-    this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here, while computing` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
+    this.stats.set("use", "Computing", percent(newest ? newest.utilisation : last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here, while computing` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
   }
 
   alarms(state) {
