@@ -116,3 +116,36 @@ async def test_in_pairs_tokens_are_those_that_each_claims(page: Page) -> None:
         together = f"{tile.format('Claimed tokens')}.nextSibling.textContent"
         assert await page.evaluate(together) == "6,000"
     assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_what_the_dead_said_last_is_shown_as_nothing_of_now(page: Page) -> None:
+    """Nor is a loss that is no number; the validation loss is, as not every round has one."""
+    swarm = Imagined(4, 10)
+    views, (_, absent, nan, _) = swarm.peers, swarm.ids
+    swarm.state.providers.peers = lambda: [
+        replace(view, status="dead", agrees=None) if view.peer == absent else view
+        for view in views()
+    ]
+
+    def lack(record: Record) -> None:
+        if isinstance(record.event, RoundDone):
+            del record.event.islands[absent], record.event.islands[nan]["loss"]
+
+    swarm.log.unsubscribe(swarm.history)
+    swarm.log.subscribe(lack)
+    swarm.log.subscribe(swarm.history)
+    legend = "[...document.querySelectorAll('#loss .legend b')].map(e => e.textContent)"
+    rows = "[...document.querySelectorAll('.peers tbody tr')]"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        assert "\u2013" not in await page.evaluate(legend)
+        swarm.step()
+        await page.until(f"{text('#loss .legend')}.includes('Round 10')")
+        shown = await page.evaluate(legend)
+        assert [value == "\u2013" for value in shown] == [False, True, True, False, False]
+        await page.evaluate("document.querySelector('[data-key=tokens_per_second] button').click()")
+        told = [await page.evaluate(f"{rows}.map(r => r.cells[{at}].textContent)") for at in (5, 6)]
+        assert [told[0][3], told[1][3]] == ["\u2013", "\u2013"], "and sorted as the least"
+        assert "\u2013" not in [*told[0][:3], *told[1][:3]]
+    assert [error for error in page.errors if "ERR_" not in error] == []

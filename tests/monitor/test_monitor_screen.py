@@ -7,6 +7,7 @@ import pytest
 from monitor_kit import ME, PEERS, done, written_log
 
 from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Record, Started
+from node.monitor.plain import table
 from node.monitor.terminal import drawing
 from node.monitor.terminal.app import Monitor
 from node.monitor.terminal.source import Replay, ReplaySource, read_log
@@ -220,6 +221,20 @@ def test_the_speed_of_all_islands_is_that_of_those_who_live():
     peers.append({"role": "seed", "status": "active", "tokens_per_second": 4000.0})
     state = {"node": {"role": "observer"}, "peers": peers}
     assert drawing.node(state).plain.endswith("all islands: 1,200 tokens/s")
+
+
+def test_the_speed_and_loss_of_who_is_gone_are_not_shown():
+    """Nor is a table sorted by them."""
+    said = {"round": 3, "loss": 2.5, "tokens_per_second": 900.0}
+    views = [PeerView(peer=peer, **said) for peer in PEERS]
+    lives, joins, dead = (
+        {**table(view), "status": status, "merged_tokens": 0}
+        for view, status in zip(views, ("active", "joining", "dead"), strict=True)
+    )
+    shown = [drawing.peer_row(peer)[4:6] for peer in (lives, joins, dead)]
+    assert shown == [("2.50", "900"), ("2.50", "900"), ("-", "-")]
+    for name, key in Monitor.SORTS[1:3]:
+        assert key(lives) < key(dead), name
 
 
 def test_the_join_line_says_that_an_invitation_is_needed():

@@ -14,6 +14,7 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from node.monitor.console import render
 from node.monitor.reading import read_record
 from node.monitor.terminal import drawing
+from node.monitor.terminal.drawing import there
 from node.monitor.terminal.source import AttachedSource, Picture, Source
 from node.status import OTHER_FORM, other_version
 from protocols.errors import OperatorError
@@ -49,8 +50,8 @@ class Monitor(App[int]):
     VIEWS = ("islands", "links", "fragments")
     SORTS: ClassVar[tuple[tuple[str, Any], ...]] = (
         ("merged tokens", lambda peer: -peer["merged_tokens"]),
-        ("loss", lambda peer: peer["loss"] if peer["loss"] is not None else 1e9),
-        ("speed", lambda peer: -peer["tokens_per_second"]),
+        ("loss", lambda peer: 1e9 if peer["loss"] is None or not there(peer) else peer["loss"]),
+        ("speed", lambda peer: -peer["tokens_per_second"] if there(peer) else 0.0),
         ("name", lambda peer: (peer["name"], peer["peer"])),
     )
     BY_CLAIMED: ClassVar[tuple[str, Any]] = (  # in place of the first, where no more is known

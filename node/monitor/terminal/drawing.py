@@ -188,8 +188,7 @@ def node(state: Mapping[str, Any]) -> Text:
         lines.append("observer  ", "bold")
         lines.append("takes part in nothing", "green")
         islands = (peer for peer in state["peers"] if peer["role"] == "island")
-        live = (peer for peer in islands if peer["status"] in ("active", "joining"))
-        speed = sum(peer["tokens_per_second"] for peer in live)
+        speed = sum(peer["tokens_per_second"] for peer in islands if there(peer))
         return lines.append(f"\nall islands: {speed:,.0f} tokens/s")
     lines.append("this node  ", "bold")
     health = state["health"]
@@ -243,6 +242,11 @@ def peer_columns(claimed: bool) -> tuple[str, ...]:
     return tuple("claimed" if claimed and n == "merged" else n for n in PEER_COLUMNS)
 
 
+def there(peer: Mapping[str, Any]) -> bool:
+    """Whether what a peer said last is a figure of now."""
+    return peer["status"] in ("active", "joining")
+
+
 def peer_row(peer: Mapping[str, Any], *, claimed: bool = False) -> tuple[str, ...]:
     """One row under :func:`peer_columns`."""
     name = clean(peer["name"], 16)
@@ -256,8 +260,8 @@ def peer_row(peer: Mapping[str, Any], *, claimed: bool = False) -> tuple[str, ..
         clean(peer["status"], 9) + role,
         str(peer["round"]),
         agrees,
-        number(peer["loss"]),
-        f"{peer['tokens_per_second']:,.0f}",
+        number(peer["loss"]) if there(peer) else "-",
+        f"{peer['tokens_per_second']:,.0f}" if there(peer) else "-",
         f"{peer['total_tokens' if claimed else 'merged_tokens']:,}",
         "-" if peer["distance"] is None else f"{peer['distance']:.3f}",
         peer["link"] + rtt,

@@ -115,7 +115,7 @@ class Chart {
     );
   }
 
-  /** Show the values under the cursor, or the newest. */
+  /** Show the values under the cursor, or of the newest round; of a line that spans gaps its newest. */
   read(index) {
     if (!this.values || !this.data[0].length) return;
     const last = this.data[0].length - 1;
@@ -126,7 +126,7 @@ class Chart {
       const shown = line.shown ?? line.values;
       let value = shown[at];
       if (index === null && !known(value)) value = line.newest;
-      for (let before = at; index === null && !known(value) && before >= 0; before -= 1) value = shown[before];
+      for (let before = at; line.span && index === null && !known(value) && before >= 0; before -= 1) value = shown[before];
       say(this.values[i], known(value) ? this.format(value) : DASH);
     }
   }

@@ -10,14 +10,15 @@ const [MERGED, CLAIMED] = ["Merged tokens", "Claimed tokens"]; // as certified, 
 const TROUBLE = ["suspect", "dead", "leaving", "joining"];
 const NOTES = { tokens_per_second: "while computing: what an island waits is not in it" };
 const LARGEST_FIRST = ["round", "merged_tokens", "tokens_per_second", "distance", "upload"];
+const gone = (p) => !["active", "joining"].includes(p.status); // what it said last is no figure of now
 const COLUMNS = [
   ["name", "Island", (p) => (p.name || p.peer).toLowerCase(), ""],
   ["status", "State", (p) => p.status, ""],
   ["round", "Round", (p) => p.round, "num"],
   ["agrees", "State agrees", (p) => String(p.agrees), ""],
   ["merged_tokens", MERGED, (p) => p.merged_tokens, "num"],
-  ["tokens_per_second", "Tokens/s", (p) => p.tokens_per_second, "num"],
-  ["loss", "Loss", (p) => p.loss ?? Infinity, "num"],
+  ["tokens_per_second", "Tokens/s", (p) => (gone(p) ? 0 : p.tokens_per_second), "num"],
+  ["loss", "Loss", (p) => (gone(p) ? null : p.loss) ?? Infinity, "num"],
   ["distance", "Distance", (p) => p.distance ?? -1, "num"],
   ["address", "Link", (p) => `${p.link}${p.address}`, ""],
   ["rtt_s", "Round trip", (p) => p.rtt_s ?? Infinity, "num"],
@@ -122,16 +123,15 @@ export class Peers {
     say(cells[1], `${STATES[peer.status] ?? "?"} ${peer.status}${silent}`);
     const claimed = this.store.ownStates; // and each island counts its own rounds
     say(cells[2], `${peer.round.toLocaleString("en")}${lag > 0 && !claimed ? ` (−${lag})` : ""}`);
-    const gone = !["active", "joining"].includes(peer.status);
     cells[3].classList.toggle("bad", peer.agrees === false);
-    say(cells[3], gone || claimed ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
+    say(cells[3], gone(peer) || claimed ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
     cells[4].children[0].hidden = claimed;
     cells[4].children[0].firstChild.style.width = `${(100 * peer.merged_tokens) / most}%`;
     say(cells[4].children[1], count(claimed ? peer.total_tokens : peer.merged_tokens));
     const together = claimed ? 0 : this.store.state.merged_tokens;
     cells[4].title = together ? `${percent(peer.merged_tokens / together, 1)} of what was merged; says it has trained ${count(peer.total_tokens)}` : "";
-    say(cells[5], peer.tokens_per_second ? count(peer.tokens_per_second) : DASH);
-    say(cells[6], fixed(peer.loss));
+    say(cells[5], peer.tokens_per_second && !gone(peer) ? count(peer.tokens_per_second) : DASH);
+    say(cells[6], gone(peer) ? DASH : fixed(peer.loss));
     say(cells[7], small(peer.distance));
     say(cells[8], mine ? "this node" : [...new Set([peer.link, peer.address])].filter(Boolean).join(" · "));
     say(cells[9], known(peer.rtt_s) ? seconds(peer.rtt_s) : DASH);
