@@ -311,13 +311,10 @@ class Observer:
             return self._published.newest(there)
         return self._published.of_turn(self._published.usual_turn(there), there)
 
-    def _agreeing(self, fragment: int) -> int | None:
-        """How many have the usual state now: a round is told as half of them are through.
-
-        None where nobody is there any more.
-        """
+    def _agreeing(self, fragment: int) -> int:
+        """How many have the usual state now: a round is told as half of them are through."""
         alive = self.membership.members_alive(time.monotonic())
-        return _usual_state(alive, usual_round(alive))[1] if alive else None
+        return _usual_state(alive, usual_round(alive))[1]
 
     def views(self) -> list[PeerView]:
         """All peers heard of; the observer itself is none of them."""

@@ -268,7 +268,7 @@ class NodeState:
         """Islands whose state of a fragment is equal bit for bit by now; None: each has its own.
 
         ``done`` is the newest round of the fragment: who was through with it first, as a seed is,
-        had not heard of the others then.
+        had not heard of the others then. What it says of them stands in a replay alone.
         """
         now = None if done.agreeing is None else self.providers.agreeing(done.fragment)
         return done.agreeing if now is None else now

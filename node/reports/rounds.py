@@ -163,7 +163,7 @@ class Reporter(PeerReports):
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
                 consensus_after=self._left(pending.spread),
-                agreeing=self._mine + self._as_here(fragment),
+                agreeing=self.agreeing(fragment),
                 state=pending.state.hex(),
                 eta_s=self._eta_s(outcome.round + 1, chain.round_s),
                 dropped=dropped,
@@ -251,11 +251,12 @@ class Reporter(PeerReports):
             self.manifest.rounds.alpha if len(chains) > 1 else 0.0,
         )
 
-    def agreeing(self, fragment: int = 0) -> int | None:
-        """Islands whose state is ours bit for bit, ours included; None if no other is there."""
-        alive = self.swarm.chains[fragment].membership.members_alive(self.swarm.now())
-        there = any(a.role == "island" for a in alive)
-        return self._mine + self._as_here(fragment) if there else None
+    def agreeing(self, fragment: int = 0) -> int:
+        """Islands whose state is ours bit for bit, ours included; none where all others are dead.
+
+        A seed is no island: the last count would stand for good there.
+        """
+        return self._mine + self._as_here(fragment)
 
     def _as_here(self, fragment: int) -> int:
         """Other islands at our place of the chain whose state is ours bit for bit."""

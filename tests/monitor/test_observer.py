@@ -155,7 +155,7 @@ async def test_an_observer_sees_a_split():
         await stream.aclose()
 
 
-async def test_an_observer_counts_those_who_agree_when_it_looks():
+async def test_an_observer_counts_those_who_agree_when_it_looks(monkeypatch):
     """Half of them were through as it told of the round."""
     async with Swarm() as swarm:
         observer = Observer([parse_address(swarm.address)], interval_s=0.0)
@@ -172,6 +172,11 @@ async def test_an_observer_counts_those_who_agree_when_it_looks():
             told.append((state["consensus"] or {}).get("agreeing"))
         assert told == [None, 2, 3]
         await stream.aclose()
+    an_hour_on = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + 3600)
+    monkeypatch.setattr("node.monitor.observer.time", an_hour_on)
+    state = observer.state.brief()
+    assert "active" not in {peer["status"] for peer in state["peers"]}
+    assert state["consensus"]["agreeing"] == 0, "the dead agree with nobody"
 
 
 async def test_a_server_is_none_of_the_islands_that_an_observer_counts():

@@ -216,6 +216,10 @@ def test_who_agrees_is_counted_when_somebody_looks() -> None:
     assert told() == [2, 2, 2]
     there[2] = SimpleNamespace(**said | {"role": "server"})
     assert told() == [2, 2, 2], "a server has the state, and is no island"
+    there.clear()
+    assert told() == [0, 0, 0], "the dead agree with nobody"
+    reports.conductor = MagicMock()
+    assert told() == [1, 1, 1], "but this island, if it is one, does with itself"
 
 
 def test_rounds_are_repeated_until_the_others_are_come_up_to() -> None:
