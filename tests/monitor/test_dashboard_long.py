@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
 from dashboard_kit import Imagined
 
 from node.monitor.events import Event, RoundDone
+from node.monitor.history import History
 
 pytestmark = IN_A_BROWSER
 TILES = (
@@ -93,4 +95,33 @@ async def test_a_round_that_comes_to_an_open_page_is_a_point_of_its_own(
         assert loss.startswith("Validation loss 7.500 at round 1440, from ")
         assert "validation 7.50" in await page.evaluate(text("#loss .legend"))
         assert time.startswith("Merges of rounds 1440 to 1441 took, in the mean, ")
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_a_node_that_was_restarted_shows_how_the_run_stood(
+    page: Page, tmp_path: Path
+) -> None:
+    """Until its next round, which may take hours."""
+    path = tmp_path / "history.jsonl"
+    history = History(path)
+    history.begin("8c41")
+    before = Imagined(3, 0)
+    before.log.unsubscribe(before.history)
+    before.log.subscribe(history)
+    for _ in range(720):
+        before.step()
+    step(before, validation_loss=None, consensus=0.25, utilisation=0.5)
+    again = History(path)
+    again.begin("8c41")
+    async with served(Imagined(3, 0, history=again)) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        told = "No round since this node started."
+        assert await page.evaluate(text("#rounds .body")) == told
+        assert await page.evaluate(text("#waits .body")) == "Shown with the next round."
+        tiles = await page.evaluate(TILES)
+        assert tiles["Consensus"] == ["0.25", "from the mean before round 720"]
+        assert tiles["Computing"][0] == "50 %"
+        assert tiles["Validation loss"][0].startswith("\u2248 "), "which the newest round lacks"
+        assert tiles["Validation loss"][1].startswith("from about ")
     assert [error for error in page.errors if "ERR_" not in error] == []

@@ -103,12 +103,14 @@ export class Panels {
     this.stats.set("eta", "Time left", known(state.training.eta_s) ? duration(state.training.eta_s) : DASH, known(state.training.eta_s) ? `ends about ${new Date((state.time + state.training.eta_s) * 1000).toLocaleString("en-GB", { hour: "2-digit", minute: "2-digit", ...(state.training.eta_s > 43200 ? { day: "numeric", month: "short" } : {}) })}` : total && !ends ? "this run has no end" : done >= total && total ? "the run is over" : "known after two rounds");
     const step = state.training.step;
     const newest = store.rounds.at(-1); // columns may have older ones mixed with what they know last
-    const last = (name) => columns[name].findLast(known);
-    const validation = state.training.validation_loss ?? last("validation_loss");
+    const last = (name) => columns[name].findLastIndex(known); // as after a restart
+    const column = (name, tell) => (store.mixed(last(name)) ? "≈ " : "") + tell(columns[name][last(name)]);
+    const validation = state.training.validation_loss ?? columns.validation_loss[last("validation_loss")];
+    const shown = known(state.training.validation_loss) ? fixed(validation, 3) : column("validation_loss", (value) => fixed(value, 3));
     const begin = columns.validation_loss.findIndex(known);
     const first = columns.validation_loss[begin];
-    const training = `training ${fixed(newest || step ? (newest?.loss ?? step?.loss) : last("loss"), 3)}`;
-    this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && known(first) && first !== validation ? `from ${store.mixed(begin) ? "about " : ""}${fixed(first, 3)} · ${training}` : training);
+    const training = `training ${newest || step ? fixed(newest?.loss ?? step?.loss, 3) : column("loss", (value) => fixed(value, 3))}`;
+    this.stats.set("loss", "Validation loss", shown, known(validation) && known(first) && first !== validation ? `from ${store.mixed(begin) ? "about " : ""}${fixed(first, 3)} · ${training}` : training);
     const speed = live.reduce((sum, p) => sum + p.tokens_per_second, 0);
     const claimed = () => state.peers.reduce((sum, p) => sum + p.total_tokens, 0); // in pairs nobody certifies any
     this.stats.set("tokens", store.ownStates ? "Claimed tokens" : "Tokens merged", count(store.ownStates ? claimed() : state.merged_tokens), `${count(speed)} tokens/s together, while computing`);
@@ -118,8 +120,10 @@ export class Panels {
     if (store.ownStates) this.stats.set("agree", "State agrees", DASH, "each island has its own: they meet in pairs", "");
     else this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
     const c = state.consensus;
-    this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
-    this.stats.set("use", "Computing", percent(newest ? newest.utilisation : last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here, while computing` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
+    const apart = last("consensus");
+    if (!c && apart >= 0) this.stats.set("consensus", "Consensus", column("consensus", small), `from the mean before round${store.mixed(apart) ? "s" : ""} ${store.span(apart)}`);
+    else this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
+    this.stats.set("use", "Computing", newest ? percent(newest.utilisation) : column("utilisation", percent), step ? `${count(step.tokens_per_second)} tokens/s here, while computing` : state.node.role === "island" ? "no inner step yet" : "this node trains nothing");
   }
 
   alarms(state) {

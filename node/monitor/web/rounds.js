@@ -38,8 +38,9 @@ export class Rounds {
     say(this.told, outcomes(store.state.rounds.outcomes));
     const newest = store.rounds.slice(-SHOWN).reverse();
     if (!newest.length) {
-      fill(this.body, empty("No round is committed yet."), this.told);
-      fill(this.detail, empty("Shown with the first round."));
+      const before = store.columns.round.length; // the charts show them
+      fill(this.body, empty(before ? "No round since this node started." : "No round is committed yet."), this.told);
+      fill(this.detail, empty(`Shown with the ${before ? "next" : "first"} round.`));
       return;
     }
     if (!newest.some((round) => key(round) === this.chosen)) this.chosen = null;
