@@ -133,9 +133,17 @@ async def test_names_roles_and_headings(page: Page) -> None:
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1440, True), (820, False)])
 async def test_it_fits_and_can_be_read(page: Page, width: int, dark: bool) -> None:
     await page.shape(width, 844, dark=dark)
-    async with served(Imagined(9, 30)) as url:
+    swarm, long = Imagined(9, 30), "W" * 64  # as long as a name may be, and without a blank
+    views = swarm.peers
+    swarm.state.providers.peers = lambda: [
+        replace(view, name=long, region=long, agrees=not index) if index < 2 else view
+        for index, view in enumerate(views())
+    ]
+    async with served(swarm) as url:
         await page.go(url)
-        await page.until(FILLED)
+        await page.until(f"{FILLED} && {text('#links')}.includes('Slowest to send')")
+        for panel in ("#alarms", "#loss", "#waits", "#peers"):
+            assert long in await page.evaluate(text(panel)), panel
         assert await page.evaluate("document.documentElement.scrollWidth") <= width
         assert await page.evaluate(OVERFLOWING) == [], "figures stay in their boxes"
         for ink, paper, ratio in await page.evaluate(CONTRAST):
