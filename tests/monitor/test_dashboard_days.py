@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
@@ -25,6 +26,12 @@ NOTE = """(() => {
   const real = window.fetch;
   window.asked = [];
   window.fetch = (path, options) => (window.asked.push(path), real(path, options));
+})()"""
+# what is said of the connection
+SAID = """(() => {
+  window.said = [];
+  const pill = document.querySelector('#connection');
+  new MutationObserver(() => window.said.push(pill.textContent)).observe(pill, {childList: true});
 })()"""
 LIVE = "document.querySelector('#connection').dataset.state === 'live'"
 SUMMARY = text("#loss .words")
@@ -131,6 +138,31 @@ async def test_restarts_of_the_node_leave_nothing_behind_in_the_page(page: Page)
         finally:
             await server.aclose()
     assert [await listeners(page, *one) for one in WATCHED] == before
+
+
+async def test_what_a_node_that_is_gone_told_last_does_not_look_live(page: Page) -> None:
+    shown = "getComputedStyle(document.querySelector('#main')).opacity"
+    async with served(Imagined(3, 10)) as url:
+        await page.go(url)
+        await page.until(LIVE)
+        assert not (await page.evaluate("document.title")).startswith("\u25b2")
+        assert await page.evaluate(shown) == "1"
+        await page.evaluate(NOTE)
+        await page.evaluate(SAID)
+        port = url.rsplit(":", 1)[1].strip("/")
+    await page.until("window.asked.filter((path) => path.includes('/stream')).length > 1")
+    (told,) = await page.evaluate("[...new Set(window.said)]")  # not each try anew
+    assert re.fullmatch(r"no answer since \d\d:\d\d", told)
+    assert (await page.evaluate("document.title")).startswith("\u25b2 ")
+    assert await page.evaluate(shown) == "0.7"
+    other = Imagined(3, 20)
+    server = ApiServer(make_app(other.state, other.log, other.history), f"127.0.0.1:{port}")
+    try:
+        await server.start()
+        await page.until(LIVE)
+        await page.until(f"{shown} === '1' && !document.title.startsWith('\u25b2')")
+    finally:
+        await server.aclose()
 
 
 WATCHED = (("document", "visibilitychange"), ("window", "online"))

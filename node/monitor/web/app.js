@@ -10,6 +10,8 @@ import { Names, attempt, el, say } from "./text.js";
 
 const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25 rounds", 25]];
 const POINTS = 360;
+const MARK = "▲ "; // in the title: there is something to look at
+const HALF_A_DAY_MS = 43_200_000;
 const KEPT_ROUNDS = 48;
 const KEPT_EVENTS = 120;
 const LINKS_MS = [2000, 15000]; // between two looks at all links, from the first on: they change slowly
@@ -94,6 +96,7 @@ class Store {
 class App {
   constructor() {
     this.last = 0;
+    this.heard = Date.now(); // when the node answered last
     this.charts = makeCharts();
     this.links = new Links();
     this.panels = [this.charts, new Panels(), new Rounds(), new Peers(), this.links];
@@ -119,6 +122,7 @@ class App {
       try {
         const picture = await get(`/api/v1/dashboard?points=${POINTS}`);
         if (turn !== this.turn) return;
+        this.heard = Date.now();
         document.querySelector("#unlock").hidden = true;
         document.querySelector("#main").hidden = false;
         const links = this.store?.links;
@@ -133,7 +137,7 @@ class App {
       } catch (error) {
         if (turn !== this.turn) return;
         if (error instanceof Locked) return this.lock();
-        this.tell("off", `no answer, again in ${wait / 1000} s`);
+        this.silent();
         await new Promise((done) => setTimeout(done, wait));
         if (turn !== this.turn) return;
       }
@@ -144,6 +148,7 @@ class App {
     this.stream = new Stream(cursor, {
       update: (news) => this.update(news),
       state: (state, text) => this.tell(state, text),
+      silent: () => this.silent(),
       restart: () => this.open(),
       locked: () => this.lock(),
     });
@@ -194,9 +199,21 @@ class App {
     else store.stale = true; // asked for again with the next update
   }
 
+  /** Whether what is shown is "live"; once it is "off" no other try changes what is said. */
   tell(state, text) {
+    if (state === "wait" && this.connection.dataset.state === "off") return;
+    if (state === "live") this.heard = Date.now();
     this.connection.dataset.state = state;
+    document.querySelector("#main").dataset.state = state;
     say(this.connection, text);
+  }
+
+  /** The node does not answer: what is shown is of then. */
+  silent() {
+    const long = Date.now() - this.heard > HALF_A_DAY_MS;
+    const when = { hour: "2-digit", minute: "2-digit", ...(long ? { day: "numeric", month: "short" } : {}) };
+    this.tell("off", `no answer since ${new Date(this.heard).toLocaleString("en-GB", when)}`);
+    if (!document.title.startsWith(MARK)) document.title = MARK + document.title;
   }
 
   lock() {

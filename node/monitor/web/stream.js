@@ -86,7 +86,7 @@ export class Parser {
   }
 }
 
-/** Follows the node: on.update(data), on.restart(), on.state("live" | "wait" | "off", text). */
+/** Follows the node: on.update(data), on.restart(), on.silent(), on.state("live" | "wait", text). */
 export class Stream {
   constructor(cursor, on) {
     this.cursor = cursor;
@@ -134,7 +134,7 @@ export class Stream {
       if (this.hidden || this.stopped) continue;
       const wait = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** this.failures) * (0.75 + 0.5 * Math.random());
       this.failures += 1;
-      this.on.state("off", `no answer, again in ${Math.ceil(wait / 1000)} s`);
+      this.on.silent();
       await new Promise((done) => {
         this.resume = done;
         setTimeout(done, wait);
