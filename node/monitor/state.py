@@ -7,6 +7,7 @@ functions in :class:`Providers`. Every list in it is bounded.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +196,7 @@ class NodeState:
         """All links that are known between islands, and short, as there may be thousands.
 
         ``links``: places of source and target in ``peers``, bytes a second, seconds for a round
-        trip (both may be null), and seconds since it was told (0: this node's own measurement).
+        trip (both may be null), and seconds since it was told, rounded up (0: measured here).
         ``left_out``: how many more are known, where there are too many.
         """
         known = self.providers.all_links()
@@ -206,7 +207,7 @@ class NodeState:
                 places.setdefault(view.target, len(places)),
                 None if view.bytes_per_second is None else round(view.bytes_per_second),
                 None if view.round_trip_s is None else round(view.round_trip_s, 6),
-                round(view.age_s),
+                math.ceil(view.age_s),
             ]
             for view in known.links
         ]

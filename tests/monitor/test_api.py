@@ -28,7 +28,7 @@ from node.monitor.history import History
 from node.monitor.metrics import OTHER
 from node.monitor.so_far import TOLD_ISLANDS
 from node.monitor.state import STALL_S
-from node.monitor.views import PeerView, Traffic
+from node.monitor.views import KnownLinks, LinkView, PeerView, Traffic
 from node.status import MAX_STATE_BYTES
 from node.templates import render
 from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
@@ -110,6 +110,14 @@ def test_the_state_of_hundreds_of_islands_is_one_that_node_status_takes(kit):
     assert len(encoded(state)) < MAX_STATE_BYTES / 4
     told = [len(done["islands"]) for done in state["rounds"]["last"]]
     assert told == [0] * (KEPT_ROUNDS - TOLD_ISLANDS) + [512] * TOLD_ISLANDS
+
+
+def test_a_link_that_was_told_of_just_now_was_not_measured_here(kit):
+    ages = (0.0, 0.004, 0.4, 9.0)
+    kit.state.providers.all_links = lambda: KnownLinks(
+        [LinkView("b", "c", 5e6, 0.01, age) for age in ages]
+    )
+    assert [link[4] for link in kit.state.links()["links"]] == [0, 1, 1, 9]
 
 
 async def test_events_since(client, kit):
