@@ -277,6 +277,7 @@ class Observer:
         losses = {one.peer: one.loss for one in islands if one.loss and can_be_drawn(one.loss)}
         spread = self._spread(islands)
         self._distances = spread.to_mean
+        # often of the round before: islands evaluate, and announce that, after the merge
         validation = [loss for one in there if can_be_drawn(loss := one.validation_loss) and loss]
         self.log.emit(
             RoundDone(
