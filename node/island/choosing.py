@@ -24,6 +24,7 @@ from diloco.knobs import Decision
 from diloco.knobs import inner_steps as for_exposure
 from gossip.plans.estimating import fastest_of
 from node.island.pace import Pace, Usual, inner_steps
+from node.modes import once
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet
 from protocols.messages import Announce
@@ -46,12 +47,12 @@ class Chooser:
     # seconds from a plan to its last merged part; of islands in pairs, of letters on their way
     exchange: Usual = field(default_factory=Usual)
     transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
-    _whole: int = field(init=False)  # H of the swarm, as it was chosen last
+    whole: int = field(init=False)  # H of the swarm, as it was chosen last
     _told: dict[str, int] = field(default_factory=dict)
     _newest: deque[float] = field(init=False)  # of the seconds that exchanges took
 
     def __post_init__(self) -> None:
-        self._whole = self.manifest.rounds.inner_steps
+        self.whole = self.manifest.rounds.inner_steps
         self._newest = deque(maxlen=RECENT * self.manifest.rounds.fragments)
 
     def timed(self, seconds: float) -> None:
@@ -66,10 +67,12 @@ class Chooser:
         whole = rounds.inner_steps
         if rounds.most_steps:
             whole = self._in_pairs(others) if self.manifest.mode in PAIRED else self._of_all(others)
-        self._whole = whole
+        self.whole = whole
         if self.own_inner_steps:
             self._tell("own_inner_steps", self.own_inner_steps, {}, "set with --inner-steps")
             return self.own_inner_steps
+        if once(self.manifest):  # :meth:`together` looks again and again, and this once
+            return whole
         if not rounds.dynamic_steps or mine <= 0:  # nothing is chosen before a step was timed
             return whole
         chosen = inner_steps(whole, mine, speeds)
@@ -80,23 +83,30 @@ class Chooser:
             self._tell("own_inner_steps", chosen, inputs, why)
         return chosen
 
-    def together(self, done: int, target: int, etas: Sequence[float]) -> int | None:
+    def together(self, done: int, whole: int, ends: Sequence[float]) -> int | None:
         """Where there is one merge only: the end that lets this island end with the others.
 
-        ``done`` of ``target`` steps are taken; ``etas`` are the others' seconds to the end. None:
-        it stays as it is.
+        ``done`` of ``whole`` steps are taken; ``ends`` are the seconds in which others come to the
+        end of all of theirs. Ends that follow from others' do not belong there: two islands would
+        follow whatever either measures, and only downwards. None: after all of its own steps.
+
+        The earliest counts. Among strangers the median does, this island's own end being one of
+        them, or each could end the training of all by its word.
         """
         speed = self.pace.steps_per_second
-        if not etas or speed <= 0:
+        if not ends or speed <= 0:
             return None
-        end = done + max(etas) * speed
-        return max(1, math.ceil(end)) if end < (1 - ALIKE) * target else None
+        left = min(ends)
+        if self.manifest.merge.trust == "open":
+            left = median_low([*ends, (whole - done) / speed])
+        end = done + left * speed
+        return max(1, math.ceil(end)) if end < (1 - ALIKE) * whole else None
 
     def tau(self) -> int:
         """Inner steps to take after a snapshot before its outcome is waited for."""
         rounds, speed = self.manifest.rounds, self.pace.steps_per_second
         if rounds.fragments == 1:
-            return self._whole if rounds.overlaps_all else rounds.overlap_steps
+            return self.whole if rounds.overlaps_all else rounds.overlap_steps
         if rounds.tau or speed <= 0:
             return rounds.tau or 1
         chosen = delay_for(self.transfer.most, 1 / speed, rounds.inner_steps)

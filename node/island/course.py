@@ -190,7 +190,7 @@ class Course:
         self.take(0)
 
     def ends_with_others(self, swarm: AnySwarm) -> int | None:
-        """With a single merge, the target that lets a late island end with the others."""
+        """With a single merge, a new target with which a late island ends with the others."""
         if not once(self.manifest):
             return None
         return self.targets.together(swarm, self.since, self.target)
@@ -200,9 +200,14 @@ class Course:
         return not (self.target or self._ended) and self.targets.drawn(swarm)
 
     def eta(self, fragment: int) -> float:
-        """Seconds until a fragment's next snapshot, by the present pace."""
+        """Seconds until a fragment's next snapshot, by the present pace.
+
+        With a single merge until all steps of the run are taken, although it may end with others
+        before: they end with it, and an end that followed from theirs would bring theirs forward.
+        """
         if self.pace.steps_per_second <= 0:
             return UNTIMED_ETA_S
-        left = offset(fragment, len(self.replicas), self.target) - self.since
+        target = self.chooser.whole if once(self.manifest) else self.target
+        left = offset(fragment, len(self.replicas), target) - self.since
         had = self.replicas[fragment].place.round > self.replicas[0].place.round
-        return max(0, left + self.target * had) / self.pace.steps_per_second
+        return max(0, left + target * had) / self.pace.steps_per_second

@@ -12,6 +12,7 @@ from node.modes import at_will, clients_of
 from node.monitor.events import Notice
 from node.replicas.replica import OuterReplica
 from protocols.identity import PeerId
+from protocols.messages import UNKNOWN_ETA_S, Announce
 
 LOOK_EVERY = 10  # inner steps between two looks at how far the others are
 
@@ -95,11 +96,30 @@ class Targets:
     def together(self, swarm: AnySwarm, done: int, target: int) -> int | None:
         """With a single merge, an island that began late ends with the others, not after them.
 
-        The end that ``target`` becomes, after ``done`` steps; None: it stays.
+        The end that ``target`` becomes, after ``done`` steps; None: it stays. It may become later
+        again, as paces are not what they were: only what is near is sure.
         """
-        if done % LOOK_EVERY:
+        if done % LOOK_EVERY or not target:
             return None
         now = swarm.now()
-        others = [a.peer for a in swarm.membership.members_alive(now) if a.role == "island"]
-        etas = [swarm.membership.eta(peer, now) for peer in others]
-        return self.chooser.together(done, target, etas)
+        alive = swarm.membership.members_alive(now)
+        said = [self._end(one, swarm.membership.eta(one.peer, now)) for one in alive]
+        ends = [end for end in said if end is not None]
+        if not ends:  # those with whom it was to end may have gone, and others wait already
+            return None
+        whole = self.chooser.own_inner_steps or self.chooser.whole
+        end = self.chooser.together(done, whole, ends) or whole
+        return end if end != target else None
+
+    def _end(self, other: Announce, eta: float) -> float | None:
+        """Seconds until another island has taken all of the run's steps; None: it does not say.
+
+        Who is ready after fewer has ended with others, or as its operator says. Before a step was
+        timed it says what is usual (``UNTIMED_ETA_S``), or that it cannot begin.
+        """
+        if other.role != "island" or other.status == "leaving":
+            return None
+        if other.ready:
+            return 0.0 if other.steps >= self.chooser.whole else None
+        timed = other.steps_per_second > 0 and other.eta < UNKNOWN_ETA_S
+        return eta if timed else None

@@ -162,11 +162,21 @@ def test_choices_are_lines_and_stand_in_the_state() -> None:
 
 def test_who_began_late_ends_with_the_others() -> None:
     one = chooser(steps_per_second=10.0)
-    assert one.together(20, 1000, [12.0, 30.0]) == 320
+    assert one.together(20, 1000, [30.0]) == 320
+    assert one.together(20, 1000, [12.0, 30.0]) == 140  # with the first of them
     assert one.together(20, 1000, [97.0]) is None  # about the same end
     assert one.together(20, 1000, [500.0]) is None  # it is the others who end with it
     assert one.together(20, 1000, []) is None
     assert one.together(0, 1000, [0.0]) == 1
+
+
+def test_among_strangers_an_island_ends_with_the_median_of_all() -> None:
+    one = chooser(steps_per_second=10.0)
+    one.manifest = Manifest.model_validate({"merge": {"trust": "open"}})
+    assert one.together(20, 1000, [12.0]) == 140  # of two there is no majority
+    assert one.together(20, 1000, [12.0, 30.0]) == 320
+    assert one.together(20, 1000, [12.0, 500.0]) is None
+    assert one.together(20, 1000, [12.0, 30.0, 40.0, 500.0]) == 420
 
 
 @pytest.mark.parametrize("claim", [1e4, 1e18, 1.7e308])
@@ -187,7 +197,7 @@ def test_no_claim_is_beyond_the_arithmetic(claim: float) -> None:
     assert one.steps([other(steps_per_second=claim, wanted_steps=2**62)]) >= 1
     assert one.wanted <= 200
     assert one.together(5, 100, [claim]) is None
-    assert one.together(5, 100, [claim, 2.0]) is None
+    assert one.together(5, 100, [claim, 2.0]) == 25
 
 
 def in_pairs(steps_per_second: float = 10.0, own: int = 0, **rounds: Any) -> Chooser:
