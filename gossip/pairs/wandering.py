@@ -127,14 +127,16 @@ class Wandering:
     def begin(self, place: int, exchanges: int, now: float) -> list[Instruction]:
         """The inner steps of the round at ``place`` are done.
 
-        An island that is behind the median counts on from there, so that all end together.
+        An island that is behind the median of the others counts on from there, so that all end
+        together. Its own count has no say in that: one of two would never be behind.
         """
         if not self.resting:
             return []
         self.patience.begun(now)
-        self._label = median_low([place, *(a.round for a in self.others(now))])
+        rounds = [announce.round for announce in self.others(now)]
+        self._label = median_low([place, *rounds])  # of all, and so the same for all
         # who has just trained for round r is not behind others that train for r + 1 already
-        self.round = max(place, self._label - 1)
+        self.round = max(place, median_low(rounds) - 1) if rounds else place
         least = 0 if self.habits.one_way else 1  # who gives nothing away may receive
         self.exchanges, self.exchange, self.met = max(least, exchanges), 0, []
         # by how many were begun: the number of one far slower than the median leaps from each to

@@ -357,6 +357,29 @@ def test_who_is_behind_counts_on_from_the_median():
     assert core.round == 11  # what the others, who train for 12, have just done
 
 
+def test_of_two_who_is_behind_counts_on_from_the_other():
+    """Its own round is no reason to stay: the other one would end the run, and leave it alone."""
+    core = member(2, round_=80)
+    core.begin(20, 1, 0.0)
+    assert core.round == 79
+    ahead = member(2, round_=20)
+    ahead.begin(80, 1, 0.0)
+    assert ahead.round == 80
+    alone = member(1)
+    alone.begin(20, 1, 0.0)
+    assert alone.round == 20
+
+
+@pytest.mark.parametrize(("rounds", "counts"), [([80, 80, 20], 79), ([80, 20, 20], 20)])
+def test_who_is_behind_with_others_counts_on_from_most_of_them(rounds: list[int], counts: int):
+    """Where half of all are as far behind; but two of three others say it, not one."""
+    core = member(1)
+    for sequence, (peer, round_) in enumerate(zip(PEERS[1:], rounds, strict=False)):
+        announce(core.membership, peer, round_, 0.0, sequence)
+    core.begin(20, 1, 0.0)
+    assert core.round == counts
+
+
 def test_several_exchanges_follow_each_other():
     core = member(4)
     (post,) = core.begin(3, 2, 0.0)
