@@ -70,6 +70,8 @@ async def _leave(part: Participation, stack: AsyncExitStack) -> OperatorError | 
         await _farewell(part)
     if part.conductor is not None:
         await part.conductor.rest()
+    if part.finishing:  # it stays for others, who go on giving
+        await _settle(part)
     unsaved: OperatorError | None = None
     if part.config.checkpoint_every and part.island is not None and _learnt(part):
         # who is at the end of the run may owe others their last rounds, or the state

@@ -56,6 +56,19 @@ async def test_no_round_comes_after_the_last_checkpoint_and_nobody_waits(others:
     assert leaver.rests == ["farewell"], "what is trained after it nobody merges"
 
 
+@pytest.mark.parametrize("finishing", [True, False])
+async def test_no_share_comes_after_the_last_checkpoint(finishing: bool) -> None:
+    """At the end of the run neither: those for whom it stays there go on giving."""
+    leaver: Any = Leaver(Liveness.ALIVE, finishing=finishing)
+    (chain,) = leaver.swarm.chains
+    chain.settle.side_effect = lambda: leaver.did.append("takes no more")
+    await leave(leaver, AsyncExitStack())
+    assert leaver.did.count("takes no more") == 1
+    assert leaver.did.index("takes no more") < leaver.did.index(
+        "save" if finishing else "save, still from now on"
+    )
+
+
 async def test_at_the_end_of_the_run_it_stays_for_those_who_are_not_there_yet() -> None:
     leaver: Any = Leaver(Liveness.ALIVE, finishing=True)
     await leave(leaver, AsyncExitStack())
