@@ -78,6 +78,7 @@ class Wandering:
     round: int = 0  # the one that is under way, or was last
     exchanges: int = 1
     exchange: int = 0
+    own: int = 0  # rounds that were begun here: the count leaps where this island is behind
     met: list[Met] = field(default_factory=list)  # of the round under way
     # peers that may have a share of ours, or not: until that is known they get no other
     owed: set[PeerId] = field(default_factory=set)
@@ -142,6 +143,7 @@ class Wandering:
         # by how many were begun: the number of one far slower than the median leaps from each to
         # the next, and its partners have moved by their answers all the same
         self._begun.append(self.round)
+        self.own += 1
         if len(self._begun) > self.habits.max_staleness + 1:
             self._begun.popleft()
         oldest = self._begun[0]
@@ -195,7 +197,7 @@ class Wandering:
         if self._phase == "meeting":
             self._lost.add(to)
             if self._overdue(now):
-                self.patience.put_off(to, self.round)
+                self.patience.put_off(to, self.own)
         if self._phase != "meeting" or self.habits.one_way or to != self._partner:
             return self.tick(now)
         if not self._held.get(to) and len(self._lost) <= TURNS:
@@ -227,7 +229,7 @@ class Wandering:
         if self._phase != "meeting" or self._posting or self._waits(now):
             return []
         if self._partner in self._coming and self._overdue(now):
-            self.patience.put_off(self._partner, self.round)
+            self.patience.put_off(self._partner, self.own)
         return self._close(now)
 
     def wake_at(self, now: float) -> float:
@@ -260,7 +262,7 @@ class Wandering:
 
     def _choose(self, now: float) -> PeerId | None:
         """Whom to open an exchange with; nobody who owes us an answer, or was just tried."""
-        out = self._lost | self._opened.keys() | self.patience.slow(self.round)
+        out = self._lost | self._opened.keys() | self.patience.slow(self.own)
         among: Sequence[PeerId] = [a.peer for a in self.others(now)]
         for turn in range(TURNS + 2):
             chosen = partner(
