@@ -183,6 +183,16 @@ def at_will(manifest: Manifest) -> bool:
     return manifest.rounds.one_is_enough or once(manifest) or eager(manifest)
 
 
+def by_outer_steps(manifest: Manifest) -> bool:
+    """Whether a round's work is one step of an outer optimizer, made for so many inner steps.
+
+    Not where islands contribute at will, and where they meet so often that what they average is
+    hardly a step (sparta, pairs).
+    """
+    each = manifest.mode == "sparta" or manifest.mode in PAIRED or by_gradients(manifest)
+    return not (each or at_will(manifest))
+
+
 def is_over(manifest: Manifest, round_: int, work: int) -> bool:
     """Whether the run is over at a place of the chain with ``work`` tokens merged.
 

@@ -34,7 +34,7 @@ from node.island.rank_ends import TrainerDied, obituary, settle, silent
 from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
 from node.island.rendezvous import Rendezvous
 from node.island.silence import Silence, Silent
-from node.modes import by_gradients
+from node.modes import by_gradients, by_outer_steps
 from node.trainer.channel import (
     REPORTS,
     ChannelClosedError,
@@ -365,8 +365,8 @@ class Island:
 
     def _watch(self) -> Silence:
         settings = self.settings
-        wait_s = math.inf if by_gradients(settings.manifest) else settings.wait_s
-        return Silence(wait_s, settings.compile)
+        waits = by_gradients(settings.manifest) or by_outer_steps(settings.manifest)
+        return Silence(math.inf if waits else settings.wait_s, settings.compile)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Queue what rank 0 reports, until it closes the channel or breaks its rules."""

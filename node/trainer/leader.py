@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 5.0
 # A daemon that does not show for so long that it lives was stopped, or hangs: no round can come.
 UNHEARD_S = 10.0
-UNHEARD = 3  # rounds' worth of inner steps without it: more would be merged as one round's work
+MOST = 3  # rounds' worth of inner steps without a merge: more would be merged as one round's work
 WRITING_POLL_S = 0.05  # between its looks at a checkpoint that is being written
 
 
@@ -46,13 +46,18 @@ ACTIONS = (*COMMANDS, TakeStep, TakeSnapshot, Idle)
 
 @dataclass
 class Leader:
-    """Rank 0's link to the daemon, and what it decides for all ranks."""
+    """Rank 0's link to the daemon, and what it decides for all ranks.
+
+    ``bounded``: a round's work is one step of an outer optimizer, so none is to have much more than
+    a round's inner steps, however long it takes.
+    """
 
     channel: TrainerEnd
     vectors: SharedVectors
     wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic
     longest_s: float = LONGEST_WAIT_S  # that it waits for the daemon in one go
+    bounded: bool = False
     wait_until: float | None = field(default=None, init=False)
     _waited_s: float = field(default=0.0, init=False)
     _beats: int = field(default=0, init=False)  # of the daemon; 0: it shows nothing
@@ -77,7 +82,7 @@ class Leader:
             self.wait_until = self.clock() + self.wait_s
         if not trainer.begun or trainer.resting:
             return LONGEST_WAIT_S
-        if self._unheard(trainer):
+        if self._unheard(trainer) or (self.bounded and self._ample(trainer)):
             return BEAT_S
         return 0.0 if self.wait_until is None else max(0.0, self.wait_until - self.clock())
 
@@ -87,8 +92,15 @@ class Leader:
         if beats != self._beats or not beats:
             self._beats, self._heard = beats, (now, trainer.step)
         since, step = self._heard
-        most = UNHEARD * trainer.target_steps
-        return now - since > UNHEARD_S and trainer.step - step > most
+        return now - since > UNHEARD_S and trainer.step - step > MOST * trainer.target_steps
+
+    def _ample(self, trainer: Progress) -> bool:
+        """Whether enough was trained since a snapshot that is not answered yet."""
+        most = MOST * trainer.target_steps
+        return any(
+            fragment.outstanding is not None and fragment.unsent.steps >= most
+            for fragment in trainer.fragments
+        )
 
     def choose(self, trainer: Progress, command: Command | None, left: float) -> Action:
         """What to do after the ``command`` that came, if one did in the ``left`` seconds."""

@@ -4,8 +4,8 @@ An island stands at round r, the number of rounds it has applied. It takes inner
 ``target_steps`` of them since then it copies θ into the shared vector ``sent`` and
 reports a :class:`Snapshot` (once: the next one waits until this one is answered). It goes on for
 ``overlap_steps`` inner steps, then waits for the round's outcome, at most ``wait_s`` seconds;
-after that it trains on. The outcome comes as :class:`Apply`, and is taken in between two inner
-steps, whenever it comes:
+after that it trains on, for a few rounds' worth of steps (:mod:`node.trainer.leader`). The
+outcome comes as :class:`Apply`, and is taken in between two inner steps, whenever it comes:
 
     θ ← base + (θ − sent)
 

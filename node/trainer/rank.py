@@ -120,6 +120,7 @@ def train(
     ``vectors``: descriptor of the shared vectors, on rank 0.
     """
     from node.collector import spare_what_stays
+    from node.modes import by_outer_steps
     from node.trainer.layout import Layout
     from node.trainer.leader import Leader
     from node.trainer.loop import Trainer
@@ -129,7 +130,8 @@ def train(
         size = Layout.of_manifest(settings.manifest).size
         shared = SharedVectors(vectors, size)
         shared.lock_pages(ranks.device)
-        leader = Leader(channel, shared, settings.wait_s)
+        bounded = by_outer_steps(settings.manifest)
+        leader = Leader(channel, shared, settings.wait_s, bounded=bounded)
     trainer = Trainer(settings, ranks, leader)
     spare_what_stays()
     trainer.run()

@@ -11,6 +11,7 @@ import torch
 
 from bootstrap.manifest import Data, Inner, Manifest, Model
 from bootstrap.manifest_rounds import Rounds
+from node.modes import by_outer_steps
 from node.trainer.channel import Apply, Begin, Command, Report, Snapshot, StepDone, Stop
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.leader import Leader
@@ -136,7 +137,13 @@ class Bench:
         self.settings = tiny_settings(directory, **changes)
         self.vectors = tiny_vectors(self.settings.manifest)
         self.script = Script(lambda report: answer(self, report))
-        leader = Leader(self.script, self.vectors, self.settings.wait_s, lambda: self.script.now)  # type: ignore[arg-type]
+        leader = Leader(
+            self.script,  # type: ignore[arg-type]
+            self.vectors,
+            self.settings.wait_s,
+            lambda: self.script.now,
+            bounded=by_outer_steps(self.settings.manifest),
+        )
         self.trainer = Trainer(self.settings, Ranks.alone(device), leader)
 
     def run(self, *commands: Command) -> Script:

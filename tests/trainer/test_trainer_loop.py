@@ -151,6 +151,8 @@ def test_of_a_daemon_that_stands_still_it_is_a_few_rounds_ahead_at_most(
         return [Stop()] if report.step == alive + ahead + 2 else []
 
     bench = Bench(tmp_path, answer, wait_s=0.0)
+    assert bench.trainer.leader is not None
+    bench.trainer.leader.bounded = False  # as where islands contribute at will
     receive = bench.script.receive
 
     def waiting(timeout: float) -> Command | None:
@@ -163,6 +165,35 @@ def test_of_a_daemon_that_stands_still_it_is_a_few_rounds_ahead_at_most(
     bench.script.receive = waiting  # type: ignore[method-assign]
     bench.run(begin())
     assert waited_at == [alive + ahead] * 1000
+
+
+def test_while_a_round_lasts_it_trains_for_three_more_at_most(tmp_path: Path) -> None:
+    """The daemon lives, and its link is slow. More would be one step of the outer optimizer."""
+    ahead, waits, waited_at = 4 * TARGET, 50, list[int]()
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone):
+            bench.vectors.beat()
+            return [Stop()] if report.step > ahead else []
+        return []
+
+    bench = Bench(tmp_path, answer, wait_s=0.0)
+    receive = bench.script.receive
+
+    def waiting(timeout: float) -> Command | None:
+        if timeout > 0.0 and bench.trainer.begun:
+            bench.vectors.beat()
+            waited_at.append(bench.trainer.step)
+            if len(waited_at) == waits:  # the round is over
+                assert bench.vectors.try_claim()
+                merge(bench.vectors)
+                bench.script.commands.append(apply(1))
+        return receive(timeout)
+
+    bench.script.receive = waiting  # type: ignore[method-assign]
+    script = bench.run(begin())
+    assert waited_at == [ahead] * waits
+    assert [snapshot.steps for snapshot in script.of(Snapshot)] == [TARGET, 3 * TARGET]
 
 
 def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
