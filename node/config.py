@@ -124,7 +124,8 @@ class NodeConfig(IslandSettings):
     data: PathOrUrl | None = Field(
         default=None,
         description="This island's training data: a file or folder of text, or several with : "
-        "between; a token folder (`node data prepare`) or its URL; datasets:NAME@SPLIT to stream.",
+        "between; a token folder (`node data prepare`) or its URL; datasets:NAME@SPLIT to stream; "
+        "docstrings, the run's recipe.",
     )
     data_cache: Annotated[float, BeforeValidator(size), AfterValidator(large_enough)] = Field(
         default=20e9, description="Keep at most this much of a URL's files, as in 20GB."

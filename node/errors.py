@@ -257,7 +257,8 @@ _ROWS = (
     Kind(
         "E601",
         "no training text",
-        "the corpus cannot be read, or not be kept here, or has too few tokens for one sequence",
+        "the corpus cannot be read, or not be kept here, has too few tokens for one sequence, or "
+        "which one an island has trained on is not known any more",
         "give text files with --data, or use the recipe `docstrings`, which needs no download",
     ),
     Kind(

@@ -80,7 +80,8 @@ class Groundwork:
                 await fetcher.get(restored)
                 rounds = min(replica.place.round for replica in replicas)
                 if not first and not is_over(run.manifest, rounds, replicas[0].place.work):
-                    tokens = await self._read(reading, run)
+                    trained = restored is not None and restored.facts.step > 0
+                    tokens = await self._read(reading, run, trained=trained)
             except BaseException as error:  # also cancellation: shared memory is given back
                 vectors.close()
                 if not (isinstance(error, OperatorError) and finder.release(error)):
@@ -91,11 +92,11 @@ class Groundwork:
     async def _ready(self, manifest: Manifest) -> None:
         self._layout = await preflight(self.node, self.store, manifest)
 
-    async def _read(self, reading: Reading, run: Run) -> str:
+    async def _read(self, reading: Reading, run: Run, *, trained: bool = False) -> str:
         """Where this island's training tokens are; its other hosts are told to make theirs."""
         if self.config.role != "island":
             return ""
-        tokens = await reading.tokens(run)
+        tokens = await reading.tokens(run, trained=trained)
         await self._tell_hosts(run, tokens, reading.place)
         return tokens
 

@@ -16,9 +16,12 @@ from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.config import NodeConfig
 from node.entry.entrance import Run
+from node.errors import operator_error
 from node.headway import Headway, OnProgress, Tell
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
+from node.setting_values import RECIPE, own_text
+from protocols.errors import reason
 from protocols.files import replacing
 from protocols.identity import Identity
 from protocols.tasks import Offload
@@ -38,15 +41,26 @@ class TokensNote:
     place: str = ""  # what they were made of; empty for the run's recipe
 
     @classmethod
-    def of(cls, note: Path, run: str) -> TokensNote:
-        """As noted for this run; with empty fields where nothing was."""
+    def read(cls, note: Path) -> TokensNote:
+        """As noted, of whichever run. Raises OSError, and ValueError where it is damaged."""
+        with note.open("rb") as file:
+            data = file.read(_MAX_NOTE_BYTES)
         try:
-            with note.open("rb") as file:
-                known = cls(**json.loads(file.read(_MAX_NOTE_BYTES)))
-        except (FileNotFoundError, ValueError, TypeError, RecursionError):
+            known = cls(**json.loads(data))
+        except (TypeError, RecursionError) as error:
+            raise ValueError("it is no note of tokens") from error
+        if not all(isinstance(value, str) for value in asdict(known).values()):
+            raise ValueError("what it says is no text")
+        return known
+
+    @classmethod
+    def of(cls, note: Path, run: str) -> TokensNote:
+        """As noted for this run, for who can do without: else with empty fields."""
+        try:
+            known = cls.read(note)
+        except (OSError, ValueError):
             return cls()
-        whole = all(isinstance(value, str) for value in asdict(known).values())
-        return known if whole and known.run == run else cls()
+        return known if known.run == run else cls()
 
     def write(self, note: Path) -> None:
         """Take the place of what was noted before."""
@@ -75,12 +89,12 @@ class Reading:
             return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
         from node.data.supply import Given, make
 
-        if self.config.data and manifest.data.recipe != "text":
+        if self._own and manifest.data.recipe != "text":
             self._note(
                 "the text of --data stays here: who joins without --data trains on "
                 f"{manifest.data.recipe}; --set data.recipe=text has everybody bring text"
             )
-        own = self.config.data or manifest.data.path
+        own = self._own or manifest.data.path
         if self.config.init_from and not own and manifest.data.recipe != "text":  # else E601
             self._note(
                 "--init-from without --data: trains these weights on the recipe of the run, "
@@ -90,7 +104,7 @@ class Reading:
         supply = await self._in_the_background(
             lambda progress, tell: make(
                 manifest,
-                self.config.data or "",
+                self._own,
                 Given(self.config.tokenizer, self.config.init_from),
                 self._cache,
                 progress,
@@ -108,20 +122,21 @@ class Reading:
             init_from=self.config.init_from,
         )
 
-    async def tokens(self, run: Run) -> str:
+    async def tokens(self, run: Run, *, trained: bool = False) -> str:
         """Where this island's training tokens are: a file, or a token folder here or at a URL.
 
-        Remembered for this run, so that resuming needs no --data. Nothing of the evaluation shard
-        is in them; empty for a script, which has its own. Raises OperatorError E402, E601, E603,
-        E604, E605.
+        Remembered for this run, so that resuming needs no --data; ``trained``: it goes on with what
+        it learnt of them, so that nothing may take their place. Nothing of the evaluation shard is
+        in them; empty for a script, which has its own. Raises OperatorError E402, E601, E603, E604,
+        E605.
         """
         if run.manifest.script.layout:
             return ""
         note, run_id = self.config.dir / NOTE, run.signed.run_id.hex()
-        self.place = run.place if run.tokens else self.config.data or ""
+        self.place = run.place if run.tokens else self._own
         tokens = run.tokens
         if not tokens and not self.config.data:
-            known = TokensNote.of(note, run_id)
+            known = _known(note, run_id, trained=trained)
             self.place = known.place  # also where its tokens are gone: nothing else in its stead
             tokens = await self._kept(run, known.tokens)
         tokens = tokens or await self._tokens_for(run, self.place)
@@ -140,7 +155,7 @@ class Reading:
     async def _tokens_for(self, run: Run, place: str) -> str:
         from node.data.supply import tokens_for
 
-        if not place and run.manifest.data.recipe != "text":
+        if not place and not self.config.data and run.manifest.data.recipe != "text":
             self._note(
                 f"no --data: trains on the recipe of the run, {run.manifest.data.recipe} of Python "
                 "packages on this machine; text of your own is given with --data"
@@ -171,8 +186,37 @@ class Reading:
         return result
 
     @property
+    def _own(self) -> str:
+        """This island's own text, as it is given; empty for the run's recipe."""
+        return own_text(self.config.data)
+
+    @property
     def _cache(self) -> Path:
         return self.config.dir / "data-cache"
 
     def _note(self, text: str) -> None:
         self.events.emit(Notice(text=text))
+
+
+def _known(note: Path, run: str, *, trained: bool) -> TokensNote:
+    """What is noted of this run's tokens. Raises E601 where there was a note and it is lost."""
+    try:
+        known = TokensNote.read(note)
+        if known.run == run:
+            return known
+        lost = "is of another run" if trained else ""
+    except FileNotFoundError:
+        lost = "is missing" if trained else ""
+    except OSError as error:
+        lost = f"cannot be read ({reason(error)})"
+    except ValueError:
+        lost = "is damaged"
+    if lost:  # the recipe in its stead would go into the run's model, and be noted for good
+        raise operator_error(
+            "E601",
+            "what this island trained on is not known any more",
+            why=f"{note}, which names it, {lost}",
+            fix="give that text again with --data; if it was the recipe of the run, "
+            f"--data {RECIPE}",
+        )
+    return TokensNote()

@@ -111,6 +111,7 @@ def fast_enough(bytes_s: float) -> float:
     return bytes_s
 
 
+RECIPE = "docstrings"  # as --data: the run's own, in so many words; a folder is ./docstrings
 MIN_CACHE = 1e6  # bytes
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.IGNORECASE)
 
@@ -138,12 +139,17 @@ def is_url(text: str) -> bool:
 
 
 def place(text: str) -> str:
-    """A URL as it is, a path made absolute; of a data set to stream, those in its name."""
+    """A URL or :data:`RECIPE` as it is, a path made absolute; of a data set, those in its name."""
     if text.startswith("datasets:"):
         from node.data.streamed import DataSet
 
         return str(DataSet.parse(text))
-    return text if is_url(text) else str(expanded(Path(text)))
+    return text if text == RECIPE or is_url(text) else str(expanded(Path(text)))
+
+
+def own_text(data: str | None) -> str:
+    """The place that ``--data`` names; empty for the run's recipe, named or not."""
+    return "" if data in (None, RECIPE) else data
 
 
 def checked_host_port(text: str) -> str:

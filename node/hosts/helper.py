@@ -54,6 +54,7 @@ from node.monitor.console import AT_ONCE_S, Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.outermost import first_known
+from node.setting_values import own_text
 from node.statedir import HOST, StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.addresses import hostport
@@ -287,7 +288,8 @@ class Helper:
         """Make or open this host's tokens, the same as host 0's."""
         home = self.home.root
         (home / "evaluation.bin").write_bytes(job.shard)
-        self.tokens = await prepare(job, self.config.data or "", home, self._cache, self.say)
+        own = own_text(self.config.data)
+        self.tokens = await prepare(job, own, home, self._cache, self.say)
 
     @property
     def _cache(self) -> Path:

@@ -16,6 +16,7 @@ from trainer_kit import tiny_manifest
 from node.data.supply import tokens_for
 from node.hosts.tokens import fingerprint
 from node.hosts.wire import Job
+from node.reading import NOTE
 from protocols.errors import OperatorError
 
 SHARD = bytes(17 * 4)
@@ -75,6 +76,20 @@ async def test_a_host_that_comes_back_trains_on_what_it_read_before(
     await prepared(home, wanted)
     change(text)
     await prepared(home, wanted)
+
+
+@pytest.mark.parametrize("noted", [None, b"", b'{"run"', b"[]"])
+async def test_a_host_whose_note_is_lost_reads_what_host_0_says(
+    tmp_path: Path, text: Path, noted: bytes | None
+) -> None:
+    """Only host 0's note says which text is trained on."""
+    home, wanted = tmp_path / "state", job(text, read(text))
+    await prepared(home, wanted)
+    (note,) = home.rglob(NOTE)
+    whole = note.read_bytes()
+    note.unlink() if noted is None else note.write_bytes(noted)
+    await prepared(home, wanted)
+    assert note.read_bytes() == whole
 
 
 async def test_where_host_0_reads_anew_so_do_the_others(tmp_path: Path, text: Path) -> None:

@@ -222,20 +222,21 @@ def test_who_is_no_member_any_more_or_says_so_twice_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resumes", "said", "at", "does"),
+    ("resumed", "said", "at", "does"),
     [
-        (False, [LAST - 1], LAST - 1, ["read", "get"]),  # the state would be old after reading
-        (False, [LAST], LAST, ["get"]),
-        (False, [LAST], LAST - 1, ["get", "read"]),  # whoever said so was wrong
-        (False, [LAST - 1, LAST, LAST], LAST, ["get"]),
-        (False, [10**6, LAST - 1], LAST - 1, ["read", "get"]),  # one alone may be a liar
-        (False, [], LAST, ["read", "get"]),
-        (True, [], LAST, ["get"]),
-        (True, [], LAST - 1, ["get", "read"]),
+        (None, [LAST - 1], LAST - 1, ["read", "get"]),  # the state would be old after reading
+        (None, [LAST], LAST, ["get"]),
+        (None, [LAST], LAST - 1, ["get", "read"]),  # whoever said so was wrong
+        (None, [LAST - 1, LAST, LAST], LAST, ["get"]),
+        (None, [10**6, LAST - 1], LAST - 1, ["read", "get"]),  # one alone may be a liar
+        (None, [], LAST, ["read", "get"]),
+        (7, [], LAST, ["get"]),
+        (7, [], LAST - 1, ["get", "read"]),
+        (0, [], LAST - 1, ["get", "read"]),  # its trainer has taken no step yet
     ],
 )
 async def test_no_text_is_read_for_a_run_that_is_over(
-    monkeypatch: pytest.MonkeyPatch, resumes: bool, said: list[int], at: int, does: list[str]
+    monkeypatch: pytest.MonkeyPatch, resumed: int | None, said: list[int], at: int, does: list[str]
 ) -> None:
     """It may take minutes, until nobody is there any more to say that it is."""
     run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
@@ -244,7 +245,7 @@ async def test_no_text_is_read_for_a_run_that_is_over(
     did: list[str] = []
 
     def does_so(what: str, result: Any = None) -> AsyncMock:
-        return AsyncMock(side_effect=lambda *given: did.append(what) or result)
+        return AsyncMock(side_effect=lambda *given, **more: did.append(what) or result)
 
     found = SimpleNamespace(find=AsyncMock(return_value=run))
     monkeypatch.setattr("node.groundwork.Finder", lambda *given: found)
@@ -259,10 +260,14 @@ async def test_no_text_is_read_for_a_run_that_is_over(
     ground.node.daemon.script.vectors.tensors.return_value = (None, None)
     ground.node.clocks.offset = 0.0
     ground._read = partial(Groundwork._read, ground)
-    restored: Any = MagicMock() if resumes else None
+    restored: Any = None if resumed is None else MagicMock()
+    if restored is not None:
+        restored.facts.step = resumed
     basis = await Groundwork.lay(ground, restored)
     assert did == does
     assert (basis.tokens == "tokens") is ground._tell_hosts.called is ("read" in does)
+    if "read" in does:  # what a trainer has been at work on is not replaced by the recipe
+        reading.tokens.assert_awaited_once_with(run, trained=bool(resumed))
 
 
 def laid(**run: bool) -> Any:

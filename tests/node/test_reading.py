@@ -256,14 +256,65 @@ async def test_tokens_that_were_made_anew_of_another_tokenizer_are_not_trained_o
     assert caught.value.code == "E603"
 
 
-@pytest.mark.parametrize("noted", [b"", b"[]", b"{", b'{"run": 1}', b'{"more": ""}'])
-async def test_a_note_that_says_nothing_of_tokens_is_as_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bytes
+@pytest.mark.parametrize(
+    "noted", [b"", b"[]", b"{", b"\xff", b"[" * 4096, b'{"run": 1}', b'{"more": ""}', None]
+)
+@pytest.mark.parametrize("trained", [False, True])
+async def test_a_damaged_note_of_tokens_is_not_the_recipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bytes | None, trained: bool
 ) -> None:
-    monkeypatch.setattr("node.data.supply.tokens_for", lambda *_: "tokens")
-    (tmp_path / NOTE).write_bytes(noted)
+    """Its own text is named once more, or the recipe; until then the note stays as it is."""
+    places: list[str] = []
+
+    def tokens_for(manifest: Manifest, shard: bytes, tokenizer: bytes, place: str, *_: Any) -> str:
+        places.append(Path(place).name)
+        return "tokens"
+
+    monkeypatch.setattr("node.data.supply.tokens_for", tokens_for)
+    note = tmp_path / NOTE
+    note.mkdir() if noted is None else note.write_bytes(noted)
     run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
-    assert await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run) == "tokens"
+    told: list[str] = []
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="is not known any more") as caught:
+            await reading(resolve({"dir": str(tmp_path)}, {}), told).tokens(run, trained=trained)
+        assert caught.value.code == "E601"
+        assert str(note) in caught.value.why
+        assert "--data docstrings" in caught.value.fix
+    assert places == told == []
+    if noted is None:
+        note.rmdir()
+    for data in ("own.txt", "docstrings"):
+        node = reading(resolve({"dir": str(tmp_path), "data": data}, {}), told)
+        assert await node.tokens(run, trained=trained) == "tokens"
+        known = json.loads(note.read_bytes())["place"]
+        assert (
+            known
+            == node.place
+            == ("" if data == "docstrings" else resolve({"data": data}, {}).data)
+        )
+    assert places == ["own.txt", ""]
+    assert told == []
+
+
+@pytest.mark.parametrize("of_another", [False, True])
+async def test_who_has_trained_takes_no_recipe_for_a_text_that_is_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_another: bool
+) -> None:
+    """Who has not, as one that was a seed, takes it like any newcomer."""
+    monkeypatch.setattr("node.data.supply.tokens_for", lambda *_: "tokens")
+    first, second = (
+        Run(SignedManifest.create(Manifest(seed=seed), identity(1)), b"", created=False)
+        for seed in (1, 2)
+    )
+    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
+    if of_another:
+        await node.tokens(first)
+    with pytest.raises(OperatorError, match="is not known any more") as caught:
+        await node.tokens(second, trained=True)
+    assert caught.value.code == "E601"
+    assert await node.tokens(second) == "tokens"
+    assert await node.tokens(second, trained=True) == "tokens"
 
 
 async def test_who_resumes_without_data_still_knows_what_its_tokens_were_made_of(
