@@ -56,7 +56,7 @@ class EventLog:
         self._descriptor: int | None = None
         self._size = 0
         self._unseen = 0  # lines since the last look at it
-        self._torn = False  # the last line was cut short by a full disk
+        self._torn = False  # the last line was cut short, by a full disk or as a process ended
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber`` with each further record, in the emitter's own call."""
@@ -103,9 +103,9 @@ class EventLog:
         self.path = None
 
     def _write(self, line: bytes) -> None:
-        data = b"\n" + line if self._torn else line
         try:
-            descriptor = self._open(len(data))
+            descriptor = self._open(len(line) + 1)
+            data = b"\n" + line if self._torn else line
             written = os.write(descriptor, data)
         except OSError:  # a full or broken disk must not end training
             self.dropped += 1
@@ -122,8 +122,9 @@ class EventLog:
         if self._descriptor is not None and self._size and self._size + more > self._max_bytes:
             self._rotate(self.path)
         if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._size = os.fstat(self._descriptor).st_size
+            self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
             if self._size and self._size + more > self._max_bytes:
                 self._rotate(self.path)
                 return self._open(more)

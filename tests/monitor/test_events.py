@@ -185,6 +185,32 @@ def test_a_full_disk_drops_lines_and_nothing_else(tmp_path, monkeypatch):
     assert whole == [1, 4, 5]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["next life", "put back"])
+def test_after_a_line_that_an_earlier_life_has_torn_nothing_is_lost(tmp_path, again):
+    """A machine that lost its power, or a disk that was full as the node ended."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for number in range(3):
+        log.emit(_step(number))
+    os.truncate(path, path.stat().st_size - 20)
+    if again:  # the same life, in which somebody has put the torn file in the place of a whole one
+        text = path.read_bytes()
+        path.unlink()
+        path.write_bytes(text)
+        for _ in range(LOOK_LINES - 4):
+            log.emit(_step())  # to the file that was removed
+    else:
+        log.close()
+        log = EventLog(path)
+    for number in range(3, 6):
+        log.emit(_step(number))
+    lines = path.read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines[:2] + lines[3:]]
+    assert steps == [0, 1, 3, 4, 5]
+    assert lines[2].startswith("{")
+    assert log.dropped == 0
+
+
 def test_a_log_that_cannot_be_opened_is_counted(tmp_path):
     log = EventLog(tmp_path / "missing" / "events.jsonl")
     log.emit(_step())
