@@ -23,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from node.errors import operator_error
 from node.hosts.crew import Crew
 from node.hosts.listening import listening_for_ranks
 from node.hosts.remote import Host, RemoteRank
@@ -31,7 +30,7 @@ from node.hosts.wire import SILENT_S
 from node.island.absence import Absence
 from node.island.other_hosts import among_hosts
 from node.island.rank_ends import TrainerDied, obituary, settle, silent
-from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment
+from node.island.rank_process import PASSING, RankProcess, oom_kills, rank_environment, refusal
 from node.island.rendezvous import Rendezvous
 from node.island.silence import Silence, Silent
 from node.modes import by_gradients, by_outer_steps
@@ -49,7 +48,7 @@ from node.trainer.framing import READ_BYTES, Unframer, frame
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.addresses import hostport
-from protocols.errors import Malformed, OperatorError, is_full
+from protocols.errors import Malformed, OperatorError
 from protocols.tasks import Background, beside
 from protocols.wire import decode_any
 
@@ -209,7 +208,7 @@ class Island:
         """
         await asyncio.sleep(UNSTARTED_PAUSE_S)
         text = f"ranks do not start: {error}"
-        refused = operator_error("E402", why=text) if is_full(error) else None
+        refused = refusal(error, text)
         self._events.put_nowait(TrainerDied(0, None, "", "E405", text, self._log, "", refused))
 
     async def _launch(self, hosts: Sequence[Host]) -> _Life:

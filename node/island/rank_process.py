@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import node
+from node.errors import operator_error
 from node.hosts.interface import GLOO, LOOPBACK, told
 from node.trainer.settings import EXIT_STUCK
+from protocols.errors import OperatorError, is_full
 
 TAIL_BYTES = 4096
 # what NCCL's watchdog says before it aborts a rank that waits for another one, and how far from the
@@ -114,6 +116,28 @@ class RankProcess:
             file.seek(max(self.log_start, end - length))
             return file.read().decode(errors="replace").strip()
         return ""
+
+
+def refusal(error: OSError, text: str) -> OperatorError | None:
+    """What is told of a rank that does not start, ``text``, where its log would not say it."""
+    if is_full(error):
+        return operator_error("E402", why=text)
+    if error.errno == errno.EMFILE:
+        return operator_error(
+            "E405",
+            f"trainer: {text}",
+            why="the daemon may have no more files open than its limit allows",
+            fix="raise the limit of open files: ulimit -n where it is started, LimitNOFILE= of a "
+            "systemd service, --ulimit nofile= of a container",
+        )
+    if error.errno == errno.ENFILE:
+        return operator_error(
+            "E405",
+            f"trainer: {text}",
+            why="all files are open that this machine allows",
+            fix="stop what holds so many open, or raise the limit (sysctl fs.file-max)",
+        )
+    return None
 
 
 def child_environment() -> dict[str, str]:

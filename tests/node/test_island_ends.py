@@ -290,6 +290,12 @@ async def test_ranks_that_cannot_be_started_have_died(
             await running.restart()
             full = await until(running, TrainerDied)
             assert (full.code, problem_of(full, running.settings).code) == ("E405", "E402")
+            for lacking, told in ((errno.EMFILE, "LimitNOFILE="), (errno.ENFILE, "fs.file-max")):
+                await running.restart()
+                files = problem_of(await until(running, TrainerDied), running.settings)
+                assert files.code == "E405"
+                assert os.strerror(lacking) in files.what
+                assert told in files.fix
             lacking = errno.EACCES  # that will not pass
             with pytest.raises(PermissionError):
                 await running.restart()
