@@ -82,12 +82,13 @@ class Holder:
         return f"process {self.pid}" + ("" if self.here else " of another container or machine")
 
 
-def unusable(root: Path, error: OSError) -> OperatorError:
-    """E105 for a state directory in which something cannot be made or opened."""
+def unusable(root: Path, error: OSError, file: str = "") -> OperatorError:
+    """E105 for a state directory in which something, or ``file``, cannot be made or opened."""
+    why = "a file has that name" if isinstance(error, FileExistsError) else reason(error)
     return operator_error(
         "E105",
         f"cannot use the state directory {root}",
-        why="a file has that name" if isinstance(error, FileExistsError) else reason(error),
+        why=f"{file}: {why}" if file else why,
         fix="give a directory this user may write with --dir (scripts: dir=)",
     )
 
@@ -151,7 +152,7 @@ class StateDir:
         try:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise unusable(self.root, error) from error
+            raise unusable(self.root, error, "daemon.lock") from error
         try:
             taken = _taken(descriptor, fcntl.LOCK_EX)
         except OSError as error:

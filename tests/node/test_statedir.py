@@ -81,6 +81,13 @@ def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.why) == ("E105", "a file has that name")
 
 
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "daemon.lock").mkdir()
+    with pytest.raises(OperatorError) as caught:
+        StateDir(tmp_path).lock()
+    assert (caught.value.code, caught.value.why) == ("E105", "daemon.lock: Is a directory")
+
+
 def test_a_directory_in_nobody_s_home_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
