@@ -250,8 +250,7 @@ def _screen(state: dict[str, Any]) -> str:
     lines += _consensus(state) + _network(state) + _knobs(state)
     lines += [f"gpu       {gpu_line(gpu)}" for gpu in state["machine"]["gpus"][:_SHOWN_GPUS]]
     lines += _peers(state["peers"])
-    health = state["health"]
-    lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
+    lines.append(f"health    {healthy(state)}")
     lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]
     if node["join_address"]:
         invited, scripts = node["invitation_needed"], of_scripts(run)
@@ -260,6 +259,15 @@ def _screen(state: dict[str, Any]) -> str:
         )
         lines += [f"join      {line}", *(f"          {told}" for told in node["join_hint"])]
     return "\n".join(lines)
+
+
+def healthy(state: Mapping[str, Any]) -> str:
+    """``ok``, or why not; a critical alarm, which ``/healthz`` does not count, is hinted at."""
+    health = state["health"]
+    if not health["healthy"]:
+        return "; ".join(map(clean, health["reasons"]))
+    critical = [alarm["kind"] for alarm in state["alarms"] if alarm["level"] == "critical"]
+    return f"ok, but for the alarm ({', '.join(dict.fromkeys(critical))})" if critical else "ok"
 
 
 def of_total(done: int, run: Mapping[str, Any] | None) -> str:

@@ -310,10 +310,12 @@ def _checkpoint(here: Here) -> Iterator[Alarm]:
     fix = f"{goes_on} {room}"
     if here.skipped is not None:
         full = "E402" in here.skipped.reason
+        newest = f" The newest is of round {here.saved.round}." if here.saved is not None else ""
         yield Alarm(
             "checkpoint",
             "critical",
-            f"The checkpoint of round {here.skipped.round} was skipped: {here.skipped.reason}.",
+            f"The checkpoint of round {here.skipped.round} was skipped: {here.skipped.reason}."
+            + newest,  # a skip is said once, and the run goes on
             fix if full else again,
         )
     elif here.saved is not None and here.disk_free is not None:

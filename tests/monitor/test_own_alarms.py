@@ -119,6 +119,14 @@ def test_parameters_that_are_not_finite_are_told_though_the_loss_is() -> None:
     assert state.alarms_now() == []
 
 
+def test_where_no_checkpoint_has_been_made_yet_none_is_the_newest() -> None:
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    log.emit(CheckpointSkipped(round=4, reason="no room (E402)"))
+    (alarm,) = state.alarms_now()
+    assert alarm.what.endswith("round 4 was skipped: no room (E402).")
+
+
 def test_no_room_for_checkpoints() -> None:
     log = EventLog()
     state = NodeState(NodeView(peer="me"), log=log)
@@ -134,7 +142,7 @@ def test_no_room_for_checkpoints() -> None:
     log.emit(CheckpointSkipped(round=4, reason="no room (E402)"))
     (alarm,) = state.alarms_now()
     assert (alarm.kind, alarm.level) == ("checkpoint", "critical")
-    assert "round 4 was skipped: no room (E402)" in alarm.what
+    assert alarm.what.endswith("round 4 was skipped: no room (E402). The newest is of round 3.")
     assert "Free disk space" in alarm.fix
     log.emit(CheckpointSkipped(round=4, reason="the folder is gone (E105)"))
     (alarm,) = state.alarms_now()

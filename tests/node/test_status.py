@@ -12,7 +12,13 @@ import pytest
 from api_kit import KEY, PEER, listening
 
 from node import outermost, status
-from node.monitor.events import JoinProgress, RoundDone, Validation
+from node.monitor.events import (
+    CheckpointSaved,
+    CheckpointSkipped,
+    JoinProgress,
+    RoundDone,
+    Validation,
+)
 from node.monitor.terminal import drawing
 from node.monitor.views import GpuView, KnownLinks, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
@@ -50,6 +56,18 @@ async def test_status_finds_the_daemon(tmp_path, kit, api_server):
 
 async def test_status_of_a_fresh_node_renders(kit):
     assert "it is starting\n" in status.render(kit.state.snapshot())
+
+
+def test_health_does_not_hide_a_critical_alarm(kit):
+    """/healthz stays as it is: a node that trains on a full disk is not to be restarted."""
+    kit.live()
+    kit.log.emit(CheckpointSkipped(round=4, reason="no room (E402)"))
+    assert not kit.state.unhealthy()
+    state = json.loads(json.dumps(kit.state.snapshot()))
+    assert "\nhealth    ok, but for the alarm (checkpoint)\n" in status.render(state)
+    assert drawing.node(state).plain.startswith("this node  ok, but for the alarm (checkpoint)\n")
+    kit.log.emit(CheckpointSaved(round=5, path="x"))
+    assert "\nhealth    ok\n" in status.render(json.loads(json.dumps(kit.state.snapshot())))
 
 
 async def test_a_seed_without_a_run_says_what_it_waits_for(kit):

@@ -18,7 +18,7 @@ from node.monitor.wording import (
     of_scripts,
     short,
 )
-from node.status import gpus_line, joining, of_total
+from node.status import gpus_line, healthy, joining, of_total
 
 ROUNDS = 5  # the newest ones, as bars
 # told apart by shade as well as by colour
@@ -191,9 +191,8 @@ def node(state: Mapping[str, Any]) -> Text:
         speed = sum(peer["tokens_per_second"] for peer in islands if there(peer))
         return lines.append(f"\nall islands: {speed:,.0f} tokens/s")
     lines.append("this node  ", "bold")
-    health = state["health"]
-    good = "ok" if health["healthy"] else "; ".join(map(clean, health["reasons"]))
-    lines.append(good, "green" if health["healthy"] else "yellow")
+    health = healthy(state)
+    lines.append(health, "green" if health == "ok" else "yellow")
     network, machine, trust = state["network"]["rounds"], state["machine"], state["trust"]
     step = state["training"]["step"]
     if step is not None:
