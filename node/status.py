@@ -87,12 +87,13 @@ def _only_trains(home: StateDir) -> Holder | None:
     """The host of an island that runs in a directory or in a folder of it, where it is not host 0.
 
     None for a node, for none, and where several are there. The disk may be shared with a host 0
-    that runs elsewhere, whose API is not here.
+    that runs elsewhere, whose API is not here, and with other hosts, which say nothing of this
+    machine: where nothing runs here, that is what is to be told.
     """
     holder = home.held_by()
     if holder is not None and (holder.host or holder.here):
         return holder if holder.host else None
-    hosts = [host for _, host in hosts_in(home.root) if host.here or holder is None]
+    hosts = [host for _, host in hosts_in(home.root) if host.here]
     return hosts[0] if len(hosts) == 1 else None
 
 

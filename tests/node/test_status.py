@@ -325,6 +325,20 @@ def test_on_a_shared_disk_a_host_is_told_from_host_0_of_another_machine(tmp_path
         status.report(tmp_path)
 
 
+def test_on_a_shared_disk_a_host_of_another_machine_is_not_what_runs_here(tmp_path):
+    """Where the node of this machine is dead, its container is to be found unhealthy."""
+    host = StateDir(tmp_path / "host-1")
+    host.lock(1)
+    (host.root / "daemon.lock").write_text("7 another boot/pid:[1]\nhost-1\n")
+    node = StateDir(tmp_path)
+    node.lock()
+    node.unlock()
+    for ask in (status.report, status.find):
+        with pytest.raises(OperatorError) as caught:
+            ask(tmp_path)
+        assert caught.value.what == f"no node runs with the state directory {tmp_path}"
+
+
 @pytest.mark.parametrize("lost", ["training", "peers", "rounds"])
 async def test_a_node_of_another_version_is_no_defect(kit, lost):
     """As after an upgrade under a node that goes on."""
