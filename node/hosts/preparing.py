@@ -44,12 +44,12 @@ async def prepare(
         from node.data.supply import tokens_for, usable
         from node.trainer.data import unreadable
 
-        known = TokensNote.of(note, run)
-        kept = known.tokens if known.place == place else ""
-        if kept and not is_folder(kept) and usable(kept, damaged):
-            with contextlib.suppress(OSError):  # a bad disk: it is made anew
-                if fingerprint(kept, vocabulary, cache) == job.tokens:
-                    return kept, job.tokens
+        with contextlib.suppress(OSError, ValueError, OperatorError):  # unreadable: made anew
+            known = TokensNote.of(note, run)
+            kept = known.tokens if known.place == place else ""
+            whole = kept and not is_folder(kept) and usable(kept, damaged)
+            if whole and fingerprint(kept, vocabulary, cache) == job.tokens:
+                return kept, job.tokens
         found = tokens_for(manifest, job.shard, job.tokenizer, place, progress, cache=cache)
         try:
             return found, fingerprint(found, vocabulary, cache)
