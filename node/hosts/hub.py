@@ -139,6 +139,12 @@ class Hub:
         return [host for host in there if host.prepared and not host.leaving.is_set()]
 
     @property
+    def _reading(self) -> bool:
+        """Whether a host is there that has yet to make its tokens."""
+        there = self.hosts.values()
+        return any(not host.prepared and not host.leaving.is_set() for host in there)
+
+    @property
     def grown(self) -> bool:
         """Whether a host can train that the present ranks were started without."""
         return any(host.number not in self._used for host in self.ready)
@@ -146,8 +152,10 @@ class Hub:
     async def muster(self, *, again: bool) -> list[Host]:
         """Wait for the other hosts: for all, or once the minimum is there only a while longer.
 
-        ``again``: ranks have run before. Raises OperatorError E409 when too few come in time, or
-        what a host lacks, where it cannot do without that host.
+        At the first start also for those that are there and read their data, however long that
+        takes: they would be taken in by a restart. ``again``: ranks have run before. Raises
+        OperatorError E409 when too few come in time, or what a host lacks, where it cannot do
+        without that host.
         """
         clock = Waited(2 * TELL_S, asyncio.get_running_loop().time)
         began = clock()
@@ -165,6 +173,8 @@ class Hub:
             else:
                 enough_since = now if enough_since is None else enough_since
                 end = enough_since + last_call
+                if self._reading and not again:
+                    end = max(end, began + self.meeting.wait_s)
                 if now >= end:
                     break
             line = self._missing()
@@ -365,6 +375,7 @@ class Hub:
                         rank.ended(status, ended.log, ended.tail)
                 case Leaving():
                     host.leaving.set()
+                    self._news.set()
                 case Farewell() as last:
                     host.farewell = last.what  # it may connect anew before this is at an end
                     if last.code and not self._may_be_back(host, last):
