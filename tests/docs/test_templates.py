@@ -271,15 +271,18 @@ def test_who_makes_a_run_goes_on_with_it(tmp_path, name, again):
     assert said.stdout == f"-m node start{' --resume' * again}\n"
 
 
-@pytest.mark.parametrize("minimum", [1, 2])
+@pytest.mark.parametrize("minimum", [1, 2, 3])
 def test_the_job_script_starts_a_node_on_each_machine(tmp_path, minimum):
-    """With stand-ins for srun and the node: what srun gives each of them is enough to meet."""
+    """With stand-ins for srun and the node: what srun gives each of them is enough to meet.
+
+    Also where ``sbatch --nodes`` asks for fewer machines than the minimum in the file.
+    """
     tools = tmp_path / "bin"
     tools.mkdir()
     srun, python = tools / "srun", tools / "python"
     srun.write_text(
         "#!/bin/bash\n"
-        'while [[ "$1" == --* ]]; do shift; done\n'
+        f'while [[ "$1" == --* ]]; do echo "$1" >> {tmp_path}/flags; shift; done\n'
         'for n in 0 1; do SLURM_NODEID=$n "$@" & done\nwait\n'
     )
     python.write_text(
@@ -314,8 +317,12 @@ def test_the_job_script_starts_a_node_on_each_machine(tmp_path, minimum):
     assert done.returncode == 0, done.stderr
     both = sorted(done.stdout.splitlines())
     for number, line in enumerate(both):
-        assert f"host={number}, minimum={minimum}, maximum=2, address='gpu3', port=29412" in line
+        needed = f"minimum={min(minimum, 2)}, maximum=2"
+        assert f"host={number}, {needed}, address='gpu3', port=29412" in line
     assert len(both) == 2
+    # one that ends, or whose machine fails, ends no other
+    flags = (tmp_path / "flags").read_text().split()
+    assert {"--wait=0", "--no-kill", "--kill-on-bad-exit=0"} < set(flags)
 
 
 def test_the_command_prints_them(capsys, tmp_path, monkeypatch):

@@ -27,7 +27,10 @@ if [[ "${SLURM_NNODES:-1}" -gt 1 ]]; then
   # A machine that fails has the job requeued. Submitted with --no-kill it goes on without that, too;
   # but where it was the first, which has the node, the others wait for the end of the job's time
   command=(srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --no-kill "${command[@]}")
-  command+=(--nnodes "@MINIMUM@:$SLURM_NNODES")
+  hosts="@MINIMUM@:$SLURM_NNODES"
+  # sbatch --nodes may ask for fewer than this file was made for: all of those, then
+  ((@MINIMUM@ <= SLURM_NNODES)) || hosts=$SLURM_NNODES
+  command+=(--nnodes "$hosts")
 fi
 
 node='' again=yes
