@@ -127,7 +127,7 @@ class Conductor:
     async def release(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
         self.readiness.answered(fragment, contributed=contributed)
-        if reset:
+        if reset and self.beginning.begun:  # ranks that are still to begin have nothing to drop
             self._drops[fragment] = self.replicas[fragment].relived
         await self._go_on(fragment, contributed=contributed, reset=reset)
 
@@ -318,7 +318,8 @@ class Conductor:
             self._has_begun()
         relived = self._drops.pop(applied.fragment, None)
         if applied.dropped and relived is not None:
-            self.events.emit(dropped_of(applied.dropped, relived=relived))
+            of = applied.fragment if len(self.replicas) > 1 else None
+            self.events.emit(dropped_of(applied.dropped, of, relived=relived))
         self._ownership.free(applied.fragment)
         await self._reset_if_due()
         self.pace.step, self.pace.tokens = applied.step, applied.tokens

@@ -47,15 +47,19 @@ def told_of(said: Awaited | Evaluated | Cold | Silent) -> Told:
             return Notice(text=text)
 
 
-def dropped_of(steps: int, *, relived: bool) -> Notice:
-    """That a merge has dropped what was learnt in so many steps; ``relived``: see the replica's."""
+def dropped_of(steps: int, fragment: int | None, *, relived: bool) -> Notice:
+    """That a merge has dropped what was learnt in so many steps; ``relived``: see the replica's.
+
+    ``fragment``: of which that is, where there are several.
+    """
     why = (
         "before this node was started again it may have sent them, or the same ones from its "
         "checkpoint on"
         if relived
         else "they are of more rounds than max_staleness, which nobody keeps"
     )
-    return Notice(text=f"drops what it has learnt in {counted(steps, 'inner step')}: {why}")
+    of = "" if fragment is None else f" of fragment {fragment}"
+    return Notice(text=f"drops what it has learnt{of} in {counted(steps, 'inner step')}: {why}")
 
 
 def _awaited(awaited: Awaited) -> DataAwaited | DataCame:

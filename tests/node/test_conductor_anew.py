@@ -30,7 +30,7 @@ from gossip.place import Place
 from node.island.ownership import VectorOwnership
 from node.island.readiness import Readiness
 from node.replicas.eager_state import EagerReplica
-from node.replicas.replica import ChainStanding
+from node.replicas.replica import ChainStanding, OuterReplica
 from node.trainer.channel import Applied, Begin, Snapshot
 from node.trainer.shared import SharedVectors
 
@@ -278,9 +278,7 @@ async def test_people_are_told_what_a_merge_drops_of_an_islands_work(
     replica, made.events = made.replicas[0], cast(Any, SimpleNamespace(emit=told.append))
     replica.inherited = inherited
     if how == "downloaded":
-        place = Place(replica.place.run, 0, 3, bytes([3]) * 32, b"", 9)
-        state = ChainStanding(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
-        await replica.jump([vector.clone() for vector in replica.state], state, keep=keep)
+        await download(replica, keep)
     elif how == "replayed":
         await commit(replica, {ME: 1, OTHER: 1})
     else:
@@ -295,3 +293,51 @@ async def test_people_are_told_what_a_merge_drops_of_an_islands_work(
     assert len(lines) == bool(why)
     assert all("drops what it has learnt in 12 inner steps" in line for line in lines)
     assert all(why in line for line in lines)
+
+
+async def download(replica: OuterReplica, keep: Any) -> None:
+    """One that drops all work or none, as a node that has missed many rounds does."""
+    place = Place(replica.place.run, 0, replica.place.round + 3, bytes([3]) * 32, b"", 9)
+    state = ChainStanding(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
+    await replica.jump([vector.clone() for vector in replica.state], state, keep=keep)
+
+
+@pytest.mark.parametrize("then", ["before they have begun", "lost with them", "nothing was"])
+async def test_nothing_is_told_to_be_dropped_for_the_reason_of_another_time(
+    vectors: SharedVectors, then: str
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    told: list[Any] = []
+    replica, made.events = made.replicas[0], cast(Any, SimpleNamespace(emit=told.append))
+    cast(Any, made.island).restart = nobody
+    if then == "before they have begun":
+        await made._start_again()
+        await download(replica, "nothing")
+    else:
+        await download(replica, "nothing")
+        if then == "lost with them":
+            await made._start_again()
+    if then == "nothing was":
+        await take_in(made, Applied(3, 12, 64, None, 0))
+    else:
+        made.beginning.built()
+        await made._begin()
+        await take_in(made, Applied(3, 0, 64, None, None))
+        vectors.clear()
+        made._reset_due = {0}  # its training is not finite, which has a line of its own
+        await made._reset_if_due()
+        await take_in(made, Applied(3, 12, 64, None, 0, dropped=12))
+    assert told == []
+
+
+async def test_of_several_fragments_it_is_said_which_one_drops_work(
+    vectors: SharedVectors,
+) -> None:
+    made, _ = conductor(vectors, at_once)
+    told: list[Any] = []
+    replica, made.events = made.replicas[0], cast(Any, SimpleNamespace(emit=told.append))
+    await download(replica, "nothing")
+    made.replicas = (replica, replica)
+    await take_in(made, Applied(3, 12, 64, None, 0, dropped=12))
+    (line,) = told
+    assert line.text.startswith("drops what it has learnt of fragment 0 in 12 inner steps: ")
