@@ -35,13 +35,13 @@ class Schedule:
     ) -> None:
         """Go to ``position`` (``island.position``) in a schedule of ``length`` steps.
 
-        ``length`` is not positive where the loop does not know it, as libraries say of a stream:
-        then training ends with the loop, or where the scheduler has an end of its own.
+        ``length`` is infinite or not positive where the loop does not know it, as libraries say of
+        a stream: then training ends with the loop, or where the scheduler has an end of its own.
         ``anew``: it begins at its start wherever the swarm is. ``each_step``: it is stepped once
         after each inner step.
         """
-        if length <= 0:  # OneCycleLR raises where it is stepped any further
-            length = getattr(scheduler, "total_steps", math.inf)
+        if not 0 < length < math.inf:
+            length = _end(scheduler)
         self._scheduler, self._length, self._position = scheduler, length, position
         self._told = False
         here = getattr(scheduler, "last_epoch", None)
@@ -89,3 +89,12 @@ class Schedule:
             warnings.simplefilter("ignore", UserWarning)
             for _ in range(int(min(steps, self._length - self._scheduler.last_epoch))):
                 self._scheduler.step()
+
+
+def _end(scheduler: Any) -> float:
+    """The steps that a scheduler of torch can take: one that is at its end raises at the next."""
+    if isinstance(scheduler, lr_scheduler.OneCycleLR):
+        return scheduler.total_steps
+    if isinstance(scheduler, lr_scheduler.SequentialLR):  # which says nothing of its parts
+        return float(scheduler._milestones[-1] + _end(scheduler._schedulers[-1]))
+    return math.inf

@@ -38,6 +38,11 @@ class Island:
 MAKES: dict[str, Callable[[torch.optim.Optimizer], torchs.LRScheduler]] = {
     "linear": lambda o: torchs.LambdaLR(o, lambda step: 1 - step / MOST),
     "one cycle": lambda o: torchs.OneCycleLR(o, 0.1, total_steps=MOST + 1),
+    "one cycle after warm-up": lambda o: torchs.SequentialLR(
+        o,
+        [torchs.LinearLR(o, total_iters=10), torchs.OneCycleLR(o, 0.1, total_steps=MOST - 9)],
+        [10],
+    ),
     "cosine after warm-up": lambda o: torchs.SequentialLR(
         o,
         [torchs.LinearLR(o, total_iters=10), torchs.CosineAnnealingLR(o, MOST - 10)],
@@ -85,11 +90,25 @@ def test_a_loop_that_does_not_know_its_length_is_not_ended_by_that(length: float
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_scheduler_with_an_end_of_its_own_is_not_stepped_beyond_it() -> None:
-    make = MAKES["one cycle"]
+@pytest.mark.parametrize("length", [-1, 0, math.inf])
+@pytest.mark.parametrize("kind", ["one cycle", "one cycle after warm-up"])
+def test_a_scheduler_with_an_end_of_its_own_is_not_stepped_beyond_it(
+    kind: str, length: float
+) -> None:
+    make = MAKES[kind]
     alone = rates(make)
-    assert rates(make, Island(12, {5: 30}), -1) == pytest.approx(alone[12:17])
-    assert rates(make, Island(500), -1) == alone
+    assert rates(make, Island(12, {5: 30}), length) == pytest.approx(alone[12:17])
+    assert rates(make, Island(500), length) == alone
+
+
+@pytest.mark.filterwarnings("error")
+def test_of_a_scheduler_of_ones_own_it_is_not_asked_how_long_it_is() -> None:
+    """It may have such a field for what it does not know."""
+
+    class Own:
+        total_steps, last_epoch = None, 0
+
+    assert Schedule(Own(), -1, 0).follow(1)
 
 
 def test_what_cannot_be_moved_is_told_of_once_and_left_alone(
