@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import MAX_SHARD_BYTES, Manifest, difference
@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
 _MOST, _LONGEST = 8, 120  # differences that are told, and characters of each
+_LEAST = 20  # of each side of one, however long its key
+_UNSET = object()
 _FOLLOWING = ("inner.total_steps", "inner.warmup_steps")  # the rounds, if they are not set
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
@@ -421,18 +423,52 @@ def differences(own: Manifest, theirs: Manifest) -> list[str]:
 def listed(found: list[str], own: Manifest | None) -> str:
     """What :func:`differences` found, for E201: first what ``own`` was given by hand."""
     given = {} if own is None else flat(own.model_dump(mode="json", exclude_unset=True))
-    presets = [flat(tables) for tables in PRESETS.values()]
+    preset = _chosen(given)
 
     def rank(line: str) -> int:
         key = line.partition(" ")[0]
         if key not in given:
             return 2
-        return int(key in _FOLLOWING or any(preset.get(key) == given[key] for preset in presets))
+        return int(key in _FOLLOWING or preset.get(key, _UNSET) == given[key])
 
-    told = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…" for line in found]
-    order = [told[at] for at in sorted(range(len(found)), key=lambda at: rank(found[at]))]
+    order = [_shortened(line) for line in sorted(found, key=rank)]
     more = [f"and {len(order) - _MOST} more"] if len(order) > _MOST else []
     return "; ".join(order[:_MOST] + more)
+
+
+def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the preset that most of what was given comes from; none where it is of none.
+
+    All of a preset's keys are given with it, except those of a model that takes the place of its.
+    """
+    presets = [flat(tables) for tables in PRESETS.values()]
+    whole = [
+        preset
+        for preset in presets
+        if all(key in given or key.startswith("model.") for key in preset)
+    ]
+    return max(
+        whole, default={}, key=lambda preset: sum(given.get(key) == preset[key] for key in preset)
+    )
+
+
+def _shortened(line: str) -> str:
+    """A line of :func:`difference` where it is long: of each side what is around the difference."""
+    if len(line) <= _LONGEST:
+        return line
+    key, _, values = line.partition(" ")
+    left, _, right = values.partition(" != ")
+    room = max(_LEAST, (_LONGEST - len(key)) // 2 - 5)  # without what is between, and two "…"
+    pairs = enumerate(zip(left, right, strict=False))
+    differs = next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
+    begin = max(0, differs - room // 2)
+
+    def part(value: str) -> str:
+        start = max(0, min(begin, len(value) - room))
+        end = start + room
+        return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
+
+    return f"{key} {part(left)} != {part(right)}"
 
 
 def _nowhere(error: OperatorError) -> bool:

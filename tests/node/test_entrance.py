@@ -21,6 +21,7 @@ from node.entry.reaching import ASKED_AGAIN, TRIED_AGAIN, Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
+from node.presets import PRESETS
 from protocols.addresses import PeerAddress
 from protocols.errors import IdentityMismatch, OperatorError, RemoteRefused, Unreachable, Why
 from protocols.memory import virtual_time
@@ -63,6 +64,33 @@ def test_what_was_set_by_hand_is_named_first_of_what_differs(tmp_path: Path, pre
     assert told[-1] == f"and {len(found) - 8} more"
     assert len(told) == 9
     assert max(map(len, told)) <= 121
+
+
+def test_of_long_values_both_sides_are_told_where_they_differ() -> None:
+    """As of two models that have another number of layers."""
+    text = '{"model_type": "gpt2", "note": "' + "x" * 200 + '", "n_layer": %d, "end": "%s"}'
+    own, theirs = (
+        Manifest(model={"kind": "hf", "config": text % (layers, "y" * 200)}) for layers in (12, 24)
+    )
+    (line,) = listed(differences(own, theirs), own).split("; ")
+    assert line.startswith("model.config …")
+    left, right = line.split(" != ")
+    assert '"n_layer": 12,' in left
+    assert '"n_layer": 24,' in right
+    assert len(line) <= 121
+
+
+@pytest.mark.parametrize("preset", ["", "small"])
+def test_what_was_set_by_hand_may_be_as_some_other_preset_has_it(
+    tmp_path: Path, preset: str
+) -> None:
+    config: Any = resolve({"dir": str(tmp_path), "peers": ["a:1"]}, {})
+    others: Any = PRESETS["125m"]["rounds"]["inner_steps"]
+    assert others != PRESETS["small"]["rounds"]["inner_steps"]
+    own = manifest_for(config, preset, (f"rounds.inner_steps={others}",))
+    theirs = Manifest(seed=3, model=OTHER, inner={"lr": 0.7}, rounds={"inner_steps": 9})
+    assert own is not None
+    assert listed(differences(own, theirs), own).startswith(f"rounds.inner_steps {others} != 9; ")
 
 
 @pytest.mark.parametrize(
