@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet
-from bootstrap.manifest import MAX_SHARD_BYTES, Manifest, difference
-from bootstrap.manifest_form import flat
+from bootstrap.manifest import MAX_SHARD_BYTES, Manifest
 from bootstrap.seeds import PeerCache, Reached, Unreached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
@@ -29,6 +28,7 @@ from gossip.membership.opening import open_announce
 from node import __version__, clock
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
+from node.entry.differing import differences, listed
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace
 from node.entry.reaching import Reaching
@@ -36,7 +36,6 @@ from node.errors import operator_error
 from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Notice, Problem
-from node.presets import PRESETS
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.envelope import OpenedEnvelope
 from protocols.errors import (
@@ -59,10 +58,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
-_MOST, _LONGEST = 8, 120  # differences that are told, and characters of each
-_LEAST = 20  # of each side of one, however long its key
-_UNSET = object()
-_FOLLOWING = ("inner.total_steps", "inner.warmup_steps")  # the rounds, if they are not set
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
 
 
@@ -403,72 +398,6 @@ class Entrance:
 
     def _progress(self, step: int, name: str, text: str) -> None:
         self.events.emit(JoinProgress(step=step, name=name, text=text))
-
-
-def differences(own: Manifest, theirs: Manifest) -> list[str]:
-    """What differs, apart from what only the creation of the run fills in or takes out.
-
-    And from what is frozen in a script's model, which :func:`node.entry.own_model.layout_of`
-    compares.
-    """
-    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "script.frozen"]
-    filled_in += ["model.document_end ", "model.initial "]
-    if "vocab_size" not in own.model.model_fields_set:
-        filled_in.append("model.vocab_size ")
-    if "name" not in own.model_fields_set:
-        filled_in.append("name ")
-    return [line for line in difference(own, theirs) if not line.startswith(tuple(filled_in))]
-
-
-def listed(found: list[str], own: Manifest | None) -> str:
-    """What :func:`differences` found, for E201: first what ``own`` was given by hand."""
-    given = {} if own is None else flat(own.model_dump(mode="json", exclude_unset=True))
-    preset = _chosen(given)
-
-    def rank(line: str) -> int:
-        key = line.partition(" ")[0]
-        if key not in given:
-            return 2
-        return int(key in _FOLLOWING or preset.get(key, _UNSET) == given[key])
-
-    order = [_shortened(line) for line in sorted(found, key=rank)]
-    more = [f"and {len(order) - _MOST} more"] if len(order) > _MOST else []
-    return "; ".join(order[:_MOST] + more)
-
-
-def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the preset that most of what was given comes from; none where it is of none.
-
-    All of a preset's keys are given with it, except those of a model that takes the place of its.
-    """
-    presets = [flat(tables) for tables in PRESETS.values()]
-    whole = [
-        preset
-        for preset in presets
-        if all(key in given or key.startswith("model.") for key in preset)
-    ]
-    return max(
-        whole, default={}, key=lambda preset: sum(given.get(key) == preset[key] for key in preset)
-    )
-
-
-def _shortened(line: str) -> str:
-    """A line of :func:`difference` where it is long: of each side what is around the difference."""
-    if len(line) <= _LONGEST:
-        return line
-    key, _, values = line.partition(" ")
-    left, _, right = values.partition(" != ")
-    room = max(_LEAST, (_LONGEST - len(key)) // 2 - 5)  # without what is between, and two "…"
-    pairs = enumerate(zip(left, right, strict=False))
-    differs = next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
-    begin = max(0, differs - room // 2)
-
-    def part(value: str) -> str:
-        start = max(0, min(begin, len(value) - room))
-        end = start + room
-        return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
-
-    return f"{key} {part(left)} != {part(right)}"
 
 
 def _nowhere(error: OperatorError) -> bool:

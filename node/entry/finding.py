@@ -30,7 +30,8 @@ from node.checkpoints.restoring import Restored
 from node.checkpoints.spared import PREFIX
 from node.data.tokenizer import BYTES, check_tokenizer
 from node.data.tokenizer import FILE as TOKENIZER
-from node.entry.entrance import PASSING, Entrance, Run, differences, listed
+from node.entry.differing import differences, listed
+from node.entry.entrance import PASSING, Entrance, Run
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from node.reading import Reading

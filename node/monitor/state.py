@@ -7,7 +7,6 @@ functions in :class:`Providers`. Every list in it is bounded.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -207,7 +206,7 @@ class NodeState:
                 places.setdefault(view.target, len(places)),
                 None if view.bytes_per_second is None else round(view.bytes_per_second),
                 None if view.round_trip_s is None else round(view.round_trip_s, 6),
-                math.ceil(view.age_s),
+                max(1, round(view.age_s)) if view.age_s else 0,  # 0: measured here
             ]
             for view in known.links
         ]

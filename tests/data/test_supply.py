@@ -12,7 +12,7 @@ from bootstrap.manifest import Data, Manifest, Model
 from node.data import intact
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
-from node.entry.entrance import differences
+from node.entry.differing import differences
 from node.hf.export import bytes_file, export_hf
 from node.hf.import_hf import read_config
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets

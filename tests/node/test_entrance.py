@@ -16,7 +16,8 @@ from bootstrap.signed_manifest import SignedManifest
 from node import clock
 from node.commands.manifest import manifest_for
 from node.config import resolve
-from node.entry.entrance import Entrance, differences, listed
+from node.entry.differing import differences, listed
+from node.entry.entrance import Entrance
 from node.entry.reaching import ASKED_AGAIN, TRIED_AGAIN, Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog

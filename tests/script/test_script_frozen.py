@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.two_tensor import TwoTensor
 
 from bootstrap.manifest import MOST_MARKS, Manifest
-from node.entry.entrance import differences
+from node.entry.differing import differences
 from node.entry.own_model import layout_of
 from node.script import frozen
 from node.script.fingerprint import NOT_COMPARED, NOTHING, Fingerprint
