@@ -12,7 +12,8 @@ A request must name an IP address or ``localhost`` as its host, so that a web pa
 the API through a host name of its own (DNS rebinding); there are no CORS headers. On any
 other address than loopback there is a key, as ``Authorization: Bearer KEY``; without it one gets
 the dashboard's page, which holds nothing, and whether the node is healthy. Where connections are
-too many, the oldest of those makes way on which nobody has shown the key.
+too many, the oldest of those makes way on which nobody has shown the key, closed or not: what
+nobody takes keeps a closed one open.
 """
 
 from __future__ import annotations
@@ -108,10 +109,9 @@ class ApiServer:
 
         ``option`` is where the operator has said ``address``.
         """
-        self._runner = web.AppRunner(
-            app, access_log=None, logger=_LOG, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
-        )
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         self._known = app[KNOWN]
+        self._links: dict[asyncio.Transport, None] = {}  # all that are open, the oldest first
         self._listening: asyncio.Server | None = None
         self._wanted = address
         self._may_move = may_move
@@ -142,22 +142,45 @@ class ApiServer:
     def _protocol(self) -> asyncio.BaseProtocol:
         """What speaks to one more connection."""
         server = self._runner.server
-        if server is None or not self._has_room(server):
+        if server is None or not self._has_room():
             return _Refused()
-        return server()
+        options = {"access_log": None, "logger": _LOG, "keepalive_timeout": IDLE_S}
+        return _Http(server, self._links, **options)
 
-    def _has_room(self, server: web.Server) -> bool:
+    def _has_room(self) -> bool:
         """Whether there may be one more; the oldest strangers are cut for it.
 
         Else who has no key could keep out those who have it, by asking for the page now and then.
         """
-        links = [one.transport for one in server.connections]
-        there = [link for link in links if link is not None and not link.is_closing()]
-        strangers = [link for link in there if link not in self._known]
-        more = len(there) - MAX_CONNECTIONS + 1
+        strangers = [link for link in self._links if link not in self._known]
+        more = len(self._links) - MAX_CONNECTIONS + 1
         for link in strangers[: max(more, 0)]:
+            del self._links[link]
             link.abort()
         return more <= len(strangers)
+
+
+class _Http(web.RequestHandler):
+    """HTTP on one connection, which is among ``links`` until the last byte for it is gone.
+
+    aiohttp forgets one that it closes; where nobody takes what is left, it stays open.
+    """
+
+    def __init__(
+        self, server: web.Server, links: dict[asyncio.Transport, None], **kwargs: Any
+    ) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **kwargs)
+        self._links = links
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._link = transport
+        self._links[transport] = None
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._links.pop(self._link, None)
+        super().connection_lost(exc)
 
 
 class _Refused(asyncio.Protocol):

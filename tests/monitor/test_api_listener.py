@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import socket
 
 import aiohttp
 import pytest
 from api_kit import KEY, listening
+from http_kit import wait_for
 
 from node.monitor import answers, api
 from node.monitor.api import ApiServer, make_app
@@ -88,6 +90,43 @@ async def test_who_has_no_key_keeps_nobody_out_who_has_it(kit, monkeypatch):
         assert not there, "as those who have the key do not"
         more.close()
         for _, writer, _ in strangers + with_key:
+            writer.close()
+
+
+@pytest.mark.parametrize("idle", [60.0, 0.1], ids=["asks for it to be closed", "says no more"])
+async def test_what_is_closed_counts_until_its_last_answer_is_taken(kit, monkeypatch, idle):
+    """Else who takes nothing would use up the process's descriptors, one answer each."""
+    monkeypatch.setattr(api, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(api, "IDLE_S", idle)
+    async with listening(kit, KEY) as server, asyncio.timeout(20):
+        listener = server._listening.sockets[0]._sock
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            stranger.connect(("127.0.0.1", listener.getsockname()[1]))
+            head = "GET /static/style.css HTTP/1.1\r\nHost: localhost\r\n"
+            stranger.sendall((head + "Connection: close\r\n" * (idle > 1) + "\r\n").encode())
+            await wait_for(lambda: any(link.is_closing() for link in server._links))
+            there = list(server._links)
+            assert there[0].get_write_buffer_size()
+            _, writer, line = await asked(server.address, "/static/style.css")
+            assert line == b"HTTP/1.1 200 OK"
+            assert there[0].get_write_buffer_size() == 0, "it is cut"
+            assert list(server._links) != there
+            writer.close()
+
+
+async def test_only_the_oldest_stranger_makes_way(kit, monkeypatch):
+    monkeypatch.setattr(api, "MAX_CONNECTIONS", 3)
+    async with listening(kit, KEY) as server, asyncio.timeout(20):
+        held = [await asked(server.address, "/healthz") for _ in range(4)]
+        for reader, writer, _ in held[1:]:
+            await reader.readuntil(b'{"healthy":')
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b'{"healthy":')  # it still has its connection
+        with contextlib.suppress(ConnectionError):
+            await held[0][0].read()
+        for _, writer, _ in held:
             writer.close()
 
 
