@@ -21,10 +21,9 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_form import READING
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
-from gossip.membership.origin import origin_of
 from node import __version__, clock
 from node.closing import last_words, newest_round
-from node.entry.brought import Brought
+from node.entry.brought import Brought, place_of
 from node.entry.entrance import Entrance, Run
 from node.entry.outbound import Outbound
 from node.entry.own_address import OwnPlace, outward_address
@@ -90,7 +89,7 @@ class Node:
         self.announced: Callable[[], Sequence[bytes]] = tuple
         self.said_started = False
         self._turned_away: set[PeerId] = set()
-        self.brought = Brought(lambda peer: origin_of(transport.observed(peer)))  # runs, to a seed
+        self.brought = Brought(lambda peer: place_of(peer, transport.observed(peer)))  # to a seed
         self.gate = Gate(
             transport,
             self.whereabouts,

@@ -2,7 +2,8 @@
 
 Anybody may greet an open seed with the id of a run that does not exist, or is never handed over.
 So nobody is told of a run before it is here, and no caller's is in the way of another's: each place
-that callers come from has one try at a time, and where there are too many the oldest makes way.
+that callers come from has one try at a time, and where there are too many the oldest makes way. But
+not at once: several honest creators that start together would end each other's tries for ever.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gossip.membership.origin import is_public, origin_of
 from node.entry.entrance import Run
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.tasks import Background
 
 MAX_TRIES = 4  # at a time: for each a stranger may send 300 MB
+LEAST_S = 5.0  # that a try has before it makes way
 TELL_AGAIN_S = 30.0  # between two failures that are told: a stranger can have one with each call
 
 
@@ -27,6 +30,17 @@ class Offer:
     place: str
     peer: PeerId
     run: bytes
+    since: float  # of the loop's clock
+
+
+def place_of(peer: PeerId, observed: str) -> str:
+    """What has one try at a time, of a caller whose connection comes from ``observed``.
+
+    A private address may be a gateway's, through which everybody comes: there it is each caller.
+    Who comes by a relay is seen nowhere, and shares one place with all who do.
+    """
+    place = origin_of(observed)
+    return place if not observed or is_public(observed) else f"{place} {peer}"
 
 
 class Brought:
@@ -39,13 +53,16 @@ class Brought:
         self._tell_at = float("-inf")
 
     def add(self, peer: PeerId, run: bytes) -> None:
-        """A caller has brought ``run``. Whose place has another tried by now brings it again."""
-        place = self._place(peer)
+        """A caller has brought ``run``. Who finds no room brings it again, a second later or so."""
+        place, now = self._place(peer), asyncio.get_running_loop().time()
         if place in self._offers:
             return
-        while len(self._offers) >= MAX_TRIES:
-            del self._offers[next(iter(self._offers))]
-        self._offers[place] = Offer(place, peer, run)
+        if len(self._offers) >= MAX_TRIES:
+            oldest = next(iter(self._offers.values()))
+            if now - oldest.since < LEAST_S:
+                return
+            del self._offers[oldest.place]
+        self._offers[place] = Offer(place, peer, run, now)
         self._news.set()
 
     async def first(

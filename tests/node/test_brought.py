@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from identity_kit import identity
 
-from node.entry.brought import MAX_TRIES, TELL_AGAIN_S, Brought
+from node.entry.brought import LEAST_S, MAX_TRIES, TELL_AGAIN_S, Brought, place_of
 from node.errors import operator_error
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
@@ -94,7 +94,8 @@ def test_where_too_many_are_tried_the_oldest_makes_way() -> None:
 
     async def story() -> None:
         for number, peer in enumerate([A, B, *OTHERS]):
-            asyncio.get_running_loop().call_later(number, scene.brought.add, peer, b"a")
+            at = LEAST_S * (number + 1)
+            asyncio.get_running_loop().call_later(at, scene.brought.add, peer, b"a")
         with pytest.raises(TimeoutError):
             await scene.first(100.0)
 
@@ -103,6 +104,66 @@ def test_where_too_many_are_tried_the_oldest_makes_way() -> None:
     assert scene.asked == everyone
     assert scene.given_up[: len(everyone) - MAX_TRIES] == everyone[: len(everyone) - MAX_TRIES]
     assert sorted(scene.given_up) == sorted(everyone)
+
+
+@pytest.mark.parametrize("takes", [0.5, 2.0, 4.5])
+def test_many_that_begin_together_do_not_end_each_other_s_tries(takes: float) -> None:
+    """Each brings its run again every second, for half a minute."""
+    scene = Scene()
+    creators = [A, B, *OTHERS]
+    scene.takes = dict.fromkeys(creators, takes)
+
+    async def story() -> Any:
+        loop = asyncio.get_running_loop()
+        for number, peer in enumerate(creators * 30):
+            loop.call_later(number / len(creators), scene.brought.add, peer, b"a")
+        await scene.first()
+        return loop.time()
+
+    assert virtual_time.run(story()) == pytest.approx(takes)
+    assert len(scene.asked) == MAX_TRIES
+
+
+def test_what_makes_way_is_ended_at_once_and_the_rest_once_there_is_a_run() -> None:
+    scene = Scene()
+    scene.takes = dict.fromkeys([A, B, *OTHERS], 1000.0)
+    scene.takes[OTHERS[-1]] = 1.0
+    first = [A, B, *OTHERS][:MAX_TRIES]
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        for peer in first:
+            scene.brought.add(peer, b"a")
+        loop.call_later(LEAST_S, scene.brought.add, OTHERS[-1], b"a")
+        loop.call_later(LEAST_S + 0.5, lambda: given_up.extend(scene.given_up))
+        await scene.first()
+        assert given_up == first[:1]
+        assert scene.given_up == first, "nobody is asked on"
+        for peer in first:  # all was forgotten: there is room
+            scene.brought.add(peer, b"a")
+        with pytest.raises(TimeoutError):
+            await scene.first(1.0)
+        assert scene.asked[-MAX_TRIES:] == first
+
+    given_up: list[PeerId] = []
+    virtual_time.run(story())
+
+
+@pytest.mark.parametrize(
+    ("seen", "other", "one_place"),
+    [
+        ("93.184.216.34:1", "93.184.216.34:2", True),
+        ("93.184.216.34:1", "93.184.216.35:1", False),
+        ("172.17.0.1:1", "172.17.0.1:2", False),
+        ("127.0.0.1:1", "127.0.0.1:2", False),
+        ("", "", True),
+    ],
+    ids=["an address", "two addresses", "gateway", "this machine", "relays"],
+)
+def test_behind_a_gateway_each_caller_is_a_place(seen: str, other: str, one_place: bool) -> None:
+    """Else one that hands nothing over would hold it for all: they come from its address."""
+    assert (place_of(A, seen) == place_of(B, other)) is one_place
+    assert place_of(A, seen) == place_of(A, seen)
 
 
 def test_a_stranger_with_a_failure_per_call_does_not_fill_the_log() -> None:
