@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 PASSING = ("E101", "E501", "E502")  # may pass in a moment: seeds that are just starting
 TAKE_FROM_S = 30.0  # a seed tries this long to get a run from the peer that brought it
+GONE_AFTER = 5  # greetings in a row that a seed does not answer: one may be lost
 
 
 @dataclass
@@ -221,16 +222,20 @@ class Entrance:
         loop = asyncio.get_running_loop()
         end = loop.time() + TAKE_FROM_S
         creator: PeerId | None = None
+        missed = 0
         for pause in backoff(random.Random(), first=0.1, last=1.0):
             try:
                 answer = await self._greet(seed, seed, run)
                 creator = await self._creator(seed, run) if answer.welcome.run else None
+                missed = 0
             except OperatorError as error:
-                if error.code == "E101":  # it went away: it knows of no other
-                    return
-                if error.code != "E201":
+                if error.code == "E201":
+                    break
+                if error.code != "E101":
                     raise
-                break
+                missed += 1
+                if missed == GONE_AFTER:  # it went away: it knows of no other
+                    return
             if creator is not None:
                 break
             if loop.time() > end:

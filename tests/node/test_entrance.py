@@ -17,7 +17,7 @@ from node import clock
 from node.commands.manifest import manifest_for
 from node.config import resolve
 from node.entry.differing import differences, listed
-from node.entry.entrance import Entrance
+from node.entry.entrance import GONE_AFTER, Entrance
 from node.entry.reaching import ASKED_AGAIN, TRIED_AGAIN, Reaching
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
@@ -213,10 +213,11 @@ class Seed:
 
     async def greet(self, where: str, peer: Any, run: bytes) -> Any:
         answer = self.answers[0]
+        passes = answer is None or isinstance(answer, Exception)
+        if passes and len(self.answers) > 1:
+            self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        if answer is None and len(self.answers) > 1:
-            self.answers.pop(0)
         there = self.made.run_id if answer else b""
         return SimpleNamespace(peer=peer, welcome=SimpleNamespace(run=there))
 
@@ -241,6 +242,19 @@ def test_a_run_begins_once_the_seed_has_it_from_its_creator(
     seed = Seed(monkeypatch, None, None, None, "soon", identity(1))
     assert virtual_time.run(seed.claimed(one)) == [b""], "it takes part as one that begins"
     assert len(seed.answers) == 1, "it has been asked until it said whose run it has"
+
+
+def test_a_greeting_that_is_lost_begins_no_run_beside_another_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor do many, with an answer now and then: the seed is there."""
+    one, lost = entrance(resolve({"dir": str(tmp_path)}, {})), operator_error("E101")
+    answers = [None, *[lost] * (GONE_AFTER - 1), None, *[lost] * (GONE_AFTER - 1)]
+    with pytest.raises(OperatorError, match="another run began"):
+        virtual_time.run(Seed(monkeypatch, *answers, identity(3)).claimed(one))
+    ours = Seed(monkeypatch, *answers, identity(1))
+    assert virtual_time.run(ours.claimed(one)) == [b""]
+    assert len(ours.answers) == 1
 
 
 @pytest.mark.parametrize("answer", [identity(3), operator_error("E201")])
