@@ -8,7 +8,7 @@ call (:mod:`protocols.relay.wire`) or a question for the caller's own address
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
 and each has a task of its own from its first byte to its last. Where there are too many in all,
 :mod:`protocols.connections.accepted` says which one makes way. A handshake costs this node more
-than who begins it, so an address may begin only so many a second.
+than who begins it, so an address may begin only so many a second, and as many for lanes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINE = 512  # of a request line and of a header field; ours are below 200
 _MAX_FIELDS = 24
-_HANDSHAKES = (50.0, 1000.0)  # of one address a second, and at once: each is 1 ms of the loop
+_HANDSHAKES = (50.0, 1000.0)  # of one address a second, and at once: each is 1 ms of a core
 _TLS_BUFFER = 32 * 1024  # two records; calls are short, and long bodies have lanes
 _THIS_MACHINE = "this machine"  # the source that connections past TCP are counted under
 _REFUSED_REASONS = frozenset(
@@ -110,6 +110,7 @@ class Listener:
         self._limits = limits
         self._connections = Connections(limits, stats, admitted)
         self._handshakes = RateLimit(*_HANDSHAKES)
+        self._of_lanes = RateLimit(*_HANDSHAKES)  # their own: calls must not wait for lanes
         _keep_tls_small()
         self._server: web.Server | None = None
 
@@ -194,7 +195,8 @@ class Listener:
         try:
             mark = await self._mark(sock)
             if mark == MARK:
-                await self._lanes.serve(sock, connection)
+                if is_near(sock) or self._may_begin(self._of_lanes, sock, source):
+                    await self._lanes.serve(sock, connection)
             elif not mark or is_near(sock):  # only lanes come past TCP
                 sock.close()
                 self._stats.garbage_connections += 1
@@ -242,13 +244,19 @@ class Listener:
                 sock.close()
         return mark
 
+    def _may_begin(self, handshakes: RateLimit, sock: socket.socket, source: str) -> bool:
+        """Whether an address may begin one more; the socket is closed if not."""
+        if self._context is None or handshakes.take(source):
+            return True
+        self._stats.capped_connections += 1
+        sock.close()
+        return False
+
     async def _serve_http(
         self, sock: socket.socket, connection: Connection, server: web.Server
     ) -> None:
         loop = asyncio.get_running_loop()
-        if self._context is not None and not self._handshakes.take(connection.source):
-            self._stats.capped_connections += 1
-            sock.close()
+        if not self._may_begin(self._handshakes, sock, connection.source):
             return
         transport, protocol = await loop.connect_accepted_socket(
             lambda: self._http(server, connection),

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 from http_kit import A, B, C, Hold, echo, post, raw, take, two, wait_for
-from lane_kit import lane, push, reply
+from lane_kit import bare, lane, push, reply
 
 from protocols.bodies import BufferFeed
 from protocols.errors import Unreachable
 from protocols.http import listener
 from protocols.identity import Identity, PeerId
+from protocols.lanes.wire import PREAMBLE as LANE
 from protocols.limits import Limits
+from protocols.rate_limit import RateLimit
 from protocols.relay.wire import PREAMBLE, TOKEN_BYTES
 from protocols.tasks import first
 
@@ -50,6 +52,43 @@ async def test_an_address_begins_only_so_many_handshakes(monkeypatch: pytest.Mon
                 assert await first(reader.read(), second.read()) == b""
             await wait_for(lambda: a.stats.capped_connections == 1)
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"  # it has its connection
+
+
+async def test_an_address_begins_only_so_many_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which cost as much. Calls are counted apart, and so is another address."""
+    asked: list[str] = []
+
+    class Seen(RateLimit):
+        def take(self, peer: str, count: int = 1) -> bool:
+            asked.append(peer)
+            return super().take(peer, count)
+
+    monkeypatch.setattr(listener, "RateLimit", Seen)
+    monkeypatch.setattr(listener, "_HANDSHAKES", (0.0, 1.0))
+    async with two(FULL) as (a, b), bare(a) as (_, begins), bare(a) as (reader, writer):
+        begins.write(LANE[True])
+        await begins.drain()
+        await wait_for(lambda: bool(asked))
+        writer.write(LANE[True])
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert a.stats.capped_connections == 1
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert a.listening is not None
+        _, elsewhere = await asyncio.open_connection(*a.listening, local_addr=("127.0.0.2", 0))
+        try:
+            elsewhere.write(LANE[True])
+            await wait_for(lambda: "127.0.0.2" in asked)
+            assert a.stats.capped_connections == 1
+        finally:
+            elsewhere.transport.abort()
+
+
+def test_all_connections_of_an_address_can_be_begun_anew_at_once() -> None:
+    """As after a cut of the link of many nodes behind one router, more than once."""
+    rate, burst = listener._HANDSHAKES
+    assert burst >= 3 * Limits().per_ip
+    assert rate >= Limits().per_ip / 10
 
 
 async def test_a_connection_that_proves_nothing_yet_costs_little_memory(
