@@ -218,6 +218,7 @@ class Entrance:
 
         It is begun all the same where the seed goes away, or takes none for a while: it is brought
         the run again (:meth:`visit_seeds`).
+        Where fetching takes the seed longer, it may have another's run by the time it is done.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + TAKE_FROM_S
