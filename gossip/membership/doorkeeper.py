@@ -8,6 +8,7 @@ known. Else a flood would come in by what one of them hands on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +28,7 @@ class House(Protocol):
 
     membership: Membership
     status: Announce
+    office: Callable[[], Collection[PeerId]]
 
     def observed(self, peer: PeerId, /) -> str: ...
 
@@ -50,8 +52,8 @@ class Doorkeeper:
         """
         peer = announce.peer
         known = self.house.membership.islands.get(peer)
-        if known is not None and known.observed and not known.surplus:
-            return known.origin, True
+        if known is not None and not known.surplus and (known.observed or self._decides(peer)):
+            return known.origin, known.observed
         at = self._seen_at(peer, directly=directly)
         place, seen = self._place(announce, at, known)
         if not self.house.membership.crowded(peer, place, seen, now):
@@ -63,7 +65,7 @@ class Doorkeeper:
     def look_again(self, peer: PeerId, now: float) -> bool:
         """A peer does something here: whether it is one too many where it is seen now."""
         known = self.house.membership.islands.get(peer)
-        if known is None or known.observed:
+        if known is None or known.observed or self._decides(peer):
             return False
         at = self._seen_at(peer, directly=False)
         if not is_public(at):
@@ -74,6 +76,14 @@ class Doorkeeper:
         if crowded:
             self._refused(peer, place, now)
         return crowded
+
+    def _decides(self, peer: PeerId) -> bool:
+        """Whether a peer is in office: as long as it is, what it was let in by stands.
+
+        Each node sees others from there first, so each would take others of them for dead, and no
+        majority would be left.
+        """
+        return peer in self.house.office()
 
     def _place(self, announce: Announce, at: str, known: KnownPeer | None) -> tuple[str, bool]:
         """Where it comes from, seen ``at`` some address or at none, and whether that was seen.

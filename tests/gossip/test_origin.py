@@ -309,3 +309,48 @@ def test_a_network_behind_a_private_address_is_not_taken_for_one_place(
             assert len(strangers.there) == 50
 
     virtual_time.run(main())
+
+
+def test_who_is_in_office_stays_there_wherever_it_is_seen() -> None:
+    """Each member has seen others first: they would fall apart over whom there is room for."""
+
+    async def main() -> None:
+        async with simulated_swarm(6) as swarm:
+            await asyncio.sleep(15.0)
+            presences = [member.swarm.presence for member in swarm.members.values()]
+            for presence in presences:
+                assert set(presence.office()) == set(swarm.members)
+                presence.membership.most_from_one_place = 2
+                presence.observed = lambda peer: "8.8.8.8:1"
+                for peer, island in presence.membership.islands.items():
+                    island.origin, island.observed = f"{peer}.example.org", False
+            before = presences[0].places()[0].round
+            await asyncio.sleep(35.0)
+            for presence in presences:
+                assert set(presence.office()) == set(swarm.members)
+                assert len(presence.membership.alive(presence.wiring.now())) == 5
+            rounds = [presence.places()[0].round for presence in presences]
+            assert before < min(rounds)
+            assert max(rounds) - min(rounds) <= 1
+
+    virtual_time.run(main())
+
+
+def test_who_leaves_office_is_one_too_many_where_it_is_seen() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            assert strangers.come(2 * MOST, "", "198.51.100.*:4390", directly=False) == 2 * MOST
+            office, strangers.presence.office = strangers.presence.office, lambda: strangers.at
+            for number, peer in enumerate(strangers.at, 1):
+                strangers.at[peer] = "8.8.8.8:1"
+                _, envelope = strangers.announcement(number, "198.51.100.*:4390", sequence=2)
+                strangers.presence.learn(envelope, peer)
+            assert len(strangers.there) == 2 * MOST
+            strangers.presence.office = office
+            for peer in strangers.at:
+                strangers.presence.contact(peer)
+            assert len(strangers.there) == MOST
+
+    virtual_time.run(main())
