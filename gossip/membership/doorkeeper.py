@@ -34,6 +34,8 @@ class House(Protocol):
 
     def reached(self, peer: PeerId, /) -> str: ...
 
+    def notice(self, peer: PeerId, /) -> None: ...
+
     def on_rejected(self, peer: PeerId, error: RemoteProtocolError, /) -> None: ...
 
 
@@ -56,7 +58,7 @@ class Doorkeeper:
             return known.origin, known.observed
         at = self._seen_at(peer, directly=directly)
         place, seen = self._place(announce, at, known)
-        if not self.house.membership.crowded(peer, place, seen, now):
+        if not self._crowded(peer, place, seen, now):
             return place, seen
         if known is not None and seen:
             known.origin, known.observed, known.surplus = place, True, True
@@ -71,11 +73,35 @@ class Doorkeeper:
         if not is_public(at):
             return False
         place = origin_of(at)
-        crowded = self.house.membership.crowded(peer, place, True, now)
+        crowded = self._crowded(peer, place, True, now)
         known.origin, known.observed, known.surplus = place, True, crowded
         if crowded:
             self._refused(peer, place, now)
         return crowded
+
+    def back(self, peer: PeerId, now: float) -> bool:
+        """A peer that was dead or had left is there again: whether others have its place by now."""
+        known = self.house.membership.islands[peer]
+        if self._decides(peer):
+            return False
+        known.surplus = True  # or it would be found to have its place
+        known.surplus = self.house.membership.crowded(peer, known.origin, known.observed, now)
+        if known.surplus:
+            self._refused(peer, known.origin, now)
+        return known.surplus
+
+    def _crowded(self, peer: PeerId, place: str, seen: bool, now: float) -> bool:
+        """Whether a peer is one too many from there.
+
+        Whoever makes room for it is noticed to be gone: it is not back as if nothing had been.
+        """
+        membership = self.house.membership
+        known = membership.islands.get(peer)
+        if place and (known is None or not known.counts_at(place, seen)):
+            for other in [p for p, island in membership.islands.items() if island.origin == place]:
+                if not membership.there(other, now):
+                    self.house.notice(other)
+        return membership.crowded(peer, place, seen, now)
 
     def _decides(self, peer: PeerId) -> bool:
         """Whether a peer is in office: as long as it is, what it was let in by stands.

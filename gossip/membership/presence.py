@@ -20,7 +20,7 @@ from typing import Any
 from gossip.membership.answering import NO_BEAT, Held, answer, short_name
 from gossip.membership.crowd import AT_ONCE, CALL_TIMEOUT_S, Crowd, Said
 from gossip.membership.doorkeeper import Doorkeeper
-from gossip.membership.members import Liveness, Membership
+from gossip.membership.members import THERE, Liveness, Membership
 from gossip.membership.opening import open_announce
 from gossip.membership.pulse import Beat, HashChain, tags_in
 from gossip.membership.rumours import EVERYBODY
@@ -370,6 +370,9 @@ class Presence:
             return
         now = self.membership.liveness(peer, self.wiring.now()), island.announce.status
         if (before := self._seen.get(peer)) == now:
+            return
+        back = before is not None and before[0] not in THERE and now[0] in THERE
+        if back and self._door.back(peer, self.wiring.now()):
             return
         self._seen[peer] = now
         if len(self._seen) > len(self.membership.islands):  # others made room for this one

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 import pytest
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
-from toy_replica import RUN
+from simulated_swarm import simulated_swarm
+from strangers import MOST, Strangers
 
 from gossip.membership.origin import origin, origin_of
-from protocols.envelope import seal
 from protocols.errors import Crowded, TransportError
-from protocols.identity import Identity, PeerId
 from protocols.memory import virtual_time
-
-MOST = 8
 
 
 @pytest.mark.parametrize(
@@ -47,62 +42,6 @@ def test_a_connection_counts_for_more_than_a_claim_unless_it_comes_through_a_gat
     assert origin("10.0.0.1:55555", []) == ("10.0.0.1", True)
     assert origin("", []) == ("", False)
     assert origin("", ["127.0.0.1:9", "198.51.100.1:4390"]) == ("198.51.100.1", False)
-
-
-class Strangers:
-    """Identities that announce themselves to one member."""
-
-    def __init__(self, swarm: SimulatedSwarm, member: Member) -> None:
-        self.swarm, self.member = swarm, member
-        self.presence = member.swarm.presence
-        self.at: dict[PeerId, str] = {}
-        self.found: dict[PeerId, str] = {}
-        self.made = 0
-        self.told: list[str] = []
-        self.presence.membership.most_from_one_place = MOST
-        self.presence.observed = lambda peer: self.at.get(peer, "")
-        self.presence.reached = lambda peer: self.found.get(peer, "")
-        self.presence.on_rejected = lambda peer, error: self.told.append(str(error))
-
-    def envelope(self, *claims: str, role: str = "island") -> tuple[PeerId, bytes]:
-        """The announcement of a new one."""
-        self.made += 1
-        return self.announcement(self.made, *claims, role=role)
-
-    def announcement(
-        self, number: int, *claims: str, role: str = "island", sequence: int = 1
-    ) -> tuple[PeerId, bytes]:
-        """What one of them says; ``*`` in what it claims stands for its number."""
-        identity = Identity.from_seed(number.to_bytes(4, "big") * 8)
-        addresses = tuple(claim.replace("*", str(number)) for claim in claims if claim)
-        status = replace(
-            self.presence.status, peer=identity.peer_id, addresses=addresses, role=role
-        )
-        expires = self.presence.wall() + 30.0
-        return identity.peer_id, seal(
-            identity, status, purpose="announce", run=RUN, expires=expires, sequence=sequence
-        )
-
-    def come(
-        self, count: int, at: str, *claims: str, directly: bool = True, role: str = "island"
-    ) -> int:
-        """So many announce themselves from an address, or others pass it on; how many are taken."""
-        taken = 0
-        for _ in range(count):
-            peer, envelope = self.envelope(*claims, role=role)
-            self.at[peer] = at
-            try:
-                self.presence.learn(envelope, peer if directly else None)
-            except Crowded:
-                continue
-            taken += 1
-        return taken
-
-    @property
-    def there(self) -> list[PeerId]:
-        """Those of them that this member takes to be there."""
-        now = self.presence.wiring.now()
-        return [peer for peer in self.at if self.presence.membership.there(peer, now)]
 
 
 def test_many_behind_one_address_are_taken_and_a_flood_is_not() -> None:
@@ -307,50 +246,5 @@ def test_a_network_behind_a_private_address_is_not_taken_for_one_place(
             for peer in strangers.at:
                 strangers.presence.contact(peer)
             assert len(strangers.there) == 50
-
-    virtual_time.run(main())
-
-
-def test_who_is_in_office_stays_there_wherever_it_is_seen() -> None:
-    """Each member has seen others first: they would fall apart over whom there is room for."""
-
-    async def main() -> None:
-        async with simulated_swarm(6) as swarm:
-            await asyncio.sleep(15.0)
-            presences = [member.swarm.presence for member in swarm.members.values()]
-            for presence in presences:
-                assert set(presence.office()) == set(swarm.members)
-                presence.membership.most_from_one_place = 2
-                presence.observed = lambda peer: "8.8.8.8:1"
-                for peer, island in presence.membership.islands.items():
-                    island.origin, island.observed = f"{peer}.example.org", False
-            before = presences[0].places()[0].round
-            await asyncio.sleep(35.0)
-            for presence in presences:
-                assert set(presence.office()) == set(swarm.members)
-                assert len(presence.membership.alive(presence.wiring.now())) == 5
-            rounds = [presence.places()[0].round for presence in presences]
-            assert before < min(rounds)
-            assert max(rounds) - min(rounds) <= 1
-
-    virtual_time.run(main())
-
-
-def test_who_leaves_office_is_one_too_many_where_it_is_seen() -> None:
-    async def main() -> None:
-        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
-            await asyncio.sleep(2.0)
-            strangers = Strangers(swarm, next(iter(swarm.members.values())))
-            assert strangers.come(2 * MOST, "", "198.51.100.*:4390", directly=False) == 2 * MOST
-            office, strangers.presence.office = strangers.presence.office, lambda: strangers.at
-            for number, peer in enumerate(strangers.at, 1):
-                strangers.at[peer] = "8.8.8.8:1"
-                _, envelope = strangers.announcement(number, "198.51.100.*:4390", sequence=2)
-                strangers.presence.learn(envelope, peer)
-            assert len(strangers.there) == 2 * MOST
-            strangers.presence.office = office
-            for peer in strangers.at:
-                strangers.presence.contact(peer)
-            assert len(strangers.there) == MOST
 
     virtual_time.run(main())
