@@ -32,6 +32,7 @@ class _Entry:
     good: float | None = None  # when it last worked
     bad: float | None = None  # when it last failed, since it last worked
     claimed_by: PeerId | None = None  # a third peer, and nobody else has said so
+    hearsay: bool = False  # only third peers ever have, whether or not it has worked since
 
     def order(self) -> tuple[int, float, bool]:
         """Smaller is dialled first: newest success, untried, longest ago failed; claims last."""
@@ -95,6 +96,15 @@ class AddressBook:
         entry = known.entry(address) if known else None
         return entry is not None and entry.good is not None and entry.bad is None
 
+    def is_hearsay(self, peer: PeerId, address: str) -> bool:
+        """Whether neither ``peer`` nor this node's user has named this address, as far as is known.
+
+        It may be a third peer's that leads on to ``peer``, which proves itself there all the same.
+        """
+        known = self._known.get(peer)
+        entry = known.entry(address) if known else None
+        return entry is None or entry.hearsay
+
     def add(self, peer: PeerId, address: str, *, claimed_by: PeerId | None = None) -> None:
         """Remember an address of ``peer``; raises :class:`OperatorError` E102.
 
@@ -132,7 +142,7 @@ class AddressBook:
         known = self._touch(peer)
         entry = known.entry(address)
         if entry is None:
-            entry = _Entry(address)
+            entry = _Entry(address, hearsay=True)  # who named it is forgotten
             known.entries.append(entry)
         entry.good, entry.bad, entry.claimed_by = self._now(), None, None
         self._trim(known)
@@ -180,12 +190,13 @@ class AddressBook:
     ) -> None:
         entry = known.entry(address)
         if entry is None:
-            known.entries.append(_Entry(address, listed, claimed_by=claimed_by))
+            hearsay = claimed_by is not None
+            known.entries.append(_Entry(address, listed, claimed_by=claimed_by, hearsay=hearsay))
             self._trim(known)
             return
         entry.listed = entry.listed or listed
         if claimed_by is None:
-            entry.claimed_by = None
+            entry.claimed_by, entry.hearsay = None, False
 
     def _trim(self, known: _Known) -> None:
         if len(known.entries) > self._max_per_peer:

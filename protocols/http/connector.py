@@ -64,7 +64,8 @@ class PeerConnector(aiohttp.BaseConnector):
         self._relays = relays
         self._links: weakref.WeakKeyDictionary[asyncio.Transport, PeerId]
         self._links = weakref.WeakKeyDictionary()
-        self._direct: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()  # by no relay
+        self._direct: weakref.WeakKeyDictionary[asyncio.Transport, str]  # by no relay: dialled at
+        self._direct = weakref.WeakKeyDictionary()
 
     def links(self) -> list[asyncio.Transport]:
         """The open connections to peers."""
@@ -76,10 +77,17 @@ class PeerConnector(aiohttp.BaseConnector):
         return hostport(*ends[-1].get_extra_info("sockname")[:2]) if ends else ""
 
     def reached(self, peer: PeerId) -> str:
-        """``HOST:PORT`` where a connection to ``peer`` leads; empty without one past any relay."""
-        links = (link for link, of in self._links.items() if of == peer and link in self._direct)
-        ends = (link.get_extra_info("peername") for link in links if not link.is_closing())
-        return next((hostport(str(ip_of(end[0])), end[1]) for end in ends if end), "")
+        """``HOST:PORT`` where a connection to ``peer`` leads; empty without one past any relay.
+
+        One to an address by hearsay does not count: whoever named it may have put itself between.
+        """
+        for link, at in self._direct.items():
+            if self._links.get(link) != peer or link.is_closing():
+                continue
+            end = link.get_extra_info("peername")
+            if end and not self._book.is_hearsay(peer, at):
+                return hostport(str(ip_of(end[0])), end[1])
+        return ""
 
     def drop_idle(self, peer: PeerId, before: float = math.inf) -> None:
         """Close the connections to ``peer`` that serve nothing now, nor have since ``before``."""
@@ -117,7 +125,7 @@ class PeerConnector(aiohttp.BaseConnector):
         assert protocol.transport is not None
         self._links[protocol.transport] = peer
         if not is_relayed(tried):
-            self._direct.add(protocol.transport)
+            self._direct[protocol.transport] = tried
         return protocol
 
     async def _open(

@@ -212,6 +212,22 @@ def test_a_third_peer_has_one_claim_which_others_may_confirm() -> None:
     assert book.addresses(PEER) == ["claim5:1", "claim4:1", "claim6:1"]
 
 
+def test_what_a_third_peer_claims_stays_hearsay_until_the_peer_itself_says_so() -> None:
+    book = AddressBook(now=Clock())
+    assert book.is_hearsay(PEER, "claim:1")
+    for address in ("claim:1", "claim:2"):
+        book.add(PEER, address, claimed_by=OTHER)
+        book.succeeded(PEER, address)
+    assert book.is_hearsay(PEER, "claim:1")
+    assert book.is_hearsay(PEER, "claim:2")
+    book.add_record(record("listed:1", "claim:1"), 1)
+    book.add(PEER, "claim:2")
+    book.add(PEER, "claim:2", claimed_by=OTHER)
+    assert not any(book.is_hearsay(PEER, address) for address in book.addresses(PEER))
+    book.succeeded(PEER, "forgotten:1")
+    assert book.is_hearsay(PEER, "forgotten:1")
+
+
 def test_a_peer_has_a_bounded_number_of_addresses() -> None:
     book = AddressBook(now=Clock(), max_per_peer=3)
     book.succeeded(PEER, "good:1")

@@ -242,6 +242,17 @@ async def test_where_a_relay_is_said_to_be_is_dialled_last() -> None:
         assert here.open.book.addresses(relay) == [address(here.relay), "127.0.0.1:1"]
 
 
+async def test_where_a_relay_is_said_to_be_tells_of_no_place() -> None:
+    """Whoever waits there may have named a place of its own that leads on to the relay."""
+    async with place() as here:
+        relay, caller = here.relay.peer_id, here.closed
+        await caller.call(here.hidden.peer_id, "echo", b"x", timeout=5)
+        assert caller.book.has_worked(relay, address(here.relay))
+        assert caller.reached(relay) == ""
+        caller.book.add(relay, address(here.relay))  # the relay itself says so
+        assert caller.reached(relay) == address(here.relay)
+
+
 async def test_connections_of_one_caller_are_bounded() -> None:
     async with place(limits=replace(QUICK, per_ip=1)) as here:
         for caller in (here.open, here.closed):  # each by its own count
