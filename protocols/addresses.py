@@ -23,6 +23,7 @@ from protocols.errors import Malformed, OperatorError, reason
 if TYPE_CHECKING:
     from protocols.identity import PeerId
 
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # holds the IPv4 addresses (RFC 6052)
 IPV6_PREFIX = 56  # bits: what one household or office is usually given
 MAX_HOST = 120  # so that HOST:PORT fits an Address on the wire
 MAX_NAME = 253  # characters that a name may have at all
@@ -140,9 +141,12 @@ def is_loopback(host: str) -> bool:
 def source_of(host: str) -> str:
     """What an IP address is counted under: itself, or with IPv6 a household's network.
 
-    Raises ValueError for anything else.
+    From behind NAT64 each IPv4 address is seen as one of IPv6, all in one network: there it counts
+    as what it is. Raises ValueError for anything else.
     """
     ip = ip_of(host)
+    if ip in NAT64:
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     if ip.version == 4:
         return str(ip)
     return str(ipaddress.ip_network((ip, IPV6_PREFIX), strict=False))

@@ -132,6 +132,7 @@ def test_one_household_is_one_source() -> None:
     assert source_of("2001:db8:7:ab00::1") == source_of("2001:db8:7:abff:1::2%eth0")
     assert source_of("2001:db8:7:ab00::1") != source_of("2001:db8:7:ac00::1")
     assert source_of("::ffff:192.0.2.1") == source_of("192.0.2.1") != source_of("192.0.2.2")
+    assert source_of("64:ff9b::192.0.2.1") == source_of("192.0.2.1"), "behind NAT64"
 
 
 async def test_a_claimed_identity_counts_only_without_tls() -> None:
