@@ -8,14 +8,14 @@ known. Else a flood would come in by what one of them hands on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gossip.membership.answering import MAX_KNOWN
 from gossip.membership.members import MEMBERS, KnownPeer, Membership
 from gossip.membership.origin import NOWHERE, is_public, on_loopback, origin, origin_of
-from protocols.addresses import host_of, is_loopback
+from protocols.addresses import host_of, is_loopback, is_relayed
 from protocols.errors import Crowded, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -28,7 +28,8 @@ class House(Protocol):
 
     membership: Membership
     status: Announce
-    office: Callable[[], Collection[PeerId]]
+
+    def office(self) -> Collection[PeerId]: ...
 
     def observed(self, peer: PeerId, /) -> str: ...
 
@@ -57,7 +58,7 @@ class Doorkeeper:
         if known is not None and not known.surplus and (known.observed or self._decides(peer)):
             return known.origin, known.observed
         at = self._seen_at(peer, directly=directly)
-        place, seen = self._place(announce, at, known)
+        place, seen = self._place(announce, at, known, directly=directly)
         if not self._crowded(peer, place, seen, now):
             return place, seen
         if known is not None and seen:
@@ -111,20 +112,23 @@ class Doorkeeper:
         """
         return peer in self.house.office()
 
-    def _place(self, announce: Announce, at: str, known: KnownPeer | None) -> tuple[str, bool]:
+    def _place(
+        self, announce: Announce, at: str, known: KnownPeer | None, *, directly: bool
+    ) -> tuple[str, bool]:
         """Where it comes from, seen ``at`` some address or at none, and whether that was seen.
 
         Members of one machine are not limited. To all others loopback says nothing, and whoever
         names no other place is counted together with all who do not: but for those who have no
-        vote, as observers need no address, and for who has named a place before (its relay is
-        gone).
+        vote, as observers need no address, for who has named a place before (its relay is gone),
+        and for who calls a node that sees of nobody where it comes from, being behind a relay.
         """
         addresses, before = announce.addresses, known.origin if known is not None else ""
         here = on_loopback(addresses) and (self._near or self._shares(addresses))
         place, seen = origin(at, () if here else addresses)
         if known is not None and known.surplus and not seen:
             return known.origin, True  # until it is seen elsewhere
-        if not (place or at or here) and announce.role in MEMBERS:
+        hidden = directly and all(map(is_relayed, self.house.status.addresses))
+        if not (place or at or here or hidden) and announce.role in MEMBERS:
             place = before or NOWHERE
         return place, seen
 
@@ -148,9 +152,10 @@ class Doorkeeper:
             return at
         if is_public(there := self.house.reached(peer)):
             return there
-        if is_loopback(host_of(at)):
-            self._near = True
-            return at
+        for near in (at, there):
+            if is_loopback(host_of(near)):
+                self._near = True
+                return near
         return at if directly else ""
 
     def _refused(self, peer: PeerId, place: str, now: float) -> Crowded:

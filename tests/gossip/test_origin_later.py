@@ -106,3 +106,35 @@ def test_who_was_silent_comes_back_only_where_there_is_room(at_once: bool) -> No
             assert len(strangers.there) == 2 * MOST
 
     virtual_time.run(main())
+
+
+def test_who_calls_a_node_behind_a_relay_needs_no_place() -> None:
+    """Such a node sees of nobody where it comes from, and names without a place cost nothing."""
+
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            strangers.presence.note(addresses=("203.0.113.1:4390",))
+            assert strangers.come(2 * MOST, "", directly=False) == MOST - 1  # and the other member
+            assert strangers.come(1, "") == 0
+            strangers.presence.note(addresses=("relay/198.51.100.1:4390/12D3KooW",))
+            assert strangers.come(1, "") == 1
+            assert strangers.come(1, "", directly=False) == 0
+
+    virtual_time.run(main())
+
+
+def test_who_was_reached_on_this_machine_is_of_this_machine() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(2.0)
+            strangers = Strangers(swarm, next(iter(swarm.members.values())))
+            strangers.presence.note(addresses=())
+            for number in range(3 * MOST):
+                peer, envelope = strangers.envelope("127.0.0.1:4390")
+                strangers.at[peer], strangers.found[peer] = "", "127.0.0.1:4390"
+                strangers.presence.learn(envelope, None)
+                assert len(strangers.there) == number + 1
+
+    virtual_time.run(main())
