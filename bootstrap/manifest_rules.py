@@ -21,6 +21,8 @@ def check_new(mode: str, outer: Outer, rounds: Rounds) -> None:
     if rounds.one_is_enough and rounds.staleness != 0 and mode not in PAIRED:
         check_arrivals(outer.optimizer, outer.highest_lr)
         _check_kept(rounds)
+    if mode == "btm":
+        _check_only_merge(rounds)
     _check_moments(outer)
 
 
@@ -60,6 +62,19 @@ def _check_kept(rounds: Rounds) -> None:
             f"rounds.alpha {rounds.alpha:g} where a round begins as soon as one island is ready: "
             "that share of work which is merged already would be sent again; leave it at 0 there, "
             "or set rounds.quorum to 0.5"
+        )
+
+
+def _check_only_merge(rounds: Rounds) -> None:
+    """With one merge all are waited for: who is not in it is in none.
+
+    Nor could a leader tell how near somebody is who is late: with a single merge, islands announce
+    when they would have taken all steps, and end with the others before that.
+    """
+    if rounds.staleness:
+        raise ValueError(
+            f"mode btm with rounds.staleness {rounds.staleness}: there is no later round for who "
+            "is not in the only one; leave it at 0, so that all are waited for"
         )
 
 

@@ -347,6 +347,8 @@ def test_sparseloco_brings_a_sparse_codec() -> None:
         ({"mode": "btm", "rounds": {"total_rounds": 2}}, "merges once"),
         ({"mode": "btm", "outer": {"optimizer": "nesterov"}}, "merges once"),
         ({"mode": "btm", "rounds": {"codec": "int1"}}, "never sent"),
+        ({"mode": "btm", "rounds": {"staleness": 2}}, "no later round"),
+        ({"mode": "btm", "rounds": {"staleness": -1}}, "no later round"),
         ({"mode": "server", "rounds": {"codec": "int2"}}, "server loses"),
         ({"mode": "async", "merge": {"trust": "open"}}, "nothing to be compared"),
         (
