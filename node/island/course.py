@@ -25,6 +25,7 @@ from node.replicas.replica import OuterReplica
 from node.trainer.channel import Applied, Apply, Begin, StepDone
 from node.trainer.fragment_progress import offset
 from protocols.identity import PeerId
+from protocols.messages import UNKNOWN_ETA_S
 
 # Before a step was timed. Less than UNKNOWN_ETA_S, which says that an island cannot begin yet:
 # by that a run's creator counts whom it waits for, and a newcomer knows whom a round waits for.
@@ -204,9 +205,12 @@ class Course:
 
         With a single merge until all steps of the run are taken, although it may end with others
         before: they end with it, and an end that followed from theirs would bring theirs forward.
+        One that takes fewer by its operator's word comes to no such end, and names none.
         """
         if self.pace.steps_per_second <= 0:
             return UNTIMED_ETA_S
+        if once(self.manifest) and 0 < self.chooser.own_inner_steps < self.chooser.whole:
+            return UNKNOWN_ETA_S
         target = self.chooser.whole if once(self.manifest) else self.target
         left = offset(fragment, len(self.replicas), target) - self.since
         had = self.replicas[fragment].place.round > self.replicas[0].place.round

@@ -105,17 +105,21 @@ class Targets:
         alive = swarm.membership.members_alive(now)
         said = [self._end(one, swarm.membership.eta(one.peer, now)) for one in alive]
         ends = [end for end in said if end is not None]
-        if not ends:  # those with whom it was to end may have gone, and others wait already
-            return None
+        if not ends and any(self._waits(one) for one in alive):
+            return None  # those with whom it was to end are gone, and others have come to that end
         whole = self.chooser.own_inner_steps or self.chooser.whole
         end = self.chooser.together(done, whole, ends) or whole
         return end if end != target else None
+
+    def _waits(self, other: Announce) -> bool:
+        return other.role == "island" and other.status != "leaving" and other.ready
 
     def _end(self, other: Announce, eta: float) -> float | None:
         """Seconds until another island has taken all of the run's steps; None: it does not say.
 
         Who is ready after fewer has ended with others, or as its operator says. Before a step was
-        timed it says what is usual (``UNTIMED_ETA_S``), or that it cannot begin.
+        timed it says what is usual (``UNTIMED_ETA_S``), or that it cannot begin: one that never
+        takes all steps says so, too.
         """
         if other.role != "island" or other.status == "leaving":
             return None

@@ -173,6 +173,36 @@ def test_who_takes_few_steps_by_its_operators_word_ends_nobody_elses_training() 
     assert trained(branch(0), own, branch(2)) == [H, H // 10, H]
 
 
+@pytest.mark.parametrize("slower", [2, 4])
+def test_nor_where_it_is_the_quickest_of_all(slower: int) -> None:
+    """It never takes all of the run's steps, so when it would have taken them is no end."""
+    for seed in range(2):
+        slow, own = branch(0, step_s=slower * STEP_S), branch(1, own=H // 10)
+        assert trained(slow, own, seed=seed) == [H, H // 10]
+
+
+def test_an_island_with_few_steps_of_its_own_can_begin_but_names_no_end() -> None:
+    own, more = branch(own=H // 10), branch(own=2 * H)
+    for one in (own, more):
+        assert one.course.eta(0) == UNTIMED_ETA_S, "a run's creator counts it"
+        done = StepDone(0, 1, 3.0, None, 0.1, 64, STEP_S)
+        one.course.pace.add(done)
+        one.course.heard(done)
+    assert own.course.eta(0) == UNKNOWN_ETA_S
+    assert more.course.eta(0) == pytest.approx((H - 1) * STEP_S)
+
+
+def test_an_end_with_others_that_are_gone_is_none_any_more() -> None:
+    """Unless somebody waits who has come to it."""
+    slow, quick = branch(0, step_s=4 * STEP_S), branch(1)
+    jitter = random.Random(1)
+    while quick.now < 0.3 * H * STEP_S:
+        one = min((slow, quick), key=lambda one: one.now)
+        one.train([quick if one is slow else slow], jitter, 0.0)
+    assert slow.course.target == pytest.approx(H / 4, abs=NEAR)
+    assert trained(slow, spread=0.0) == [H]
+
+
 def test_who_has_ended_with_one_that_is_gone_holds_no_end_and_keeps_its_own() -> None:
     one = branch()
     one.course.take(300)
