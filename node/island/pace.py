@@ -68,6 +68,11 @@ class Pace:
     _seconds: float = 0.0
 
     @property
+    def settled(self) -> bool:
+        """Whether the speed is not that of a first step, which compiled."""
+        return self._timed > 1
+
+    @property
     def step_s(self) -> float:
         """Seconds that an inner step may well take: as usual, or as the newest one."""
         usual = 1 / self.steps_per_second if self.steps_per_second else 0.0

@@ -97,9 +97,10 @@ class Targets:
         """With a single merge, an island that began late ends with the others, not after them.
 
         The end that ``target`` becomes, after ``done`` steps; None: it stays. It may become later
-        again, as paces are not what they were: only what is near is sure.
+        again, as paces are not what they were: only what is near is sure. By the pace of a first
+        step, which compiles, everything is near.
         """
-        if done % LOOK_EVERY or not target:
+        if done % LOOK_EVERY or not (target and self.chooser.pace.settled):
             return None
         now = swarm.now()
         alive = swarm.membership.members_alive(now)

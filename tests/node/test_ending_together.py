@@ -226,6 +226,25 @@ def test_among_strangers_one_word_ends_nobodys_training() -> None:
     assert min(done) >= H - NEAR
 
 
+@pytest.mark.parametrize("since", [508, 509, 510])
+def test_the_first_step_of_a_life_which_compiles_ends_nothing(since: int) -> None:
+    """By its pace, another's end would be three steps away."""
+    one = branch()
+    one.course.since = since
+    other = announce_of(EVERYBODY[1].peer_id, ready=False, eta=70.0, steps_per_second=10.0)
+    while not one.ready:
+        seconds = 20.0 if one.done == since else STEP_S
+        one.now += seconds
+        done = StepDone(0, one.done + 1, 3.0, None, 0.1, 64, seconds)
+        one.course.pace.add(done)
+        one.course.heard(done)
+        end = one.course.ends_with_others(swarm_of([(0.0, other)], one.now))
+        if end is not None:
+            one.course.take(end)
+    assert one.done == H or one.now == pytest.approx(70.0, abs=NEAR * STEP_S)
+    assert one.done > since + NEAR
+
+
 def test_an_end_that_was_brought_forward_is_not_what_others_hear() -> None:
     one = branch()
     done = StepDone(0, 1, 3.0, None, 0.1, 64, STEP_S)
