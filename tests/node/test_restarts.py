@@ -42,7 +42,7 @@ def conductor(ranks: Ranks) -> Any:
     made.gathering = Gathering()
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
     made.island, made.events, made.files, made._ownership = ranks, nothing, nothing, nothing
-    made.swarm, made._guesses, made.replicas = None, None, ()
+    made.swarm, made._guesses, made.replicas, made._drops = None, None, (), {}
     made._restarts, made.beginning = Restarts(()), Beginning(Manifest())
     return made
 
