@@ -263,6 +263,22 @@ def test_the_order_of_batches_follows_from_data_seed_and_a_shared_one_is_told_of
     assert len({tuple(order) for order in read}) == 4
 
 
+def trainer(folder: Path, callback: Any, **length: int) -> Any:
+    """Lightning's, which shows and keeps nothing."""
+    from lightning import Trainer
+
+    return Trainer(
+        accelerator="cpu",
+        callbacks=[callback],
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **length,
+    )
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_lightning_that_comes_late_ends_with_the_others(
@@ -289,16 +305,9 @@ def test_lightning_that_comes_late_ends_with_the_others(
             return {"optimizer": optimizer, "lr_scheduler": each}
 
     monkeypatch.setattr("node.script.lightning.join", lambda *_, **__: Island(25, {5: 3}))
-    lightning.Trainer(
-        accelerator="cpu",
-        max_steps=MOST,
-        callbacks=[SwarmCallback(tokens_per_step=8)],
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Module(), DataLoader(Windows()))
+    trainer(tmp_path, SwarmCallback(tokens_per_step=8), max_steps=MOST).fit(
+        Module(), DataLoader(Windows())
+    )
     if interval == "step":
         assert taken == pytest.approx(LINEAR[25:30] + LINEAR[33:])
     else:  # an epoch is of the island's own data: it cannot be told what the swarm's would be
@@ -336,15 +345,8 @@ def test_lightning_reads_a_stream_to_its_end(
 
     island = Island(late, {})
     monkeypatch.setattr("node.script.lightning.join", lambda *_, **__: island)
-    lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        callbacks=[SwarmCallback(tokens_per_step=8)],
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Module(), DataLoader(Stream()))
+    trainer(tmp_path, SwarmCallback(tokens_per_step=8), max_epochs=2).fit(
+        Module(), DataLoader(Stream())
+    )
     assert island.steps == len(taken) == 20
     assert taken[: MOST - late] == pytest.approx(LINEAR[late : late + 20])
